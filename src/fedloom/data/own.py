@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedloom.core.settings.section import strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
+from fedloom.data.image_files import read_folders
 from fedloom.data.inputs import stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, ids, set_apart
@@ -31,8 +33,11 @@ from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
-    "(x, {task: y}) as arrays, or a split of Hugging Face datasets"
+    "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
+
+SEGMENTATION = ("semseg", "human_parts")
+"""The kinds of tasks whose labels are a class per pixel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,8 @@ class Federation:
         known = _tasks(tasks)
         if labels is not None and not isinstance(labels, Mapping):
             raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
-        keys = Keys(inputs, dict(labels) if labels is not None else None)
+        ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
+        keys = Keys(inputs, dict(labels) if labels is not None else None, ignored)
         if clients is None:
             parts = [read(data, known, "Federation, data", keys)]
             deal: Any = _rule(partition)
@@ -305,10 +311,11 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
 
 @dataclass(frozen=True)
 class Keys:
-    """Where inputs and labels are in data sets that give mappings."""
+    """Where inputs and labels are in data sets that give mappings, and values of labels that mean "no label"."""
 
     inputs: str | None
     labels: Mapping[str, str] | None
+    ignored: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +345,9 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         y: Any = dict(zip(tasks, rest, strict=True))
     elif isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
         x, y = data
+    elif isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], str | Path):
+        given = data[1] if isinstance(data[1], Mapping) else {_only(tasks, where): data[1]}
+        x, y = read_folders(Path(data[0]).expanduser(), given, tasks, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = data[keys.inputs], {t: data[key] for t, key in _columns(keys, tasks, where).items() if key in data}
     else:
@@ -351,7 +361,8 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     labels = {}
     for name, task in tasks.items():
         column = columns.get(name)
-        labels[name] = _column(None if column is None else _numbers(column, name, where), task, len(inputs), where)
+        numbers = None if column is None else _numbers(column, name, where)
+        labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
     _some(labels, columns, where)
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype)
 
@@ -384,12 +395,17 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         if first is None:
             first = as_input(x, f"{where}, example 0")
         seen |= dict.fromkeys(y)
-        for name, task in tasks.items():
+        for name in tasks:
             value = y.get(name)
-            found[name].append(np.asarray(_absent(task) if value is None else value))
+            found[name].append(None if value is None else np.asarray(value))
     assert first is not None
     _some(found, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
-    labels = {name: _column(_numbers(found[name], name, where), task, count, where) for name, task in tasks.items()}
+    labels = {}
+    for name, task in tasks.items():
+        some = next((value for value in found[name] if value is not None), None)
+        blank = None if some is None else np.full(some.shape, _absent(task))
+        column = None if some is None else _numbers([blank if v is None else v for v in found[name]], name, where)
+        labels[name] = _column(column, task, (count, *first.shape), where, keys.ignored.get(name))
     return Piece(where, data, labels, tuple(first.shape), first.dtype, keys.inputs)
 
 
@@ -442,28 +458,43 @@ def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
 
 
 def _absent(task: Task) -> float:
-    return float("nan") if task.kind == "regression" else -1
+    """Return the label that means "no label"."""
+    return float("nan") if task.kind in ("regression", "multilabel") else IGNORE if task.dense else -1
 
 
-def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor:
-    """The labels of one task (N), of the type that it wants."""
-    real = task.kind == "regression"
+def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None = None) -> Tensor:
+    """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants.
+
+    Without `values` none has a label. Raises DataError for what is no label of the task.
+    """
+    real = task.kind in ("regression", "multilabel")
     if values is None:
-        return torch.full((count,), _absent(task), dtype=torch.float32 if real else torch.int64)
+        shape: tuple[int, ...] = (task.channels,) if task.kind == "multilabel" else ()
+        kind = torch.float32 if real else torch.int64
+        if task.dense:
+            shape = (3, *size[2:]) if task.kind == "normals" else tuple(size[2:])
+            kind = torch.uint8 if task.kind in SEGMENTATION else torch.float32
+        return torch.tensor(_absent(task)).to(kind).expand(size[0], *shape)
+    about = f"{where}, task {task.name!r}"
+    if not values.ndim or len(values) != size[0]:
+        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
+        raise DataError(f"{about}: {found} found, expected {size[0]}, one for each example")
+    if values.is_complex():
+        raise DataError(f"{about}: labels of {values.dtype} found, expected real or whole numbers")
+    if task.dense:
+        return _maps(values, task, size, about, ignore)
+    if task.kind == "multilabel":
+        return _yes_or_no(values, task, about, ignore)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    about = f"{where}, task {task.name!r}"
-    if not values.ndim or len(values) != count:
-        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
-        raise DataError(f"{about}: {found} found, expected {count}, one for each example")
-    if task.dense:
-        return values
     if values.ndim != 1:
         raise DataError(f"{about}: labels of shape {tuple(values.shape)} found, expected one number an example")
-    if real and not values.is_complex():
+    if ignore is not None:
+        values = torch.where(values == ignore, _absent(task), values.float() if real else values)
+    if real:
         return values.float()
-    if values.is_floating_point() or values.is_complex():
-        expected = "real numbers" if real else f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
+    if values.is_floating_point():
+        expected = f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
         raise DataError(f"{about}: labels of {values.dtype} found, expected {expected}")
     values = values.long()
     low, high = int(values.min()), int(values.max())
@@ -473,6 +504,55 @@ def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor
             f"(-1: no label), for classes={task.channels}"
         )
     return values
+
+
+def _yes_or_no(values: Tensor, task: Task, about: str, ignore: float | None) -> Tensor:
+    """Return labels of a multilabel task: N x labels, 0, 1 or NaN."""
+    if values.shape[1:] != (task.channels,):
+        raise DataError(
+            f"{about}: labels of shape {tuple(values.shape)} found, expected N x {task.channels}, for "
+            f"classes={task.channels}"
+        )
+    values = values.float()
+    values = torch.where((values == -1) | (values == (-1 if ignore is None else ignore)), torch.nan, values)
+    stray = values[(values != 0) & (values != 1) & ~values.isnan()]
+    if len(stray):
+        raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 or 1 (-1 or NaN: no label)")
+    return values
+
+
+def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: float | None) -> Tensor:
+    """Return labels of a task with one label per pixel: as large as the inputs; 255 where there is none."""
+    normals = task.kind == "normals"
+    shapes = [(3, *size[2:])] if normals else [tuple(size[2:]), (1, *size[2:])]
+    if len(size) != 4 or tuple(values.shape[1:]) not in shapes:
+        raise DataError(
+            f"{about}: labels of shape {tuple(values.shape)} found for inputs of shape {tuple(size)}, expected "
+            f"N x {'3 x ' if normals else ''}H x W labels of N x C x H x W inputs"
+        )
+    values = values if normals or values.ndim == 3 else values[:, 0]
+    if ignore is not None:
+        values = torch.where(values == ignore, torch.tensor(IGNORE), values)
+    if task.kind not in SEGMENTATION:
+        values = values.float()
+        stray = values[((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
+        if task.kind in ("edge", "saliency") and len(stray):
+            raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 to 1 ({IGNORE}: no label)")
+        return values
+    if values.is_floating_point():
+        raise DataError(f"{about}: labels of {values.dtype} found, expected whole numbers, the classes of pixels")
+    found = values.unique().tolist()
+    if found == [0, IGNORE] and task.channels == 2 and ignore is None:
+        raise DataError(
+            f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
+            f"{IGNORE}, or say ignore={IGNORE} if no pixel is of class 1"
+        )
+    if strays := [label for label in found if not -1 <= label < task.channels and label != IGNORE]:
+        raise DataError(
+            f"{about}: the label {strays[0]} found, expected 0 to {task.channels - 1} ({IGNORE}: no label), for "
+            f"classes={task.channels}"
+        )
+    return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
 
 
 def as_input(x: Any, where: str) -> Tensor:
@@ -507,8 +587,8 @@ def gathered(
     labels = {
         name: torch.cat(
             [
-                _column(None, task, 0, ""),
-                *(part.labels[name] if name in part.labels else _column(None, task, len(part), "") for part in parts),
+                _column(None, task, (0, *shape), ""),
+                *(p.labels[name] if name in p.labels else _column(None, task, (len(p), *shape), "") for p in parts),
             ]
         )
         for name, task in tasks.items()
