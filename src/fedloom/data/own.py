@@ -5,19 +5,21 @@ The second half reads what a user has as inputs and labels of tasks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Generator, Tensor
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, unknown
+from fedloom.core.errors import DataError, RunWarning, unknown
 from fedloom.core.settings.names import client_name
 from fedloom.core.settings.section import strict
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -73,8 +75,10 @@ class Federation:
     signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
                `fedloom.data.Signal`, which has the tokens' vocabulary and padding. By default vectors are features,
                whole numbers tokens, what has three axes an image; encoders ask what has two is
+    axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
-    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1; other data sets are read example by
+    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1, and lists of tokens of different lengths
+    are filled up with the signal's padding, by default 0; other data sets are read example by
     example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
     training, such as augmentations, follows from the run's seed.
 
@@ -92,6 +96,7 @@ class Federation:
         inputs: str | None = None,
         labels: Mapping[str, str] | None = None,
         signal: Kind | Signal | None = None,
+        axes: Literal["NCT", "NTC"] | None = None,
         name: str = "federation",
     ) -> None:
         if (clients is None) == (data is None):
@@ -115,18 +120,25 @@ class Federation:
         known = _tasks(tasks)
         if labels is not None and not isinstance(labels, Mapping):
             raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
+        if axes not in (None, "NCT", "NTC"):
+            raise DataError(f"Federation: axes={axes!r} found, expected 'NCT' (channels, steps) or 'NTC'")
         ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
-        keys = Keys(inputs, dict(labels) if labels is not None else None, ignored)
+        padding = signal.padding if isinstance(signal, Signal) else None
+        keys = Keys(inputs, dict(labels) if labels is not None else None, ignored, padding, axes == "NTC")
         if clients is None:
             parts = [read(data, known, "Federation, data", keys)]
             deal: Any = _rule(partition)
         else:
             clients = _named(clients)
             parts, deal = _clients(clients, known, keys)
-        shape, dtype = parts[0].shape, parts[0].dtype
         own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
         tests = [] if test is None else [read(test, known, "Federation, test", keys)]
         tests += [read(each, known, f"client {who!r}, test", keys) for who, each in own.items()]
+        every = _aligned([*parts, *tests], padding)
+        parts, tests = every[: len(parts)], every[len(parts) :]
+        if signal is None and any(piece.is_ragged for piece in every):
+            signal = Signal(kind="tokens", padding=0)
+        shape, dtype = parts[0].shape, parts[0].dtype
         for part in (*parts, *tests):
             if part.shape != shape:
                 raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
@@ -138,12 +150,20 @@ class Federation:
         self.dataset = Dataset(
             name,
             tuple(known.values()),
-            gathered(parts, known, shape, dtype),
-            gathered(tests, known, shape, dtype, domain),
+            gathered(parts, known, shape, dtype, keys),
+            gathered(tests, known, shape, dtype, keys, domain),
             tuple(own),
             deal,
             _signal([*parts, *tests], signal),
         )
+        said = self.dataset.signal
+        if axes is None and said is not None and said.kind == "series" and len(shape) == 2 and shape[0] > shape[1]:
+            warnings.warn(
+                f"{parts[0].where}: {sized(shape, said)} found, more channels than steps: say axes='NTC' if the steps "
+                "come first, axes='NCT' if this is right",
+                RunWarning,
+                stacklevel=2,
+            )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -316,6 +336,18 @@ class Keys:
     inputs: str | None
     labels: Mapping[str, str] | None
     ignored: Mapping[str, float | None]
+    padding: int | None = None
+    """The token that fills up lists of different lengths, where one was named."""
+    is_turned: bool = False
+    """Whether the last two axes of inputs are to be exchanged."""
+
+    def turned(self, inputs: Tensor) -> Tensor:
+        """Return inputs with their channels before their steps."""
+        if not self.is_turned:
+            return inputs
+        if inputs.ndim < 2:
+            raise DataError(f"axes='NTC': inputs of shape {tuple(inputs.shape)} found, expected N x steps x channels")
+        return inputs.transpose(-1, -2).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +359,7 @@ class Piece:
     labels: Mapping[str, Tensor]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    key: str | None = None
+    is_ragged: bool = False
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))
@@ -343,18 +375,24 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
                 f"tasks {', '.join(tasks)}"
             )
         y: Any = dict(zip(tasks, rest, strict=True))
-    elif isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
-        x, y = data
+    elif hasattr(data, "iloc") and hasattr(data, "columns"):
+        raise DataError(
+            f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or let "
+            "fl.Federation.from_table(df, site=..., tasks=...) read it"
+        )
     elif isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], str | Path):
         given = data[1] if isinstance(data[1], Mapping) else {_only(tasks, where): data[1]}
         x, y = read_folders(Path(data[0]).expanduser(), given, tasks, where)
+    elif isinstance(data, tuple | list) and len(data) == 2 and (_is_array(data[0]) or type(data[0]) is list):
+        x, y = data
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = data[keys.inputs], {t: data[key] for t, key in _columns(keys, tasks, where).items() if key in data}
     else:
         return _items(data, tasks, where, keys)
-    inputs = as_input(x, where)
+    inputs = keys.turned(_padded(x, keys.padding, where) if _is_ragged(x) else as_input(x, where))
     if inputs.ndim < 2 or not len(inputs):
         raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)} found, expected N x ... with N above 0")
+    _finite(inputs, where)
     if y is None:
         raise DataError(f"{where}: inputs without labels found, expected labels of {', '.join(tasks)}")
     columns = y if isinstance(y, Mapping) else {_only(tasks, where): y}
@@ -364,11 +402,50 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         numbers = None if column is None else _numbers(column, name, where)
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
     _some(labels, columns, where)
-    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype)
+    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged=_is_ragged(x))
+
+
+def _finite(inputs: Tensor, where: str) -> None:
+    """Raise DataError for inputs (N x ...) with NaN or infinity."""
+    if inputs.is_floating_point() and not bool((good := inputs.flatten(1).isfinite().all(1)).all()):
+        raise DataError(
+            f"{where}: {int((~good).sum())} of {len(inputs)} inputs have NaN or infinity, the first at position "
+            f"{int((~good).int().argmax())}; replace these values, or leave the examples out"
+        )
+
+
+def _is_ragged(x: Any) -> bool:
+    """Return whether inputs are lists of whole numbers, of different lengths."""
+    return isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len({len(row) for row in x}) > 1
+
+
+def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
+    """Return lists of tokens as one tensor, the shorter ones filled up at the end."""
+    if not all(isinstance(token, int) for row in rows for token in row):
+        raise DataError(f"{where}: lists of different lengths found, expected whole numbers (tokens) in them")
+    if padding is None and any(0 in row for row in rows):
+        raise DataError(
+            f"{where}: lists of different lengths found; they are filled up with 0, but 0 is among the tokens: say "
+            "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list has"
+        )
+    padded = torch.full((len(rows), max(map(len, rows))), padding or 0, dtype=torch.int64)
+    for row, tokens in zip(padded, rows, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    return padded
+
+
+def _aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
+    """Return the pieces with tokens as long as the longest, where lists of different lengths were filled up."""
+    if not any(piece.is_ragged for piece in pieces):
+        return pieces
+    width = max(piece.shape[0] for piece in pieces)
+    fill = [functional.pad(p.source, (0, width - p.shape[0]), value=padding or 0) for p in pieces]
+    return [replace(piece, source=x, shape=(width,)) for piece, x in zip(pieces, fill, strict=True)]
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray)
+    """Return whether a value is a tensor, an array, or a pandas object that becomes one."""
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
 def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
@@ -392,8 +469,9 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         except Exception as error:
             raise DataError(f"{where}: example {i} of {count}: {type(error).__name__}: {error}") from error
         x, y = pair(item, tasks, f"{where}, example {i}", keys)
-        if first is None:
-            first = as_input(x, f"{where}, example 0")
+        item_x = keys.turned(as_input(x, f"{where}, example {i}"))
+        first = item_x if first is None else first
+        _finite(item_x[None], f"{where}, example {i}")
         seen |= dict.fromkeys(y)
         for name in tasks:
             value = y.get(name)
@@ -406,7 +484,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         blank = None if some is None else np.full(some.shape, _absent(task))
         column = None if some is None else _numbers([blank if v is None else v for v in found[name]], name, where)
         labels[name] = _column(column, task, (count, *first.shape), where, keys.ignored.get(name))
-    return Piece(where, data, labels, tuple(first.shape), first.dtype, keys.inputs)
+    return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
 def pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
@@ -445,7 +523,7 @@ def _only(tasks: Mapping[str, Task], where: str) -> str:
 def _numbers(labels: Any, task: str, where: str) -> Tensor:
     """Labels as a tensor."""
     try:
-        return torch.as_tensor(labels if _is_array(labels) else np.asarray(labels))
+        return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
     except (TypeError, ValueError):
         raise DataError(f"{where}, task {task!r}: labels such as {labels[0]!s} found, expected numbers") from None
 
@@ -564,6 +642,7 @@ def as_input(x: Any, where: str) -> Tensor:
         image = np.asarray(x)
         x = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
     try:
+        x = x.to_numpy() if hasattr(x, "to_numpy") else x
         tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     except (TypeError, ValueError):
         raise DataError(
@@ -581,6 +660,7 @@ def gathered(
     tasks: Mapping[str, Task],
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    keys: Keys,
     domain: Tensor | None = None,
 ) -> Examples:
     """Parts as one: in memory where all are, else read example by example."""
@@ -599,8 +679,7 @@ def gathered(
     if len(held) == len(parts):
         inputs = torch.cat(held) if held else torch.zeros(0, *shape, dtype=dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
-    key = next((part.key for part in parts if part.key is not None), None)
-    items, count = Items(tuple(p.source for p in parts), shape, dtype, key), sum(map(len, parts))
+    items, count = Items(tuple(p.source for p in parts), shape, dtype, keys), sum(map(len, parts))
     nbytes = sum(source.nbytes for source in held)
     return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=nbytes)
 
@@ -620,7 +699,7 @@ class Items:
     sources: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    key: str | None
+    keys: Keys
 
     def __call__(self, index: Tensor, device: torch.device, rng: Generator | None, tasks: object) -> Batch:
         """Inputs at `index`. What a data set draws from torch's random stream follows from `rng`."""
@@ -638,7 +717,8 @@ class Items:
             position -= len(source)
         item = source[position]
         if not isinstance(source, Tensor):
-            item = item[self.key] if isinstance(item, Mapping) else item[0]
+            item = item[self.keys.inputs] if isinstance(item, Mapping) else item[0]
+            item = self.keys.turned(as_input(item, f"example {position}"))
         x = as_input(item, f"example {position}")
         if tuple(x.shape) != self.shape:
             raise DataError(
