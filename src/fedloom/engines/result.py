@@ -73,9 +73,8 @@ class Result:
         if dropped:
             clients = Counter(str(event.get("client", "a client")) for event in dropped)
             names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
-            told.append(
-                f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {dropped[0].get('why', 'no reason recorded')})"
-            )
+            why = dropped[0].get("why", "no reason recorded")
+            told.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
         told += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
         return "; ".join(told)
 
