@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedloom.core.context import State
-from fedloom.core.errors import RecipeError, StateError
+from fedloom.core.errors import RecipeError, RunWarning, StateError
 from fedloom.core.settings.names import differs
 from fedloom.core.settings.problems import found
 from fedloom.core.settings.trust import admit, names_in
@@ -111,10 +112,12 @@ def run(
     overrides  "key.path=value" texts
     progress   what hears of the run; by default bars where stderr is a terminal, and in a notebook
     engine     an existing engine, used in place of the one that the recipe names
-    options    a recipe's sections (training={"lr": ...}), and keys of `training` and `runtime` (rounds=20, workers=2)
+    options    a recipe's sections (evaluation={"every": 5}), and keys of `training` and `runtime` by themselves
+               (rounds=20, epochs=2, batch_size=16, lr=0.1, workers=2)
 
-    What is made in Python is not in the folder: `resume` needs it again. Raises UserError (RecipeError, DataError,
-    StateError) for bad input.
+    What is made in Python is not in the folder: `resume` needs it again. Without `progress` a run in which updates were
+    dropped or rounds were lost warns (RunWarning), as `Result.table()` says too. Raises UserError (RecipeError,
+    DataError, StateError) for bad input.
     """
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
@@ -123,7 +126,7 @@ def run(
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
-    progress = progress or shown()
+    is_told, progress = progress is not None, progress or shown()
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
@@ -137,7 +140,14 @@ def run(
         if folder is None:
             shutil.rmtree(path, ignore_errors=True)
         raise
-    return Result(path, ended, built, temporary=folder is None)
+    return _warned(Result(path, ended, built, temporary=folder is None), is_told)
+
+
+def _warned(result: Result, is_told: bool) -> Result:
+    """Return a result, and warn of what went wrong in its run unless someone heard of it as it happened."""
+    if not is_told and (trouble := result.trouble):
+        warnings.warn(f"{trouble}; see {result.folder / 'metrics.jsonl'}", RunWarning, stacklevel=3)
+    return result
 
 
 def resume(
@@ -166,7 +176,7 @@ def resume(
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
     path = Path(folder)
-    progress = progress or shown()
+    is_told, progress = progress is not None, progress or shown()
     recipe, partition = RunFolder.read(path)
     given = {"data": federation, "model": model, "method": method}
     for key, thing in given.items():
@@ -197,7 +207,8 @@ def resume(
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
-        return Result(path, _go(engine, built, run_folder, state, progress), built)
+        ended = _go(engine, built, run_folder, state, progress)
+    return _warned(Result(path, ended, built), is_told)
 
 
 ROUNDS = "training.rounds"

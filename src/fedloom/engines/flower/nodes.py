@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedloom.models.tasks.classification
 import fedloom.models.tasks.dense
+import fedloom.models.tasks.multilabel
 import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.foreign import shown

@@ -57,10 +57,14 @@ def described(thing: Any) -> str:
 def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's content with keywords: sections (training={...}), and keys of `training` and `runtime` by themselves.
 
-    A section given as a mapping changes those of its keys that it names. Raises RecipeError for an unknown keyword.
+    `lr` is that of the optimiser. A section given as a mapping changes those of its keys that it names. Raises
+    RecipeError for an unknown keyword.
     """
     result = dict(value)
-    for key, given in options.items():
+    for key, given in sorted(options.items(), key=lambda option: option[0] == "lr"):
+        if key == "lr":
+            key, optimizer = "optimizer", (result.get("training") or {}).get("optimizer") or {}
+            given = {**optimizer, "lr": given}
         if key in Recipe.model_fields:
             before = result.get(key)
             if key in SECTIONS and before is not None and not isinstance(before, Mapping):
@@ -74,7 +78,7 @@ def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
             known = [*Recipe.model_fields, *Training.model_fields, *Runtime.model_fields]
             raise RecipeError(
                 f"{key}: unknown option.{nearest(key, known)} Options are a recipe's sections "
-                f"({', '.join(Recipe.model_fields)}) and the keys of training and runtime"
+                f"({', '.join(Recipe.model_fields)}), lr, and the keys of training and runtime"
             )
         if not isinstance(result.get(home) or {}, Mapping):
             raise RecipeError(f"{home}: {found(result[home])} found, expected a mapping")

@@ -242,7 +242,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
             "data": data,
         }
         for task in tasks
-        if len(client.part(split).of(task)) or not client.counted
+        if len(client.part(split).of(task)) or any(value == value for value in scores[task].values())
         for metric, value in scores[task].items()
     ]
 

@@ -155,7 +155,14 @@ class Worker:
             payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
-            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
+            why = f"{error}"
+            if "more than 1 value per channel" in why:
+                why = (
+                    f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "
+                    "examples): give it more, choose a batch_size that leaves no single one, or use a model without "
+                    "batch norm"
+                )
+            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {why}") from error
         trained = self._scores(client, job.round) if evaluate_trained else {}
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
 
