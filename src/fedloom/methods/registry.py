@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import isclass
@@ -37,9 +37,9 @@ class AddOns(Registry):
         model = create_model(f"{self.kind}:{name}", __base__=made.params, at=at)
         return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
 
-    def register(self, name: str, source: str = "") -> Callable[[F], F]:
+    def register(self, name: str, source: str = "", order: Sequence[str] = ()) -> Callable[[F], F]:
         """Register an add-on under `name`, which it adds to the method's."""
-        add = super().register(name, source)
+        add = super().register(name, source, order)
 
         def named(function: F) -> F:
             @wraps(function)

@@ -23,15 +23,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
 @m.METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021")
 def cfl(
     *,
-    eps1: Annotated[float, Field(ge=0)] | None = None,
-    eps2: Annotated[float, Field(ge=0)] | None = None,
-    start: Annotated[int, Field(ge=0)] = 20,
+    eps1: NonNegative | None = None,
+    eps2: NonNegative | None = None,
+    start: Natural = 20,
     relative: bool = True,
     linkage: Literal["single", "complete"] = "single",
     share: Literal["everything", "encoder"] = "everything",
@@ -79,9 +80,9 @@ def cfl(
 @m.METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020")
 def ifca(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """The server keeps C models and sends all; a client trains the one with the smallest loss on its training data.
@@ -130,10 +131,10 @@ def ifca(
 @m.METHODS.register("rr-cluster", source="RR-Cluster: Yang, Hu, Kim, Li, 2025 (arXiv 2508.06183)")
 def rr_cluster(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    least: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
+    least: Count = 2,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """IFCA in which at least `least` clients move each model: large clusters lend clients to small ones, at random.
@@ -179,12 +180,12 @@ def rr_cluster(
 @m.METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022")
 def fedsoft(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    lam: Annotated[float, Field(ge=0)] = 0.1,
-    every: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
+    lam: NonNegative = 0.1,
+    every: Count = 2,
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-4,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Each client keeps its own model and is drawn to C cluster models, to each by the share of data that it fits best.
@@ -229,10 +230,10 @@ def fedsoft(
 @m.METHODS.register("fedspd", source="FedSPD: Lin, Yagan, Joe-Wong, UAI 2025 (PMLR 286)")
 def fedspd(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    least: Annotated[int, Field(ge=1)] = 10,
-    tune: Annotated[int, Field(ge=0)] = 5,
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    clusters: Count = 2,
+    least: Count = 10,
+    tune: Natural = 5,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Examples, not clients, are in clusters: a client trains one of C models a round, on the examples that it fits.
@@ -270,7 +271,7 @@ def fedspd(
 
 
 @m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")
-def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
+def fedsta(*, every: Count | None = None) -> m.Method:
     """One encoder for all tasks; decoders and heads stay personal or are averaged among clients with the same task.
 
     theta_enc <- theta_enc + mean_k Delta_k,enc;  every `every` rounds, for each task: theta_k,dec <- the mean of the
@@ -295,8 +296,13 @@ def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
     return m.Method(name="fedsta", stage=stages.PartlyShared("encoder", stages.Mean(), own), weights="uniform")
 
 
+@parameters("fedloom.methods.clusters.aggregation:SingleTaskModels")
+class SingleTaskModelsSettings:
+    attenuation: UnitInterval = 0.5
+
+
 @m.METHODS.register("fedpmt", source="FedPMT: Xin, Li, Niu, Wu, Chen, JPDC 205, 2025")
-def fedpmt(*, attenuation: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Method:
+def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
     """The server makes a model for each task of all clients' models, and each client's model of those of its tasks.
 
     theta_t = sum_k a_kt n_k w_k / sum_k a_kt n_k,  a_kt = 1 where client k holds task t, else `attenuation`
@@ -319,16 +325,18 @@ def fedpmt(*, attenuation: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Metho
     and heal are refused, because there is no mean whose place or weights they could take.
     """
     own = stages.PerTask(stages.SimilarGroups(1))
-    mix = stages.Split({"encoder": stages.SingleTaskModels(attenuation), "*": own})
+    mix = stages.Split({"encoder": mean, "*": own})
     return m.Method(name="fedpmt", stage=mix, buffers="local")
 
 
+@parameters("fedloom.methods.conflict.aggregation:HistoryAttention")
+class HistoryAttentionSettings:
+    beta: BelowOne = 0.9
+    temperature: Positive = 1.0
+
+
 @m.METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
-def fedbone(
-    *,
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,
-    temperature: Annotated[float, Field(gt=0)] = 1.0,
-) -> m.Method:
+def fedbone(history: stages.HistoryAttention) -> m.Method:
     """Emulated: updates that agree with past ones count more, conflicts are projected away, then the mean.
 
     a_k = softmax_k(cos(Delta_k, H) / temperature);  rows K a_k Delta_k -> PCGrad -> u = sum_k p_k rows_k;
@@ -352,11 +360,17 @@ def fedbone(
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 
-    return m.Method(name="fedbone", stage=stages.HistoryAttention(beta, temperature), private=ALL_BUT_ENCODER)
+    return m.Method(name="fedbone", stage=history, private=ALL_BUT_ENCODER)
+
+
+@parameters("fedloom.methods.clusters.aggregation:TaskLeaders")
+class TaskLeadersSettings:
+    c: BelowOne = 0.4
+    alpha: NonNegative = 1.0
 
 
 @m.METHODS.register("colnet", source="Feng et al., 2025 (arXiv 2501.10347)")
-def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[float, Field(ge=0)] = 1.0) -> m.Method:
+def colnet(leaders: stages.TaskLeaders) -> m.Method:
     """Clients with the same tasks average their encoders; the groups' leaders mix them and resolve conflicts.
 
     v_g and Delta_g: uniform means of a group's encoders before the round and of its updates. All clients of g end at
@@ -377,21 +391,23 @@ def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[flo
 
     return m.Method(
         name="colnet",
-        stage=stages.TaskLeaders(c, alpha),
+        stage=leaders,
         private=ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",
     )
 
 
+@parameters("fedloom.methods.clusters.aggregation:SimilarGroups")
+class SimilarGroupsSettings:
+    groups: Count = 2
+    soft: bool = False
+    threshold: Annotated[float, Field(gt=-1)] = 0.0
+    source: Literal["centred-weights", "update"] = "centred-weights"
+
+
 @m.METHODS.register("matfl", source="MaT-FL: Cai et al., CVPR Workshops 2023")
-def matfl(
-    *,
-    groups: Annotated[int, Field(ge=1)] = 2,
-    soft: bool = False,
-    threshold: Annotated[float, Field(gt=-1)] = 0.0,
-    source: Literal["centred-weights", "update"] = "centred-weights",
-) -> m.Method:
+def matfl(mix: stages.SimilarGroups) -> m.Method:
     """Each round clients are grouped by their encoders; a client receives the mean encoder of its group.
 
     r_k = w_k - mean_j w_j over the participants' trained encoders; average linkage on 1 - cos(r_j, r_k) until `groups`
@@ -422,7 +438,7 @@ def matfl(
 
     return m.Method(
         name="matfl",
-        stage=stages.SimilarGroups(groups, soft, threshold, source),
+        stage=mix,
         private=ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",

@@ -24,6 +24,8 @@ from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
+from fedloom.methods.clusters import SimilarGroupsSettings, SingleTaskModelsSettings, TaskLeadersSettings
+from fedloom.methods.fdse import CosineMixSettings
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
 
@@ -85,7 +87,7 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 
 
 @dataclass(frozen=True)
-class SimilarGroups(Stage):
+class SimilarGroups(SimilarGroupsSettings, Stage):
     """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
 
     Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
@@ -93,15 +95,7 @@ class SimilarGroups(Stage):
     With as many groups as rows every client stays alone, bit for bit; one group is the mean of all models.
     """
 
-    groups: int = 2
-    soft: bool = False
-    threshold: float = 0.0
-    source: Literal["centred-weights", "update"] = "centred-weights"
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ValueError(f"groups: expected at least 1, found {self.groups}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -230,7 +224,7 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CosineMix(Stage):
+class CosineMix(CosineMixSettings, Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
     Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A
@@ -238,12 +232,7 @@ class CosineMix(Stage):
     participants are mixed, and weights play no part.
     """
 
-    tau: float = 0.5
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise ValueError(f"tau: expected a number above 0, found {self.tau}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -253,7 +242,7 @@ class CosineMix(Stage):
 
 
 @dataclass(frozen=True)
-class TaskLeaders(Stage):
+class TaskLeaders(TaskLeadersSettings, Stage):
     """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
 
     With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
@@ -261,14 +250,8 @@ class TaskLeaders(Stage):
     out if there is only one group. `safeguards` are those of `fedloom.peers`.
     """
 
-    c: float = 0.4
-    alpha: float = 1.0
     safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.c < 1 or not self.alpha >= 0:
-            raise ValueError(f"{self!r}: expected 0 <= c < 1 and alpha >= 0")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -292,19 +275,14 @@ class TaskLeaders(Stage):
 
 
 @dataclass(frozen=True)
-class SingleTaskModels(Stage):
+class SingleTaskModels(SingleTaskModelsSettings, Stage):
     """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
 
     theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
     others, w_j the `weight`. So 1 leaves one model for all, and with 0 rows without a common task never meet.
     """
 
-    attenuation: float = 0.5
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.attenuation <= 1:
-            raise ValueError(f"attenuation: expected a number from 0 to 1, found {self.attenuation}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:

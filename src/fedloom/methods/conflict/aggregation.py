@@ -29,7 +29,16 @@ from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join, total
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import Rescale, rescaling
+from fedloom.methods.clusters import HistoryAttentionSettings
+from fedloom.methods.conflict import (
+    AlignedMTLSettings,
+    CAGradSettings,
+    FairGradSettings,
+    GradVacSettings,
+    MinNormSettings,
+    PCGradSettings,
+)
+from fedloom.methods.conflict.averse import rescaling
 
 _COLUMNS = 1 << 16  # at a time in float64
 
@@ -50,7 +59,7 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PCGrad(Stage):
+class PCGrad(PCGradSettings, Stage):
     """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
 
     Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction` "sum"
@@ -59,12 +68,7 @@ class PCGrad(Stage):
     bit for bit (for "mean").
     """
 
-    reduction: Literal["mean", "sum"] = "mean"
     traits = Traits("mix", separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"PCGrad: reduction must be 'mean' or 'sum', found {self.reduction!r}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         k = len(updates)
@@ -92,7 +96,7 @@ def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class GradVac(Stage):
+class GradVac(GradVacSettings, Stage):
     """Turn each row towards the rows with which it is less aligned than usual (Wang et al., ICLR 2021). Rows stay K.
 
     For each row i, v starts as X_i, and meets the other rows j in a random order: c = cos(v, X_j); if c is below the
@@ -101,12 +105,7 @@ class GradVac(Stage):
     counts as at most 0.99, because v grows without bound as it nears 1.
     """
 
-    beta: float = 0.5
     traits = Traits("mix", separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"GradVac: expected beta from 0 to 1, found {self.beta}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         keys, k = [row_key(row) for row in updates.rows], len(updates)
@@ -132,7 +131,7 @@ _ALIGNED = 0.99
 
 
 @dataclass(frozen=True)
-class CAGrad(Stage):
+class CAGrad(CAGradSettings, Stage):
     """The direction near the mean that is best for the worst-off row (Liu et al., NeurIPS 2021).
 
     u = g_0 + c |g_0| g_w / |g_w|, divided by 1, 1+c^2 or 1+c (`rescale`); g_0 is the mean by `weight`, g_w the convex
@@ -143,15 +142,7 @@ class CAGrad(Stage):
     diluted, and |u - g_0| <= c |g_0| holds in each problem.
     """
 
-    c: float = 0.4
-    rescale: Rescale = "none"
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.c < 1:
-            raise ValueError(f"CAGrad: expected 0 <= c < 1, found {self.c}")
-        if self.rescale not in ("none", "1+c^2", "1+c"):
-            raise ValueError(f"CAGrad: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.c == 0:
@@ -190,7 +181,7 @@ def shares(weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MinNorm(Stage):
+class MinNorm(MinNormSettings, Stage):
     """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
 
     With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
@@ -198,7 +189,6 @@ class MinNorm(Stage):
     clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows.
     """
 
-    unit: bool = True
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -302,10 +292,8 @@ class DualProj(Weighting):
 
 
 @dataclass(frozen=True)
-class AlignedMTL(Weighting):
+class AlignedMTL(AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
-
-    scale: Scale = "min"
 
     def made(self, p: Tensor) -> Any:
         return _library().AlignedMTLWeighting(p, scale_mode=self.scale)
@@ -322,15 +310,10 @@ class IMTLG(Weighting):
 
 
 @dataclass(frozen=True)
-class FairGrad(Weighting):
+class FairGrad(FairGradSettings, Weighting):
     """The alpha-fair combination, its coefficients divided by their sum (Ban and Ji, ICML 2024)."""
 
-    alpha: float = 1.0
     traits = _EQUAL
-
-    def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"FairGrad: expected alpha above 0, found {self.alpha}")
 
     def made(self, p: Tensor) -> Any:
         return _library("scipy").FairGradWeighting(self.alpha)
@@ -361,21 +344,16 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HistoryAttention(Aggregation):
+class HistoryAttention(HistoryAttentionSettings, Aggregation):
     """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
 
     H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
     """
 
-    beta: float = 0.9
-    temperature: float = 1.0
     stage: Stage = PCGrad() >> Mean()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta: expected a number of at least 0 and below 1, found {self.beta}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature: expected a number above 0, found {self.temperature}")
+        super().__post_init__()
         if not self.stage.traits.reduces:
             raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
         self._close("HistoryAttention")

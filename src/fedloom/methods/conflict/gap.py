@@ -15,6 +15,7 @@ from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.foreign import Number
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.conflict import GapWeightsSettings, LossWeightsSettings
 from fedloom.training.rules import LocalRule, View
 
 
@@ -56,7 +57,7 @@ def adjusted(
 
 
 @dataclass(frozen=True)
-class GapWeights(Stage):
+class GapWeights(GapWeightsSettings, Stage):
     """Writes weights that follow the generalisation gap (FedGA, Zhang et al., CVPR 2023).
 
     The gap of a round is a client's loss under the aggregated model minus its loss under its own trained model, both on
@@ -69,10 +70,6 @@ class GapWeights(Stage):
     floor     smallest weight before normalising; 0 can silence a client for good
     """
 
-    step: float = 0.2
-    relative: bool = True
-    centre: bool = False
-    floor: float = 0.0
     traits = Traits(
         "mix",
         reads={"extra:loss_received", "extra:loss_trained", "rounds"},
@@ -110,7 +107,7 @@ class GapWeights(Stage):
 
 
 @dataclass(frozen=True)
-class LossWeights(Stage):
+class LossWeights(LossWeightsSettings, Stage):
     """Writes weights under which the logarithms of all clients' losses fall alike (FAMO, Liu et al., NeurIPS 2023).
 
     z = softmax(xi), weight_k = z_k / loss_k. Of the clients that were also there in the round before, those whose loss
@@ -119,8 +116,6 @@ class LossWeights(Stage):
     as received; below 1e-8 it counts as 1e-8, and one that is not finite gives no weight and moves nothing.
     """
 
-    step: float = 0.025
-    decay: float = 0.01
     traits = Traits(
         "mix",
         reads={"extra:loss_received"},
@@ -129,10 +124,6 @@ class LossWeights(Stage):
         presence="coupled",
         extras={"loss_received": Number()},
     )
-
-    def __post_init__(self) -> None:
-        if not (self.step >= 0 and self.decay >= 0):
-            raise ValueError(f"LossWeights: expected step and decay of at least 0, found {self.step} and {self.decay}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.settings.section import Count
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.f2dc import DomainWeightsSettings
 
 Discrepancy = Literal["total", "class", "none"]
 
@@ -28,7 +29,7 @@ def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, 
 
 
 @dataclass(frozen=True)
-class DomainWeights(Stage):
+class DomainWeights(DomainWeightsSettings, Stage):
     """Writes weights that grow with a client's data and fall with its domain discrepancy (F2DC, eqs. 10-11).
 
     N and all sums run over the clients of the round. `classes` is C, the number of classes; by default the length of
@@ -44,19 +45,7 @@ class DomainWeights(Stage):
     Raises ValueError for numbers out of range.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.4
-    domains: int | None = None
-    classes: int | None = None
-    discrepancy: Discrepancy = "total"
-
-    def __post_init__(self) -> None:
-        if any(count is not None and count < 1 for count in (self.classes, self.domains)):
-            raise ValueError(f"DomainWeights: expected at least 1 class and domain, found {self!r}")
-        if not (math.isfinite(self.alpha) and math.isfinite(self.beta)):
-            raise ValueError(f"DomainWeights: expected finite alpha and beta, found {self.alpha} and {self.beta}")
-        if self.discrepancy not in ("total", "class", "none"):
-            raise ValueError(f"DomainWeights: discrepancy must be total, class or none, found {self.discrepancy!r}")
+    classes: Count | None = None
 
     @property
     def traits(self) -> Traits:

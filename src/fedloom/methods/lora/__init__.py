@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
-
-from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -38,8 +36,13 @@ def fedsa_lora(method: m.Method) -> m.Method:
     return replace(method, model=(*method.model, Factors()), private=Select(name="*.lora_B.*"))
 
 
+@parameters("fedloom.methods.lora.aggregation:ExactFactors")
+class ExactFactorsSettings:
+    scale: Positive = 1.0
+
+
 @m.ADDONS.register("fedex-lora", source="FedEx-LoRA: Singhal, Ponkshe, Vepakomma, ACL 2025")
-def fedex_lora(method: m.Method, *, scale: Annotated[float, Field(gt=0)] = 1.0) -> m.Method:
+def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
     """Average the factors, and add to the frozen weight what averaging factors leaves out of their product.
 
     A = sum_k p_k A_k,  B = sum_k p_k B_k,  W <- W + s (sum_k p_k B_k A_k - B A)
@@ -63,16 +66,16 @@ def fedex_lora(method: m.Method, *, scale: Annotated[float, Field(gt=0)] = 1.0) 
 
     if method.server != Plain():
         raise ValueError(f"{method.name}: fedex-lora takes the place of Plain(step=1.0), but it has {method.server!r}")
-    exact = replace(_beside_weights(method, "fedex-lora", scale), codec=Sparse())
-    return exact.combined_by(stages.ExactFactors(scale))
+    exact = replace(_beside_weights(method, "fedex-lora", rule.scale), codec=Sparse())
+    return exact.combined_by(rule)
 
 
 @m.ADDONS.register("flora", source="FLoRA: Wang et al., Federated Fine-Tuning with Heterogeneous LoRA, NeurIPS 2024")
 def flora(
     method: m.Method,
     *,
-    scale: Annotated[float, Field(gt=0)] = 1.0,
-    ranks: dict[str, Annotated[int, Field(ge=1)]] | None = None,
+    scale: Positive = 1.0,
+    ranks: dict[str, Count] | None = None,
 ) -> m.Method:
     """Give clients low-rank factors of ranks of their own, and add the sum of their products to the frozen weight.
 

@@ -5,27 +5,29 @@ Each task of a client trained alone and sent by itself, as MaTU's paper compares
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Natural, UnitInterval, parameters
 from fedloom.methods import registry as m
 
-Share = Annotated[float, Field(ge=0, le=1)]
+
+@parameters("fedloom.methods.matu.aggregation:TaskVectors")
+class TaskVectorsSettings:
+    rho: UnitInterval = 0.4
+    kappa: Natural = 3
+    epsilon: UnitInterval = 0.5
+    combine: Literal["normalized", "sum", "half", "average"] = "normalized"
+    cross: Literal["similar", "uniform", "none"] = "similar"
+    source: Literal["masked", "unified", "reconstructed"] = "masked"
 
 
 @m.METHODS.register(
     "matu", source="MaTU: Tsouvalas, Ozcelebi, Meratnia, Many-Task Federated Fine-Tuning via Unified Task Vectors"
 )
 def matu(
+    vectors: stages.TaskVectors,
     *,
-    rho: Share = 0.4,
-    kappa: Annotated[int, Field(ge=0)] = 3,
-    epsilon: Share = 0.5,
-    combine: Literal["normalized", "sum", "half", "average"] = "normalized",
-    cross: Literal["similar", "uniform", "none"] = "similar",
-    source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
     delta_w: bool = False,
 ) -> m.Method:
@@ -85,7 +87,7 @@ def matu(
     method = m.Method(
         name="matu",
         codec=Unified(),
-        stage=stages.TaskVectors(rho, kappa, epsilon, combine, cross, source),
+        stage=vectors,
         private=Select(exclude=tau) if heads == "local" else trained if delta_w else None,
         local=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
         turn=EachTask(),

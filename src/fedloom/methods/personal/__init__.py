@@ -21,11 +21,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
 @m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
-def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
+def ditto(*, lam: NonNegative = 0.1) -> m.Method:
     """FedAvg, and beside it each client trains a model of its own that is held near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
@@ -40,19 +41,19 @@ def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     With FedDEA: the global stream only.
     """
     from fedloom.methods.method import Beside
-    from fedloom.methods.personal.rules import Anchor
 
-    return m.Method(name="ditto", turn=Beside((Anchor(lam),)))
+    return m.Method(name="ditto", turn=Beside((training.Anchor(lam),)))
+
+
+@parameters("fedloom.methods.personal.rules:Envelope")
+class EnvelopeSettings:
+    lam: Positive = 15.0
+    inner: Count = 5
+    outer: Positive = 0.005
 
 
 @m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
-def pfedme(
-    *,
-    lam: Annotated[float, Field(gt=0)] = 15.0,
-    inner: Annotated[int, Field(ge=1)] = 5,
-    outer: Annotated[float, Field(gt=0)] = 0.005,
-    beta: Annotated[float, Field(gt=0)] = 1.0,
-) -> m.Method:
+def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
     """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
     For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
@@ -67,18 +68,22 @@ def pfedme(
     With FedDEA: the selection acts on the update of w.
     """
     from fedloom.core.server import Plain
-    from fedloom.methods.personal.rules import Envelope
 
-    return m.Method(name="pfedme", local=(Envelope(lam, inner, outer),), server=Plain(beta), weights="uniform")
+    return m.Method(name="pfedme", local=(rule,), server=Plain(beta), weights="uniform")
+
+
+@parameters("fedloom.methods.personal.aggregation:Attention")
+class AttentionSettings:
+    alpha: Positive = 1.0
+    sigma: Positive = 1.0
+    scale: Literal["absolute", "median"] = "absolute"
 
 
 @m.METHODS.register("fedamp", source="Huang et al., AAAI 2021")
 def fedamp(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
-    alpha: Annotated[float, Field(gt=0)] = 1.0,
-    sigma: Annotated[float, Field(gt=0)] = 1.0,
-    scale: Literal["absolute", "median"] = "absolute",
+    lam: NonNegative = 1.0,
+    attention: stages.Attention,
     start: Literal["own", "mix"] = "own",
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
@@ -104,20 +109,30 @@ def fedamp(
 
     return m.Method(
         name="fedamp",
-        local=(training.Anchor(lam / alpha, start),),
-        stage=stages.Attention(alpha, sigma, scale),
+        local=(training.Anchor(lam / attention.alpha, start),),
+        stage=attention,
         private=ALL_BUT_ENCODER if share == "encoder" else None,
         turn=Own(),
         buffers="local",
     )
 
 
+@parameters("fedloom.methods.personal.aggregation:TaskCovariance")
+class TaskCovarianceSettings:
+    centre: bool = True
+    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
+
+
+@parameters("fedloom.methods.personal.rules:TaskCoupling")
+class TaskCouplingSettings:
+    lam: NonNegative = 1e-3
+
+
 @m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
 def fedmtl(
+    rule: training.TaskCoupling,
+    relation: stages.TaskCovariance,
     *,
-    lam: Annotated[float, Field(ge=0)] = 1e-3,
-    centre: bool = True,
-    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Each client keeps its own model; a learned relation of the tasks couples them.
@@ -141,8 +156,8 @@ def fedmtl(
 
     return m.Method(
         name="fedmtl",
-        local=(training.TaskCoupling(lam),),
-        stage=stages.TaskCovariance(centre, floor),
+        local=(rule,),
+        stage=relation,
         private=ALL_BUT_ENCODER if share == "encoder" else None,
         turn=Own(),
         buffers="local",
@@ -201,7 +216,7 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
 
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
-def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
+def fedbabu(*, tune: Natural = 5) -> m.Method:
     """The heads stay at their common initialisation; the encoder is trained and averaged.
 
     A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model

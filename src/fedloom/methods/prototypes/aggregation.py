@@ -20,6 +20,7 @@ from fedloom.core.foreign import Array, Sender
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings
 from fedloom.methods.prototypes.maths import (
     PrototypeGenerator,
     Prototypes,
@@ -131,14 +132,8 @@ class MeanPrototypes(KeepsPrototypes):
 
 
 @dataclass(frozen=True)
-class ClusteredPrototypes(KeepsPrototypes):
+class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
     """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
-
-    partition: Literal["first", "last"] = "last"
-
-    def __post_init__(self) -> None:
-        if self.partition not in ("first", "last"):
-            raise ValueError(f"ClusteredPrototypes: partition must be 'first' or 'last', found {self.partition!r}")
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """Clusters of all classes, in the order of classes."""
@@ -198,18 +193,12 @@ class TrainedPrototypes(KeepsPrototypes):
 
 
 @dataclass(frozen=True)
-class MovingAnchors(KeepsPrototypes):
+class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
     """One anchor a class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
 
     The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
     of all classes are broadcast.
     """
-
-    momentum: float = 0.9999
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise ValueError(f"momentum: expected a number from 0 to 1, found {self.momentum}")
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """The anchors of all classes."""
