@@ -70,15 +70,15 @@ class Checked:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range."""
-        for name, hint in _hints(type(self)).items():
+        for name, hint in hints_of(type(self)).items():
             if _refused(value := getattr(self, name), hint):
                 raise ValueError(f"{type(self).__name__}: {name}: {found(value)} found, expected {expected(hint)}")
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
     """Field -> annotation, of the fields whose annotations can be resolved."""
-    hints = {}
+    hints: dict[str, Any] = {}
     for field in fields(cls) if hasattr(cls, "__dataclass_fields__") else ():
         home = next(one for one in cls.__mro__ if field.name in vars(one).get("__annotations__", ()))
         try:

@@ -142,11 +142,6 @@ class SplittingClusters(Aggregation):
     linkage: Literal["single", "complete"] = "single"
     stage: Stage = Mean()
 
-    def __post_init__(self) -> None:
-        if not self.stage.traits.reduces:
-            raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
-        self._close("SplittingClusters")
-
     @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(inner(self))

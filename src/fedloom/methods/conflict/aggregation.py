@@ -352,12 +352,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     stage: Stage = PCGrad() >> Mean()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.stage.traits.reduces:
-            raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
-        self._close("HistoryAttention")
-
     @cached_property
     def traits(self) -> Traits:
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")

@@ -64,11 +64,6 @@ class DualShift(Aggregation):
 
     stage: Stage
 
-    def __post_init__(self) -> None:
-        if not self.stage.traits.reduces:
-            raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
-        self._close("DualShift")
-
     @cached_property
     def traits(self) -> Traits:
         return Traits.around(inner(self), reduces=True)

@@ -20,9 +20,10 @@ from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.layout import Layout
 from fedloom.core.mean import mixed_models, weighted_mean
 from fedloom.core.outline import Box
+from fedloom.core.settings.section import BelowOne, Natural
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.methods.conflict.averse import Rescale, rescaling
+from fedloom.methods.conflict.averse import Rescale
 from fedloom.methods.peers import SimilarityMixSettings, StalenessSettings
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k
@@ -113,16 +114,11 @@ class ConflictAverseMix(Stage):
     actions of the safeguards are recorded; the solver's weights are remembered for smoothing.
     """
 
-    c: float = 0.4
+    c: BelowOne = 0.4
     rescale: Rescale = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
-
-    def __post_init__(self) -> None:
-        rescaling(self.rescale, self.c)
-        if not 0 <= self.c < 1:
-            raise ValueError(f"ConflictAverseMix: expected 0 <= c < 1, found {self.c}")
 
     def init(self, layout: Layout) -> State:
         """No weights yet."""
@@ -173,10 +169,11 @@ class Gossip(Stage):
 
     topology: str = "ring"
     params: Mapping[str, Any] = field(default_factory=dict)
-    every: int = 0
+    every: Natural = 0
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if resolved(self.topology, self.params).get("directed"):
             raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
 

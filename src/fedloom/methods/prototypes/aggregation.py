@@ -7,17 +7,18 @@ keeps its prototypes. Tasks are kept apart; `fedloom.methods.prototypes.rules` i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, derive_seed
 from fedloom.core.foreign import Array, Sender
 from fedloom.core.layout import Layout
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings
@@ -116,10 +117,6 @@ class MeanPrototypes(KeepsPrototypes):
 
     by: Literal["counts", "clients"] = "counts"
 
-    def __post_init__(self) -> None:
-        if self.by not in ("counts", "clients"):
-            raise ValueError(f"MeanPrototypes: by must be 'counts' or 'clients', found {self.by!r}")
-
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """Means and counts of all classes."""
         new = _latest(before, aggregated(prototypes, self.by))
@@ -156,14 +153,10 @@ class TrainedPrototypes(KeepsPrototypes):
     The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
     """
 
-    epochs: int = 100
-    lr: float = 0.01
-    batch_size: int = 10
-    limit: float = 100.0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch_size < 1 or not self.lr > 0 or not 0 <= self.limit < math.inf:
-            raise ValueError(f"expected epochs and limit of at least 0, lr above 0, batch_size above 0; found {self!r}")
+    epochs: Natural = 100
+    lr: Positive = 0.01
+    batch_size: Count = 10
+    limit: Annotated[NonNegative, Field(allow_inf_nan=False)] = 100.0
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """The generator's parameters, and which classes are known."""
