@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import isclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model
 
-from fedloom.core.settings.registry import F, Registered, Registry
+from fedloom.core.settings.registry import R, Registered, Registry
 
 if TYPE_CHECKING:
     from fedloom.core.codecs import Codec
@@ -37,16 +37,18 @@ class AddOns(Registry):
         model = create_model(f"{self.kind}:{name}", __base__=made.params, at=at)
         return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
 
-    def register(self, name: str, source: str = "", order: Sequence[str] = ()) -> Callable[[F], F]:
+    def register(
+        self, name: str, source: str = "", order: Sequence[str] = ()
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]:
         """Register an add-on under `name`, which it adds to the method's."""
         add = super().register(name, source, order)
 
-        def named(function: F) -> F:
+        def named(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def made(method: Method, **params: Any) -> Method:
+            def made(method: Method, **params: Any) -> Any:
                 return replace(function(method, **params), name=f"{method.name} + {name}")
 
-            return add(cast(F, made))
+            return add(made)
 
         return named
 

@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property, partial, wraps
 from importlib import import_module, metadata
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -28,7 +28,7 @@ from fedloom.core.settings.problems import one_of
 from fedloom.core.settings.section import PARTS
 from fedloom.core.settings.trust import announced, imported
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,15 @@ class Registry:
         """Return whether a name is registered or announced."""
         return name in self.waiting or name in self._entries or name in self.announced
 
-    def register(self, name: str, source: str = "", order: Sequence[str] = ()) -> Callable[[F], F]:
+    def register(
+        self, name: str, source: str = "", order: Sequence[str] = ()
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]:
         """Register a function under `name`. Its parameters that are keyword-only become recipe keys.
 
         So do the parameters of a part that it takes, such as `rule: training.Proximal`. Keys in `order` come first.
         """
 
-        def add(function: F) -> F:
+        def add(function: Callable[..., R]) -> Callable[..., R]:
             if name in self.waiting or name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             function = _with_parts(function, order)
@@ -234,7 +236,7 @@ class Registry:
         return iter(self[name] for name in self.names)
 
 
-def _with_parts(function: F, order: Sequence[str]) -> F:
+def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..., R]:
     """Return a function that takes parts by their parameters: for `rule: training.Proximal` the fields of Proximal."""
     named = {name: str(hint).rpartition(".")[2] for name, hint in function.__annotations__.items() if name != "return"}
     parts = {name: PARTS[part] for name, part in named.items() if part in PARTS}
@@ -242,7 +244,7 @@ def _with_parts(function: F, order: Sequence[str]) -> F:
         return function
 
     @wraps(function)
-    def made(*given: Any, **params: Any) -> Any:
+    def made(*given: Any, **params: Any) -> R:
         for name, (path, declared) in parts.items():
             module, _, cls = path.partition(":")
             own = {field.name: params.pop(field.name) for field in fields(declared) if field.name in params}
@@ -269,7 +271,7 @@ def _with_parts(function: F, order: Sequence[str]) -> F:
     if order:
         keys.sort(key=lambda key: (key.kind, order.index(key.name) if key.name in order else len(order)))
     made.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))
-    return cast(F, made)
+    return made
 
 
 def _returned(function: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -70,13 +70,13 @@ class Checked:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range."""
-        for name, hint in hints_of(type(self)).items():
+        for name, hint in hints_of(cast(Any, type(self))).items():
             if _refused(value := getattr(self, name), hint):
                 raise ValueError(f"{type(self).__name__}: {name}: {found(value)} found, expected {expected(hint)}")
 
 
 @cache
-def hints_of(cls: type) -> dict[str, Any]:
+def hints_of(cls: Any) -> dict[str, Any]:
     """Field -> annotation, of the fields whose annotations can be resolved."""
     hints: dict[str, Any] = {}
     for field in fields(cls) if hasattr(cls, "__dataclass_fields__") else ():

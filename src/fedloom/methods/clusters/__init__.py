@@ -329,7 +329,7 @@ def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
     return m.Method(name="fedpmt", stage=mix, buffers="local")
 
 
-@parameters("fedloom.methods.conflict.aggregation:HistoryAttention")
+@parameters("fedloom.methods.clusters.aggregation:HistoryAttention")
 class HistoryAttentionSettings:
     beta: BelowOne = 0.9
     temperature: Positive = 1.0

@@ -22,9 +22,16 @@ from fedloom.core.gram import gram, nonzero
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
+from fedloom.core.spread import cut, join, total
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
-from fedloom.methods.clusters import SimilarGroupsSettings, SingleTaskModelsSettings, TaskLeadersSettings
+from fedloom.methods.clusters import (
+    HistoryAttentionSettings,
+    SimilarGroupsSettings,
+    SingleTaskModelsSettings,
+    TaskLeadersSettings,
+)
+from fedloom.methods.conflict.aggregation import PCGrad
 from fedloom.methods.fdse import CosineMixSettings
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
@@ -84,6 +91,9 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
     rows = tuple((client, None) for client in sorted(moves))
     X = torch.stack([moves[client] for client in sorted(moves)]) if moves else updates.X[:0]
     return Updates(updates.layout, rows, X, sizes, sizes)
+
+
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -288,3 +298,52 @@ class SingleTaskModels(SingleTaskModelsSettings, Stage):
         parts = (holds + self.attenuation * (1 - holds)) * updates.weight.cpu()[:, None]
         of_task = parts / parts.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
         return updates.replace(X=mixed_models(updates, holds / holds.sum(1, keepdim=True) @ of_task.t())), state
+
+
+def agreement(updates: Updates, direction: Tensor) -> Tensor:
+    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
+    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
+    square = torch.zeros(1, dtype=torch.float64)
+    for a in range(0, updates.layout.d, _CHUNK):
+        part = direction[a : a + _CHUNK].double()
+        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
+        square += (part @ part).cpu()
+    inner, square = total(inner), total(square)
+    if updates.mixing is not None:
+        inner = updates.mixing.cpu() @ inner
+    G = gram(updates)
+    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
+    return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class HistoryAttention(HistoryAttentionSettings, Aggregation):
+    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
+
+    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
+    """
+
+    stage: Stage = PCGrad() >> Mean()
+
+    @cached_property
+    def traits(self) -> Traits:
+        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """H = 0."""
+        return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        k = len(updates)
+        history = cut(updates.layout, state["history"]).to(updates.data)
+        if k and bool(state["history"].any()):
+            share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
+            updates = updates.mixed(torch.diag(k * share))
+        out, inner = self.stage(updates, state["stage"], ctx)
+        history = self.beta * history + (1 - self.beta) * out.X[0]
+        return out, {"history": join(updates.layout, history), "stage": inner}
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
+        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

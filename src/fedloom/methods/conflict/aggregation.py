@@ -11,25 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.errors import UserError
 from fedloom.core.extras import need
 from fedloom.core.gram import conflict_averse, conflict_free, gram, min_norm, nonzero, normalised
-from fedloom.core.layout import Layout
-from fedloom.core.mean import Mean, column_groups, problems, weighted_mean
-from fedloom.core.outline import Box
-from fedloom.core.spread import cut, join, total
-from fedloom.core.stage import Stage, Traits, inner
+from fedloom.core.mean import column_groups, problems, weighted_mean
+from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.clusters import HistoryAttentionSettings
 from fedloom.methods.conflict import (
     AlignedMTLSettings,
     CAGradSettings,
@@ -322,55 +316,3 @@ class FairGrad(FairGradSettings, Weighting):
         """The solution of G w = w^(-1/alpha), divided by its sum."""
         w = super().weights(G, p)
         return w / w.sum()
-
-
-_CHUNK = 1 << 20
-
-
-def agreement(updates: Updates, direction: Tensor) -> Tensor:
-    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
-    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
-    square = torch.zeros(1, dtype=torch.float64)
-    for a in range(0, updates.layout.d, _CHUNK):
-        part = direction[a : a + _CHUNK].double()
-        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
-        square += (part @ part).cpu()
-    inner, square = total(inner), total(square)
-    if updates.mixing is not None:
-        inner = updates.mixing.cpu() @ inner
-    G = gram(updates)
-    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
-    return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class HistoryAttention(HistoryAttentionSettings, Aggregation):
-    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
-
-    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
-    """
-
-    stage: Stage = PCGrad() >> Mean()
-
-    @cached_property
-    def traits(self) -> Traits:
-        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
-
-    def init(self, layout: Layout) -> State:
-        """H = 0."""
-        return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
-
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        k = len(updates)
-        history = cut(updates.layout, state["history"]).to(updates.data)
-        if k and bool(state["history"].any()):
-            share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
-            updates = updates.mixed(torch.diag(k * share))
-        out, inner = self.stage(updates, state["stage"], ctx)
-        history = self.beta * history + (1 - self.beta) * out.X[0]
-        return out, {"history": join(updates.layout, history), "stage": inner}
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
-        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)
