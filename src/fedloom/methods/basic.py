@@ -52,10 +52,9 @@ def trivial() -> m.Method:
 
     The labels are those that the clients hold, all in one place. There is no network; `training` says nothing.
     """
-    from fedloom.methods.method import InOnePlace  # imports torch
     from fedloom.models.constant import ConstantAnswers
 
-    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=InOnePlace())
+    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=m.InOnePlace())
 
 
 @m.METHODS.register("joint")
@@ -67,8 +66,6 @@ def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
     examples than the largest client has. Nothing is sent. With `by: task` each task has a model of its own, trained on
     the examples of all who hold it.
     """
-    from fedloom.methods.method import InOnePlace
-
     if by == "task":
-        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=InOnePlace("task"))
-    return m.Method(name="joint", turn=InOnePlace())
+        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=m.InOnePlace("task"))
+    return m.Method(name="joint", turn=m.InOnePlace())

@@ -1,20 +1,4 @@
-"""CFL: one model, until the clients of a cluster no longer agree; then two.
-
-IFCA and RR-Cluster: several models; each client takes the one that fits its data best.
-
-FedSoft: personal models drawn to several cluster models, by shares.
-
-FedSPD: a model for each cluster of examples; each client mixes them by its shares.
-
-FedSTA: a body for all tasks, heads and tails for clients with the same task.
-
-FedPMT: clients with different subsets of the tasks, and a model for each single task between them.
-
-FedBone, emulated: attention against past updates, then projection of conflicts.
-
-ColNet: groups of equal tasks, whose leaders resolve conflicts between groups.
-
-MaT-FL: encoders of similar clients are averaged, grouped anew every round."""
+"""Clusters of clients or tasks: CFL, IFCA, RR-Cluster, FedSoft, FedSPD, FedSTA, FedPMT, FedBone, ColNet and MaT-FL."""
 
 from __future__ import annotations
 
@@ -64,14 +48,12 @@ def cfl(
 
     Couples tasks by design: clusters are formed from whole updates, whatever their tasks.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     defaults = (0.2, 0.4) if relative else (0.4, 1.6)
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]
     return m.Method(
         name="cfl",
         stage=stages.SplittingClusters(eps[0], eps[1], start, relative, linkage),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
@@ -117,13 +99,11 @@ def ifca(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="ifca",
         local=(training.BestCluster(clusters),),
         stage=stages.ChosenClusters(clusters, first, noise),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         buffers="local",
     )
 
@@ -166,13 +146,11 @@ def rr_cluster(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="rr-cluster",
         local=(training.BestCluster(clusters),),
         stage=stages.ChosenClusters(clusters, first, noise, least=least),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         buffers="local",
     )
 
@@ -214,15 +192,12 @@ def fedsoft(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedsoft",
         local=(training.SoftAnchors(clusters, lam, every, floor),),
         stage=stages.SoftClusters(clusters, first, noise, floor),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
@@ -257,14 +232,11 @@ def fedspd(
 
     Add-ons and a server step as with ifca. Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Tune
-
     return m.Method(
         name="fedspd",
-        local=(training.DrawnCluster(clusters, least), *([Tune(tune)] if tune else [])),
+        local=(training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])),
         stage=stages.ChosenClusters(clusters, "noise", noise, mixed=True),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
@@ -288,10 +260,8 @@ def fedsta(*, every: Count | None = None) -> m.Method:
     decoders are averaged keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in
     each round, and FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     if every is None:
-        return m.Method(name="fedsta", private=ALL_BUT_ENCODER, weights="uniform")
+        return m.Method(name="fedsta", private=m.ALL_BUT_ENCODER, weights="uniform")
     own = stages.Every(every, stages.PerTask(stages.SimilarGroups(1)))
     return m.Method(name="fedsta", stage=stages.PartlyShared("encoder", stages.Mean(), own), weights="uniform")
 
@@ -358,9 +328,7 @@ def fedbone(history: stages.HistoryAttention) -> m.Method:
 
     Couples tasks by design: weights compare a client's update with the history of all.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
-    return m.Method(name="fedbone", stage=history, private=ALL_BUT_ENCODER)
+    return m.Method(name="fedbone", stage=history, private=m.ALL_BUT_ENCODER)
 
 
 @parameters("fedloom.methods.clusters.aggregation:TaskLeaders")
@@ -387,12 +355,10 @@ def colnet(leaders: stages.TaskLeaders) -> m.Method:
 
     Couples tasks by design: leaders of the groups of tasks exchange updates.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="colnet",
         stage=leaders,
-        private=ALL_BUT_ENCODER,
+        private=m.ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",
     )
@@ -434,12 +400,10 @@ def matfl(mix: stages.SimilarGroups) -> m.Method:
 
     Couples tasks by design: groups are formed from the models of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="matfl",
         stage=mix,
-        private=ALL_BUT_ENCODER,
+        private=m.ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",
     )

@@ -1,10 +1,4 @@
-"""PCGrad, GradVac, CAGrad, ConFIG and the minimum-norm direction as add-ons.
-
-Weightings of TorchJD as add-ons: UPGrad, DualProj, Aligned-MTL, IMTL-G, FairGrad (extra `methods`).
-
-FAMO: weights under which all clients' losses fall at the same rate, from losses alone.
-
-FedGA: aggregation weights that follow the generalisation gap."""
+"""Rules for updates that conflict: PCGrad, GradVac, CAGrad, ConFIG, minimum norm, those of TorchJD, FAMO and FedGA."""
 
 from __future__ import annotations
 

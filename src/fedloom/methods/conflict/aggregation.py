@@ -54,12 +54,10 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True)
 class PCGrad(PCGradSettings, Stage):
-    """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
+    """Project each row against the rows it conflicts with, in a random order; see the add-on `pcgrad`. Rows stay K.
 
-    Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction` "sum"
-    multiplies every block by the number of rows that have it, so that a mean with equal weights becomes the paper's
-    sum. Each row's order is drawn anew every round, the same whoever else takes part. Rows without conflict come back
-    bit for bit (for "mean").
+    `reduction` "sum" multiplies every block by the number of rows that have it. Each row's order is drawn anew every
+    round, the same whoever else takes part.
     """
 
     traits = Traits("mix", separable=True, presence="row")
@@ -91,13 +89,7 @@ def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class GradVac(GradVacSettings, Stage):
-    """Turn each row towards the rows with which it is less aligned than usual (Wang et al., ICLR 2021). Rows stay K.
-
-    For each row i, v starts as X_i, and meets the other rows j in a random order: c = cos(v, X_j); if c is below the
-    target t_ij, v += |v| (t sqrt(1 - c^2) - c sqrt(1 - t^2)) / (|X_j| sqrt(1 - t^2)) X_j, so that their cosine is the
-    target. Then t_ij <- (1 - beta) t_ij + beta c, from 0, for pairs that are both there. All t = 0 is PCGrad. A target
-    counts as at most 0.99, because v grows without bound as it nears 1.
-    """
+    """Turn each row towards the rows with which it is less aligned than usual; see the add-on `gradvac`. Rows stay K."""
 
     traits = Traits("mix", separable=True, presence="row")
 
@@ -126,14 +118,10 @@ _ALIGNED = 0.99
 
 @dataclass(frozen=True)
 class CAGrad(CAGradSettings, Stage):
-    """The direction near the mean that is best for the worst-off row (Liu et al., NeurIPS 2021).
+    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`.
 
-    u = g_0 + c |g_0| g_w / |g_w|, divided by 1, 1+c^2 or 1+c (`rescale`); g_0 is the mean by `weight`, g_w the convex
-    combination of the rows that minimises <g_w, g_0> + c |g_0| |g_w|. c = 0 is the mean, bit for bit.
-
-    If g_w vanishes (within a millionth of its parts), u is g_0. Zero rows count in g_0 but not in g_w. If some clients
-    lack blocks, columns that the same rows have form a problem of their own, solved among those rows: so nothing is
-    diluted, and |u - g_0| <= c |g_0| holds in each problem.
+    If some clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows:
+    so nothing is diluted, and |u - g_0| <= c |g_0| holds in each problem.
     """
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
@@ -152,13 +140,7 @@ class CAGrad(CAGradSettings, Stage):
 
 @dataclass(frozen=True)
 class ConFIG(Stage):
-    """The direction with the same cosine to all rows, as long as the mean reaches along it (Liu et al., ICLR 2025).
-
-    v = pinv(R) 1 with the unit rows R, and u = <g_0, v> v / |v|^2 with the mean g_0 by `weight`. If such a direction
-    does not exist, v is the nearest in the sense of least squares; if it vanishes, or the mean points away from it,
-    there is no step. Zero rows count in g_0 only. If some clients lack blocks, columns that the same rows have form a
-    problem of their own, solved among those rows.
-    """
+    """The direction with the same cosine to all rows, as long as the mean reaches along it; see the add-on `config`."""
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 

@@ -58,16 +58,10 @@ def adjusted(
 
 @dataclass(frozen=True)
 class GapWeights(GapWeightsSettings, Stage):
-    """Writes weights that follow the generalisation gap (FedGA, Zhang et al., CVPR 2023).
+    """Writes weights that follow the generalisation gap; the method `fedga` has the equations.
 
-    The gap of a round is a client's loss under the aggregated model minus its loss under its own trained model, both on
-    its validation data. The client measures the first when it receives the next model, so the weights of a round stem
-    from the gaps of the round before; only clients that took part in both rounds have one. The step falls linearly to 0
-    over the run's rounds, if their number is known.
-
-    relative  divide the gap by the trained model's loss, because losses of different tasks have different scales
-    centre    subtract the mean gap first
-    floor     smallest weight before normalising; 0 can silence a client for good
+    The client measures the aggregated model's loss when it receives the next one, so the weights of a round stem from
+    the gaps of the round before; only clients that took part in both rounds have one.
     """
 
     traits = Traits(
@@ -108,12 +102,10 @@ class GapWeights(GapWeightsSettings, Stage):
 
 @dataclass(frozen=True)
 class LossWeights(LossWeightsSettings, Stage):
-    """Writes weights under which the logarithms of all clients' losses fall alike (FAMO, Liu et al., NeurIPS 2023).
+    """Writes weights under which the logarithms of all clients' losses fall alike; see the add-on `famo`.
 
-    z = softmax(xi), weight_k = z_k / loss_k. Of the clients that were also there in the round before, those whose loss
-    fell by a smaller share gain: with delta_k = log loss_k(t-1) - log loss_k(t), xi takes a step of Adam (`step`) along
-    -(z_k (delta_k - sum_j z_j delta_j) + decay xi_k), z and the sum over these clients. The loss is that of the model
-    as received; below 1e-8 it counts as 1e-8, and one that is not finite gives no weight and moves nothing.
+    Sums run over the clients that were also there in the round before. A loss below 1e-8 counts as 1e-8; one that is
+    not finite gives no weight and moves nothing.
     """
 
     traits = Traits(

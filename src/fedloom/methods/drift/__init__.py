@@ -1,14 +1,4 @@
-"""FedOpt: an optimiser at the server that takes the mean update as its gradient.
-
-FedACG: clients start from where the server's momentum will lead.
-
-FedNova: updates normalised by how much each local gradient counts in them.
-
-SCAFFOLD: control variates against client drift.
-
-FedDyn: a dynamic regulariser.
-
-NTK-FedAvg: federated averaging of a linearised model."""
+"""Methods against client drift: FedOpt, FedACG, FedNova, SCAFFOLD, FedDyn and NTK-FedAvg."""
 
 from __future__ import annotations
 
@@ -57,17 +47,15 @@ def fedopt(
     lasting effect (nor has `server-step`): report runs with and without `rescale`. With momentum the factor stays, and
     1/(1 - b1) comes on top.
     """
-    from fedloom.core.server import Adaptive, Momentum, ServerRule
-
     if b2 is not None and optimizer in ("momentum", "adagrad"):
         raise ValueError(f"fedopt: b2 plays no part with optimizer {optimizer}")
     if eps is not None and optimizer == "momentum":
         raise ValueError("fedopt: eps plays no part with optimizer momentum")
     if optimizer == "momentum":
-        rule: ServerRule = Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
+        rule: m.ServerRule = m.Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
     else:
         first = (0.0 if optimizer == "adagrad" else 0.9) if b1 is None else b1
-        rule = Adaptive(optimizer, 0.01 if step is None else step, first, 0.99 if b2 is None else b2, eps or 1e-3)
+        rule = m.Adaptive(optimizer, 0.01 if step is None else step, first, 0.99 if b2 is None else b2, eps or 1e-3)
     return m.Method(name="fedopt", server=rule)
 
 
@@ -97,9 +85,7 @@ def fedacg(
     that: m <- lam m + sum_k p_k T(Delta_k). Lower lam, or set `rescale: false`, before concluding anything from a run
     that diverges. Coordinates that no client chose still move by lam m.
     """
-    from fedloom.core.server import Lookahead
-
-    return m.Method(name="fedacg", local=(training.Proximal(2 * beta),), server=Lookahead(lam), weights="uniform")
+    return m.Method(name="fedacg", local=(training.Proximal(2 * beta),), server=m.Lookahead(lam), weights="uniform")
 
 
 @parameters("fedloom.methods.drift.aggregation:NormaliseSteps")

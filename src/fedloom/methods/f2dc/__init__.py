@@ -59,15 +59,13 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
     For tasks with one class per example; composes with every method whose encoder has maps. A linearised encoder is
     refused.
     """
-    from fedloom.core.layout import Select
-
     changed = replace(method.with_local(rule), model=(*method.model, attach))
     if attach.scope == "aggregate" or method.shares_nothing:
         return changed
     if method.private is None:
-        return replace(changed, private=Select(role="private"))
+        return replace(changed, private=m.Select(role="private"))
     if isinstance(method.private, str):
-        return replace(changed, private=Select(role=(method.private, "private")))
+        return replace(changed, private=m.Select(role=(method.private, "private")))
     if method.private.exclude is None:
         raise ValueError(
             f"{method.name}: {method.private} is private there, and private modules do not go together with it"

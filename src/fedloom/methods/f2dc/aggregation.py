@@ -30,19 +30,11 @@ def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, 
 
 @dataclass(frozen=True)
 class DomainWeights(DomainWeightsSettings, Stage):
-    """Writes weights that grow with a client's data and fall with its domain discrepancy (F2DC, eqs. 10-11).
+    """Writes weights that grow with a client's data and fall with its domain discrepancy; see `domain-weights`.
 
-    N and all sums run over the clients of the round. `classes` is C, the number of classes; by default the length of
-    the extra `classes`. `domains` is Q; by default the number of different domains seen so far, which is right from the
-    first round if all clients take part.
-
-    discrepancy   "total": every B_k^c is n_k / N, as the paper has it, so d_k = sqrt(C/2) |n_k/N - 1/Q|. "class": the
-                  form before that simplification, n_k^c / n^c; a class that nobody has counts as 1/Q. It reads the
-                  extra `classes`, the number of examples of each class (C). "none": weights n_k / N, as in the release,
-                  where alpha and beta have no effect.
-
-    With more clients than domains, n_k / N is far below 1/Q, so d_k falls with n_k and the weights are nearly uniform.
-    Raises ValueError for numbers out of range.
+    `classes` is C, the number of classes; by default the length of the extra `classes`, the number of examples of each
+    class (C). `discrepancy` "class" reads it too; a class that nobody has counts as 1/Q. "total" is
+    d_k = sqrt(C/2) |n_k/N - 1/Q|. With "none" alpha and beta have no effect.
     """
 
     classes: Count | None = None

@@ -52,13 +52,12 @@ def fdse(rule: training.Consistency, mix: stages.CosineMix) -> m.Method:
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that
     set weights (heal) or replace a mean are refused.
     """
-    from fedloom.core.layout import Select
     from fedloom.models.erased import ERASERS, Erase
 
     return m.Method(
         name="fdse",
         model=(Erase(),),
         local=(rule,),
-        stage=stages.PartlyShared(Select(exclude=ERASERS), stages.PerBlock(stages.MinNorm()), stages.PerBlock(mix)),
+        stage=stages.PartlyShared(m.Select(exclude=ERASERS), stages.PerBlock(stages.MinNorm()), stages.PerBlock(mix)),
         weights="uniform",
     )

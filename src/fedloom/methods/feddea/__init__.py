@@ -1,8 +1,4 @@
-"""FedDEA: keep the largest part of each update and rescale it.
-
-FedDEA's Figure 2 as an add-on that only records.
-
-Controls: what a method has to beat before its own idea gets the credit."""
+"""FedDEA, a record of the dimensions that updates activate, and controls that a method has to beat."""
 
 from __future__ import annotations
 
@@ -115,10 +111,8 @@ def server_step(method: m.Method, *, step: Positive) -> m.Method:
     The method's server rule must be the plain one with step 1: a method with a server optimiser has a step of its own.
     Local training shares nothing and is refused.
     """
-    from fedloom.core.server import Plain
-
     if method.shares_nothing:
         raise ValueError(f"{method.name}: a server step would change nothing, for everything is private")
-    if method.server != Plain():
+    if method.server != m.Plain():
         raise ValueError(f"{method.name}: server-step takes the place of Plain(step=1.0), but it has {method.server!r}")
-    return replace(method, server=Plain(step))
+    return replace(method, server=m.Plain(step))

@@ -86,13 +86,12 @@ def fedhca2(
         "mean": stages.Mean,
         "none": stages.Identity,
     }
-    from fedloom.core.layout import Select
 
     return m.Method(
         name="fedhca2",
         # "*": decoders, or no columns at all where a model has none
         stage=stages.Split({"encoder": rules[encoder](), "*": rules[decoder]()}),
-        private=Select(role="head"),
+        private=m.Select(role="head"),
         buffers="local",
         weights="uniform",
     )
@@ -118,9 +117,7 @@ def across_tasks(method: m.Method) -> m.Method:
 
     Couples tasks by design: decoders of all tasks are averaged.
     """
-    from fedloom.core.layout import Select
-
-    heads = Select(role="head")
+    heads = m.Select(role="head")
     if isinstance(found := method.stage, stages.Attention) and method.private is None:
         across = stages.AttentionAcrossTasks(found.alpha, found.sigma, found.scale)
         return replace(method, stage=across, private=heads)

@@ -53,20 +53,11 @@ class _Learner(Stage):
 
 @dataclass(frozen=True)
 class HyperConflictAverse(_Learner):
-    """Adds to each row alpha_i times a conflict-averse direction U of all rows (FedHCA2, CVPR 2024, Algorithm 1).
+    """Adds to each row alpha_i times a conflict-averse direction U of all rows; see the method `fedhca2`, encoders.
 
-    row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
-    with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
-
-    alpha_i begins at `start` and is learned by SGD with momentum from the client's next update, before its next use:
-    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
-    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long;
-    `project` clamps the weight itself after each step. A client learns only if it took part in the round that made U.
-    Absent clients keep their state; if all rows are zero, no state changes.
-
-    `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
-    replaced by their mean, while U and the gradients use the original rows. Without these extras nothing is averaged. A
-    row counts as zero in blocks that it lacks, and nothing is added there.
+    v = g in the first step. Absent clients keep their state; if all rows are zero, no state changes. Identical rows
+    have the same extras "domain" and "tasks"; U and the gradients use the original ones. A row counts as zero in blocks
+    that it lacks, and nothing is added there.
 
     With all alpha 0, and no identical rows, every row comes back bit for bit. Two passes over the matrix; the product
     with it is computed when X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
@@ -123,17 +114,11 @@ class HyperConflictAverse(_Learner):
 
 @dataclass(frozen=True)
 class HyperCrossAttention(_Learner):
-    """Adds to each decoder a learned share of what it finds in all decoders' updates (FedHCA2, Algorithm 2).
+    """Adds to each decoder a learned share of what it finds in all decoders' updates; see the method `fedhca2`.
 
-    decoder k, tensor p:  Delta_kp <- Delta_kp + clamp(beta_kl, 0, 1) A_kp,
-    A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
-
-    A decoder is a (client, task): each that a client has; in a unified model, where every client has all, each that was
-    trained (`support`). Tensors of different tasks correspond if they have the same shape and the same name after the
-    task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer is a tensor's
-    name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
-
-    beta is learned as alpha in `HyperConflictAverse`, with the sum over a layer's tensors of <next Delta_kp, A_kp>.
+    Tensors of different tasks correspond if they have the same shape and the same name after the task's:
+    decoders.TASK.fuse.weight is fuse.weight. A layer is a tensor's name without .weight or .bias. Columns that belong
+    to no task count as a decoder of their own.
 
     softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
     themselves. A single decoder gets its own update again, times beta. With beta 0 every row comes back bit for bit.

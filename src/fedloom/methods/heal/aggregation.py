@@ -21,23 +21,11 @@ _MOST = torch.iinfo(torch.int16).max
 
 @dataclass(frozen=True)
 class Heal(HealSettings, Stage):
-    """Masks by consistency and weights by distance (FedHEAL, Chen, Huang, Ye, CVPR 2024), for the mean that follows.
+    """Masks by consistency and weights by distance, for the mean that follows; the add-on `heal` has the equations.
 
-    q_ki   the share of client k's earlier rounds in which coordinate i had the sign that it has now
-    M_ki = [q_ki > tau]; all ones in a client's first round
-    dw_k = (1 - beta) dw_k + beta |M_k X_k| / sum_j |M_j X_j|,   w_k = w_k + dw_k   (j over the participants)
-    u_i  = sum_k w_k M_ki X_ki / sum_k w_k M_ki                                     (0 where everything is masked)
-
-    X passes as it is; M is written as `coef` (bool) and w as `weight`: in place of the weights so far or, with
-    `weights` "multiply", multiplied with them. w starts at 1 / (number of clients), dw at 0; the Mean normalises w over
-    the participants.
-
-    `zeros` says how an exact zero counts. "paper": together with negative updates, so a decoder that a client never
-    trains is perfectly consistent and still dilutes the mean. "none": as no evidence; it is masked out and does not
-    enter the history, and q is a share of the rounds in which the coordinate was not zero (1 if there were none).
-
-    The history counts a client's own rounds; that of an absent client does not change. If all rows are zero, no state
-    changes. State: per client one or two int16 vectors (d) and three numbers.
+    X passes as it is; M is written as `coef` (bool) and w as `weight`, in place of the weights so far or multiplied
+    with them. Where no round of a client moved a coordinate, `zeros` "none" counts q as 1. State: per client one or two
+    int16 vectors (d) and three numbers.
     """
 
     @property

@@ -1,6 +1,4 @@
-"""MaTU: a client has many tasks and sends one vector.
-
-Each task of a client trained alone and sent by itself, as MaTU's paper compares with."""
+"""MaTU: one vector for all tasks of a client; and tasks that are trained and sent by themselves."""
 
 from __future__ import annotations
 
@@ -74,23 +72,19 @@ def matu(
 
     Couples tasks by design: task vectors of similar tasks are combined.
     """
-    from fedloom.core.codecs import Unified
-    from fedloom.core.layout import Select
-    from fedloom.methods.method import EachTask
     from fedloom.models.changes import FreeAdaptedWeights
-    from fedloom.training.rules import Phase
 
     # what is aggregated of the encoder, and what local training changes in it
-    tau, trained = Select(role="encoder"), Select(role="encoder")
+    tau, trained = m.Select(role="encoder"), m.Select(role="encoder")
     if delta_w:
-        tau, trained = Select(name="*.base_layer.weight"), Select(role="adapter")
+        tau, trained = m.Select(name="*.base_layer.weight"), m.Select(role="adapter")
     method = m.Method(
         name="matu",
-        codec=Unified(),
+        codec=m.Unified(),
         stage=vectors,
-        private=Select(exclude=tau) if heads == "local" else trained if delta_w else None,
-        local=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
-        turn=EachTask(),
+        private=m.Select(exclude=tau) if heads == "local" else trained if delta_w else None,
+        local=(m.Phase(trained),) if heads == "frozen" else (m.Phase(m.Select(exclude=tau)),) if delta_w else (),
+        turn=m.EachTask(),
     )
     return (
         replace(method, model=(FreeAdaptedWeights(),), local=(*method.local, training.MergeFactors()))
@@ -117,10 +111,8 @@ def by_task(method: m.Method) -> m.Method:
     For methods with one model at the server. Refused with a model of the client's own beside it, vectors beside the
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
-    from fedloom.methods.method import EachTask, Received
-
     if method.turn.by_task:
         raise ValueError(f"{method.name}: rows (client, task) are there already")
-    if method.turn != Received():
+    if method.turn != m.Received():
         raise ValueError(f"{method.name}: {method.turn!r} and rows (client, task) do not go together")
-    return replace(method, turn=EachTask())
+    return replace(method, turn=m.EachTask())

@@ -1,8 +1,4 @@
-"""DFMTL: models of similar clients are mixed, by similarity of updates and of tasks.
-
-Gossip averaging: everybody mixes with its neighbours on a graph.
-
-A discount on old models, for peers that do not wait for each other."""
+"""Mixing among peers: DFMTL, gossip averaging, and a discount on old models."""
 
 from __future__ import annotations
 
@@ -43,12 +39,10 @@ def dfmtl(
 
     Couples tasks by design: neighbours are chosen among all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="dfmtl",
         stage=mix if warmup == 1 else stages.Switch(warmup, stages.Mean(), mix),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
@@ -78,12 +72,10 @@ def dpsgd(
 
     Couples tasks by design: the graph has all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="dpsgd",
         stage=stages.Gossip(topology, options or {}, every),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )

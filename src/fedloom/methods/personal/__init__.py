@@ -1,18 +1,4 @@
-"""Ditto: a personal model beside the global one.
-
-pFedMe: personal models on the Moreau envelope of the loss.
-
-FedAMP: personal models drawn to models that resemble them.
-
-FedMTL: MOCHA's coupled tasks, for networks.
-
-FedPer: personal layers.
-
-FedRep: first the head, then the shared representation.
-
-FedBABU: only the body learns; heads are tuned at the end.
-
-FedBN: batch norm stays with the client."""
+"""Personal models and layers: Ditto, pFedMe, FedAMP, FedMTL, FedPer, FedRep, FedBABU and FedBN."""
 
 from __future__ import annotations
 
@@ -40,9 +26,7 @@ def ditto(*, lam: NonNegative = 0.1) -> m.Method:
     lam = 0 is local training beside FedAvg; a large lam gives the global model. Computation and client memory double.
     With FedDEA: the global stream only.
     """
-    from fedloom.methods.method import Beside
-
-    return m.Method(name="ditto", turn=Beside((training.Anchor(lam),)))
+    return m.Method(name="ditto", turn=m.Beside((training.Anchor(lam),)))
 
 
 @parameters("fedloom.methods.personal.rules:Envelope")
@@ -67,9 +51,7 @@ def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
 
     With FedDEA: the selection acts on the update of w.
     """
-    from fedloom.core.server import Plain
-
-    return m.Method(name="pfedme", local=(rule,), server=Plain(beta), weights="uniform")
+    return m.Method(name="pfedme", local=(rule,), server=m.Plain(beta), weights="uniform")
 
 
 @parameters("fedloom.methods.personal.aggregation:Attention")
@@ -104,15 +86,12 @@ def fedamp(
 
     Couples tasks by design: clients are drawn to all similar models.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedamp",
         local=(training.Anchor(lam / attention.alpha, start),),
         stage=attention,
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
@@ -151,15 +130,12 @@ def fedmtl(
 
     Couples tasks by design: relations are learned between all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedmtl",
         local=(rule,),
         stage=relation,
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
@@ -181,16 +157,14 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
     FedSTA without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared
     parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER, Select
-
     if personal == "heads":
         if layers:
             raise ValueError(
                 "fedper: `layers` go with `personal: decoders`; with `personal: heads` decoders are shared"
             )
         return m.Method(name="fedper", private="head")
-    shared = Select(role="encoder", exclude=Select(name=tuple(layers)))
-    return m.Method(name="fedper", private=Select(exclude=shared) if layers else ALL_BUT_ENCODER)
+    shared = m.Select(role="encoder", exclude=m.Select(name=tuple(layers)))
+    return m.Method(name="fedper", private=m.Select(exclude=shared) if layers else m.ALL_BUT_ENCODER)
 
 
 @m.METHODS.register("fedrep", source="Collins et al., ICML 2021")
@@ -208,11 +182,8 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
 
     With FedDEA, rho counts the encoder's parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Phase
-
-    phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
-    return m.Method(name="fedrep", local=phases, private=ALL_BUT_ENCODER)
+    phases = (m.Phase(m.ALL_BUT_ENCODER, head), m.Phase("encoder", 1 - head))
+    return m.Method(name="fedrep", local=phases, private=m.ALL_BUT_ENCODER)
 
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
@@ -231,13 +202,10 @@ def fedbabu(*, tune: Natural = 5) -> m.Method:
     A random frozen decoder of a dense task is far harsher than a random linear classifier.
     With FedDEA, rho counts the encoder's parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Phase, Tune
-
     return m.Method(
         name="fedbabu",
-        private=ALL_BUT_ENCODER,
-        local=(Phase("encoder"), *([Tune(tune)] if tune else [])),
+        private=m.ALL_BUT_ENCODER,
+        local=(m.Phase("encoder"), *([m.Tune(tune)] if tune else [])),
         weights="uniform",
     )
 
@@ -253,7 +221,5 @@ def fedbn(*, norms: Literal["batch", "all"] = "batch") -> m.Method:
     There is no single global model: each client is measured with its own batch norm. A network without batch norm makes
     this FedAvg with uniform weights. With FedDEA, rho counts the shared parameters only.
     """
-    from fedloom.core.layout import Select
-
-    private = Select(kind="batch-norm") if norms == "batch" else Select(role="norm")
+    private = m.Select(kind="batch-norm") if norms == "batch" else m.Select(role="norm")
     return m.Method(name="fedbn", private=private, buffers="local", weights="uniform")

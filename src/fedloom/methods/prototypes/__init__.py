@@ -1,14 +1,4 @@
-"""FedProto: features drawn to the clients' mean features of each class.
-
-FedTGP: features drawn to prototypes that the server trains to be apart.
-
-FedSA: features and classifiers tied to anchors that hardly move.
-
-FPL: features contrasted with clusters of the clients' prototypes.
-
-FedRCL: supervised contrast within the batch, with a penalty on features that are too alike.
-
-MOON: model-contrastive local training."""
+"""Prototypes and contrast of features: FedProto, FedTGP, FedSA, FPL, FedRCL and MOON."""
 
 from __future__ import annotations
 
@@ -44,14 +34,12 @@ def fedproto(
     one do not count. For tasks with one class per example, each with its own prototypes; others are trained as in
     FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.
     """
-    from fedloom.core.layout import EVERYTHING
-
     keep = stages.MeanPrototypes(by)
     return m.Method(
         name="fedproto",
         local=(training.CollectPrototypes(), training.PrototypePull(lam, distance)),
         stage=keep if share == "nothing" else keep >> stages.Mean(),
-        private=EVERYTHING if share == "nothing" else None,
+        private=m.EVERYTHING if share == "nothing" else None,
         buffers="local" if share == "nothing" else "mean",
     )
 
