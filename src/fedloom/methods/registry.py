@@ -1,4 +1,4 @@
-"""The tables of methods and add-ons that recipes and the command line name, and the parts of methods for modules that fill them."""
+"""The tables of methods and add-ons that recipes name, and what modules that fill them make methods of."""
 
 from __future__ import annotations
 

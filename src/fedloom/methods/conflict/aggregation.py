@@ -89,7 +89,7 @@ def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class GradVac(GradVacSettings, Stage):
-    """Turn each row towards the rows with which it is less aligned than usual; see the add-on `gradvac`. Rows stay K."""
+    """Turn each row towards the rows with which it is less aligned than usual; see the add-on `gradvac`."""
 
     traits = Traits("mix", separable=True, presence="row")
 
