@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedloom.methods.conflict.aggregation import MinNorm as MinNorm
     from fedloom.methods.conflict.aggregation import PCGrad as PCGrad
     from fedloom.methods.conflict.aggregation import UPGrad as UPGrad
-    from fedloom.methods.conflict.averse import conflict_averse_weights as conflict_averse_weights
+    from fedloom.methods.conflict.aggregation import conflict_averse_weights as conflict_averse_weights
     from fedloom.methods.conflict.gap import GapWeights as GapWeights
     from fedloom.methods.conflict.gap import LossWeights as LossWeights
     from fedloom.methods.drift.aggregation import ControlVariates as ControlVariates

@@ -30,9 +30,8 @@ from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.server import dispatch
-from fedloom.methods.clusters.aggregation import agglomerate, bipartition, cosines
+from fedloom.methods.clusters.aggregation import agglomerate, agreement, bipartition, cosines
 from fedloom.methods.clusters.centres import rebalanced
-from fedloom.methods.conflict.aggregation import agreement
 from fedloom.stages import (
     ChosenClusters,
     Every,

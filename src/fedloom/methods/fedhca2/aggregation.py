@@ -22,7 +22,7 @@ from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import rescaling, solved
+from fedloom.methods.conflict.aggregation import rescaling, solved
 from fedloom.methods.personal.aggregation import Attention, attention
 
 KIND = "hyper-weights"

@@ -23,7 +23,7 @@ from fedloom.core.outline import Box
 from fedloom.core.settings.section import BelowOne, Natural
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.methods.conflict.averse import Rescale
+from fedloom.methods.conflict.aggregation import Rescale
 from fedloom.methods.peers import SimilarityMixSettings, StalenessSettings
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.core.gram import cancels, gram
 from fedloom.core.settings.section import BelowOne, Checked, Positive
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import Rescale, conflict_averse_weights, rescaling
+from fedloom.methods.conflict.aggregation import Rescale, conflict_averse_weights, rescaling
 
 _Size = Annotated[Positive, Field(allow_inf_nan=False)]
 
