@@ -25,7 +25,6 @@ from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import (
     ditto,
-    fedavg,
     feddyn,
     fedex_lora,
     fedopt,
@@ -260,8 +259,6 @@ def test_refused() -> None:
         flora(ditto())
     with pytest.raises(ValueError, match="server remembers their products, and flora do not go together"):
         flora(feddyn())
-    with pytest.raises(ValueError, match="expected a scale above 0"):
-        fedex_lora(fedavg(), scale=0)
 
 
 @low_rank

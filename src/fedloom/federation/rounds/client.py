@@ -172,7 +172,7 @@ class ClientRound:
         new: State = {}
         if private.blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
-            new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
+            new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu)
         if result.optimizer:
             new["optimizer"] = result.optimizer
         if method.rules:
