@@ -6,19 +6,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedloom
+from fedloom.core.context import State
 from fedloom.core.mean import Mean
 from fedloom.core.stage import Chain, Identity, Stage, Traits
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.privacy import SPENT, Terms, ratio, share_of, terms_of, told
+from fedloom.federation.rounds.observers import SPENT, Budget
+from fedloom.federation.rounds.privacy import Terms, ratio, share_of, terms_of, told
 from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.rounds import Round, initial_state, paid, status
+from fedloom.federation.rounds.round import Round
+from fedloom.federation.rounds.rounds import initial_state, status
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
@@ -173,6 +178,13 @@ def test_what_rounds_cost_cannot_change_behind_their_back() -> None:
         terms().agree({"round": 2, "privacy": {**vars(terms()), "noise": 2.0}})
     terms().agree({"round": 0})
     terms().agree({"round": 2, "privacy": dict(vars(terms()))})
+
+
+def paid(built: Built, state: State) -> tuple[float, State]:
+    """The last round that the budget allows, and the state with which it begins."""
+    budget = Budget(built, SimpleNamespace(save=lambda state: None))  # type: ignore[arg-type]
+    state = budget.begin(state)
+    return budget.last, state
 
 
 def test_a_missing_accountant_is_said_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:

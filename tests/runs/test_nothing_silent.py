@@ -347,7 +347,7 @@ def test_a_run_killed_while_it_measures_round_0_anew_goes_on(tmp_path: Path, mon
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.federation.rounds.rounds.server_step", stop)  # round 0 is saved, and nothing else
+        patch.setattr("fedloom.federation.rounds.round.server_step", stop)  # round 0 is saved, and nothing else
         with pytest.raises(Stop):
             fedloom.run(load_recipe(), tmp_path / "run")
     with monkeypatch.context() as patch:

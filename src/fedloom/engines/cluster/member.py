@@ -13,7 +13,7 @@ from fedloom.core.context import State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import ALL, Message, Payload
-from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs.folder import RunFolder

@@ -19,7 +19,7 @@ from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import ALL, Payload, rows_of
 from fedloom.federation.rounds.recovery import careful, nothing_came, usable
-from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import assembled, bases, collect, settled
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.reader import DIAGNOSTICS

@@ -52,7 +52,7 @@ from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import labels, named, wanted
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.progress import progress
-from fedloom.federation.rounds.rounds import Advance, Round, with_server
+from fedloom.federation.rounds.round import Advance, Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import FILE as AUDIT

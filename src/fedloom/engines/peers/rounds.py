@@ -20,7 +20,7 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.rounds import Advance, Round
+from fedloom.federation.rounds.round import Advance, Round
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.methods.peers.scenario import Events, synchronous
 from fedloom.training.flat import integer_buffers

@@ -22,10 +22,6 @@ from fedloom.federation.rounds.federation import drawn_of
 
 LEARNS = 2.0
 """Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
-AGAIN = 2
-"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
-one before it, from whose checkpoint the run goes on where the newest one is damaged."""
-SPENT = "stopped: privacy budget spent"
 
 
 @dataclass(frozen=True)
