@@ -13,12 +13,11 @@ import torch
 import fedloom
 from fedloom import Method
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.pool import InProcess
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.federation.rounds.worker import Worker
+from fedloom.federation.rounds.worker import InProcess, Worker
 from fedloom.methods import ADDONS, METHODS
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel

@@ -125,21 +125,14 @@ class Updates:
     support: Tensor | None = None
 
     def __post_init__(self) -> None:
-        k, d = len(self.rows), self.layout.d
-        matrix, numbers, blocks = (k, d), (k,), (k, len(self.layout.blocks))
-        for name, value, shape in (
-            ("X", self.given, matrix),
-            ("n", self.n, numbers),
-            ("weight", self.weight, numbers),
-            ("coef", self.coef, matrix),
-            ("present", self.present, blocks),
-            ("support", self.support, blocks),
-            ("mixing", self.mixing, (k, k)),
-            ("base", self.base, matrix),
-            *((f"auxiliary {name!r}", value, matrix) for name, value in self.auxiliary.items()),
-        ):
+        k, sizes = len(self.rows), {"K": len(self.rows), "d": self.layout.d, "blocks": len(self.layout.blocks)}
+        for name, axes in _SHAPES.items():
+            value, shape = getattr(self, name), tuple(sizes[axis] for axis in axes)
             if value is not None and value.shape != shape:
-                raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
+                raise _wrong_shape("X" if name == "given" else name, shape, value)
+        for name, vectors in self.auxiliary.items():
+            if vectors.shape != (k, self.layout.d):
+                raise _wrong_shape(f"auxiliary {name!r}", (k, self.layout.d), vectors)
         for name, value in self.extra.items():
             if len(value) != k:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
@@ -301,14 +294,8 @@ class Updates:
     def reduced(self, x: Tensor) -> Updates:
         """The result of a rule that returns one vector (d) for everyone."""
         present = None if self.present is None or not len(self) else self.present.any(dim=0, keepdim=True)
-        return Updates(
-            self.layout,
-            (EVERYONE,),
-            x.reshape(1, -1),
-            self.n.sum().reshape(1),
-            self.weight.sum().reshape(1),
-            present=present,
-        )
+        n, weight = self.n.sum().reshape(1), self.weight.sum().reshape(1)
+        return Updates(self.layout, (EVERYONE,), x.reshape(1, -1), n, weight, present=present)
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,6 +369,24 @@ def row_norms(X: Tensor) -> Tensor:
         x = X[i].double()
         norms[i] = (largest := x.abs().amax()) * (x / largest).norm()
     return norms
+
+
+_MATRIX, _NUMBERS, _BLOCKS = ("K", "d"), ("K",), ("K", "blocks")
+_SHAPES = {
+    "given": _MATRIX,
+    "n": _NUMBERS,
+    "weight": _NUMBERS,
+    "coef": _MATRIX,
+    "present": _BLOCKS,
+    "support": _BLOCKS,
+    "mixing": ("K", "K"),
+    "base": _MATRIX,
+}
+"""Field of Updates -> its axes."""
+
+
+def _wrong_shape(name: str, expected: tuple[int, ...], found: Any) -> ValueError:
+    return ValueError(f"{name}: expected shape {expected}, found {tuple(found.shape)}")
 
 
 def _keys(rows: Sequence[Row]) -> list[tuple[str, str]]:

@@ -39,12 +39,11 @@ from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
-from fedloom.federation.rounds.messages import Message, count_down, count_up
+from fedloom.federation.rounds.messages import Ledger, Message, count_down, count_up
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.federation.runs.recorded import digest_of
 from fedloom.methods.method import Method
 from fedloom.training.flat import integer_buffers
@@ -128,7 +127,8 @@ class Node:
             ledger.down[self.client] = count_down(built.method, built.layout, built.federation, client, message)
             ledger.add("local training", done.seconds)
             folder.cut(round_ - 1)
-            folder.write_round({"round": round_, "metrics": [], "train": train_records([done])}, ledger)
+            line = {"round": round_, "metrics": [], "train": train_records([done]), "seconds": ledger.seconds}
+            folder.write_round(line, ledger.bytes)
         return done.payload.tree(), self._numbers(built, done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
@@ -146,7 +146,8 @@ class Node:
             if left.state is not None:
                 self._keep(folder, left.state, round_, marker)
                 folder.cut(round_ - 1)
-                folder.write_round({"round": round_, "metrics": [], "train": left.train}, left.ledger)
+                line = {"round": round_, "metrics": [], "train": left.train, "seconds": left.ledger.seconds}
+                folder.write_round(line, left.ledger.bytes)
         answer = {
             "letters": left.letters,
             "records": left.records,

@@ -140,7 +140,7 @@ def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -
         members = [name for name in here if name in there]
 
         def train(jobs: list[TrainJob]) -> Iterator[TrainDone]:
-            for payload in now.conspired(now.trained(executor, jobs)):
+            for payload in now.conspired(now.payloads(executor, jobs)):
                 client = payload.row[0]
                 done = next(each for each in reversed(now.done) if each.client == client)
                 yield replace(done, payload=payload, state=now.clients[client])

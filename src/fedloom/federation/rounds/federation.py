@@ -104,9 +104,9 @@ class BuiltClient:
 
     def settings(self, training: Training) -> Training:
         """The recipe's settings for this client."""
-        training = training.of(self.domain)
-        if self.batches == 1:
+        if self.batches == 1 and not isinstance(training.epochs, dict):
             return training
+        training = training.of(self.domain)
         return training.model_copy(update={"batch_size": round(self.batches * training.batch_size)})
 
     def part(self, split: str) -> Part:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.client import tune
+from fedloom.federation.rounds.client import for_task, load, load_personal, tune
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient
-from fedloom.federation.rounds.loading import for_task, load, load_personal, pack_tasks
-from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.messages import Message, pack_tasks
 from fedloom.federation.rounds.server import model_of
 from fedloom.federation.rounds.worker import EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
+from fedloom.core import errors
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, cohort
 from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
-from fedloom.federation.rounds.messages import Message, Payload, count_down, count_up, form, rows_of
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_down, count_up, form, rows_of
 from fedloom.federation.rounds.recovery import kept
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.checkpoint import map_tensors
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
+
+
+class Progress:
+    """Receives what happens in a run. This one says nothing; others say what they want to.
+
+    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
+    """
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None: ...
 
 
 @dataclass
@@ -58,17 +76,9 @@ class Round:
     def ctx(self, members: Sequence[str]) -> Ctx:
         """The context of the server's stages, with these clients as participants."""
         recipe, method, federation = self.built.recipe, self.built.method, self.built.federation
-        return Ctx(
-            self.number,
-            recipe.seed,
-            rows_of(method, federation, members),
-            len(rows_of(method, federation, federation.trainers)),
-            recipe.training.rounds,
-            log=self.log,
-            record=self.record,
-            secret=self.secret,
-            held=federation.held,
-        )
+        here, population = rows_of(method, federation, members), len(rows_of(method, federation, federation.trainers))
+        about = self.number, recipe.seed, here, population, recipe.training.rounds
+        return Ctx(*about, self.log, self.record, secret=self.secret, held=federation.held)
 
     @property
     def line(self) -> dict[str, Any]:
@@ -81,6 +91,7 @@ class Round:
             "events": self.events,
             **({"seconds_of": train_seconds(self.done)} if self.number else {}),
             **self.recorded,
+            "seconds": self.ledger.seconds,
         }
 
     def after(self, state: State, server: State) -> State:
@@ -129,53 +140,54 @@ class Round:
                 parts["records"].append(record)
         return {name: records for name, records in parts.items() if records}
 
-    def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
-        """The clients' payloads as they finish, one at a time, so that only one is held."""
-        clients = self.built.federation.clients
+    def payloads(
+        self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message] = MappingProxyType({})
+    ) -> Iterator[Payload]:
+        """The clients' payloads as they finish, one at a time, so that only one is held.
+
+        The clients' new states are in `clients`. Bytes are counted of those who were sent `messages`; what one trainer
+        with the examples of all has goes nowhere.
+        """
         counted: dict[Any, tuple[ByteCount, ByteCount]] = {}
-        for payload in self.trained(executor, jobs):
-            client = payload.row[0]
-            if client in clients:  # what one trainer with the examples of all has goes nowhere
-                message = messages[client]
-                alike = (*clients[client].tasks,), form(payload), form(message)
-                if alike not in counted or self.built.method.codec.varies:
-                    counted[alike] = self._counted(clients[client], payload, message)
-                self.ledger.up[client], self.ledger.down[client] = counted[alike]
-            yield payload
-            del payload  # before the next client trains
-
-    def _counted(self, client: BuiltClient, payload: Payload, message: Message) -> tuple[ByteCount, ByteCount]:
-        """Bytes up and down."""
-        method, layout, federation = self.built.method, self.built.layout, self.built.federation
-        up = count_up(method, layout, federation, payload)
-        return up, count_down(method, layout, federation, client, message)
-
-    def conspired(self, payloads: Iterable[Payload]) -> Iterator[Payload]:
-        """The payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
-        built = self.built
-        shared = built.method.shared_part(built.layout)
-        return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
-
-    def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
-        """The results of local training as they finish; the clients' new states are in `clients`."""
-        federation = self.built.federation
+        federation, wanted = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
-        for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
-            # shared memory between processes is scarce: keep a copy
-            self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
+        for d in executor.run(jobs, evaluate_trained=wanted):
+            self.clients[d.client] = d.state
+            if d.state:  # shared memory between processes is scarce: keep a copy
+                self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
             if not d.payload.finite:
                 self.without(d.client)
             elif d.payload.tasks:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
                     self.without(d.client, task=task)
+            if d.client in messages and d.client in federation.clients:
+                self._count(federation.clients[d.client], d.payload, messages[d.client], counted)
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
-            empty = Payload(d.payload.row, d.payload.n)
-            self.done.append(TrainDone(d.client, empty, d.result, {}, d.seconds, d.trained))
+            self.done.append(replace(d, payload=Payload(d.payload.row, d.payload.n), state={}))
             self.progress.client(self.number, len(self.done), len(jobs))
             yield d.payload
             del d  # before the next client trains
+
+    def _count(
+        self, client: BuiltClient, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ByteCount]]
+    ) -> None:
+        """Count a client's bytes up and down, which are `known` of messages of one form."""
+        method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        alike = (*client.tasks,), form(payload), form(message)
+        if alike not in known or method.codec.varies:
+            up = count_up(method, layout, federation, payload)
+            known[alike] = up, count_down(method, layout, federation, client, message)
+        self.ledger.up[client.id], self.ledger.down[client.id] = known[alike]
+
+    def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:
+        """The payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
+        built = self.built
+        if not built.attacks:
+            return payloads
+        shared = built.method.shared_part(built.layout)
+        return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
 
 
 Advance = Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]

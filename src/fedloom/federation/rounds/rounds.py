@@ -8,13 +8,11 @@ from fedloom.core.context import State, new_secret
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline, measure, trained_records
 from fedloom.federation.rounds.observers import OBSERVERS, stopped
-from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.refusals import unmeasured
-from fedloom.federation.rounds.round import Advance, Round, with_server
+from fedloom.federation.rounds.round import Advance, Progress, Round, with_server
 from fedloom.federation.rounds.server import server_init
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.federation.runs.reader import NOTHING
 from fedloom.training.flat import integer_buffers
 
@@ -67,7 +65,7 @@ def run_rounds(
         for observer in observers:
             state = observer.after(state, now)
         line = now.line
-        folder.write_round(line, now.ledger)
+        folder.write_round(line, now.ledger.bytes)
         if last or stopped(state) or now.number % recipe.runtime.checkpoint_every == 0:
             folder.save(state)
         progress.round(now.number, headline(built, line))
@@ -80,5 +78,5 @@ def _measure_start(built: Built, executor: Executor, folder: RunFolder, state: S
     for why in unmeasured(built):
         start.log("not measured", {"why": why})
     start.metrics = measure(built, executor, state, record=start.record)
-    folder.write_round(start.line, Ledger())
+    folder.write_round(start.line, start.ledger.bytes)
     folder.save(state)
