@@ -42,6 +42,7 @@ class FlatModel:
         self.integers = integer_buffers(self.module)
         self.initial = self.vector.clone() if initial is None else initial
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
+        self.has_buffers = bool(len(self.buffers) or self.integers)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
 
     @classmethod

@@ -29,6 +29,7 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, Phase, View, ends
 
+_NOTHING = contextlib.nullcontext()
 T = TypeVar("T")
 _END: Any = object()
 
@@ -233,7 +234,7 @@ def _train(
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
     turns = _turns(model, trained, training, added.phases, index, groups, memory.get("optimizer") or {})
     active = [model.grad[s] for s in model.layout.parameters.spans(trained)]
-    half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
+    half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
@@ -241,14 +242,13 @@ def _train(
     )
     stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
     repeat = max((rule.repeat for rule in added.rules), default=1)
-    later = iter(turns)
-    now = next(later)
+    now, *later = turns
     model.module.train()
     if added.phases:
         now.freeze_others(model)
     for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
-        while number // repeat >= now.until and now is not turns[-1]:
-            now = next(later)
+        while number // repeat >= now.until and later:
+            now = later.pop(0)
             model.module.train()
             now.freeze_others(model)
         lr = learning_rate(training, ctx.round, epoch)
@@ -257,10 +257,7 @@ def _train(
             x = channels_last(x)
         for g in active:
             g.zero_()
-        with (
-            half or contextlib.nullcontext(),
-            applied.recording(lr, result.steps) if applied else contextlib.nullcontext(),
-        ):
+        with half, applied.recording(lr, result.steps) if applied else _NOTHING:
             here = work.tasks if len(targets) == len(names) else {n: t for n, t in work.tasks.items() if n in targets}
             outputs = model.module(x, tuple(here))
             loss, losses = task_losses(outputs, targets, here)
@@ -275,8 +272,7 @@ def _train(
         result.steps += 1
         result.examples += len(x)
         for name, value in losses.items():
-            count = work.labels_in(batch, name)
-            term = value.detach() * count
+            term = value.detach() * (count := work.labels_in(batch, name))
             sums[name] = sums[name] + term if name in sums else term
             counts[name] += count
     if applied is not None:
@@ -318,7 +314,7 @@ class _Applied:
     def recording(self, lr: float, step: int) -> AbstractContextManager[None]:
         """Inside, features are recorded for rules that ask for them; a step with this learning rate begins."""
         self.view.lr, self.view.step = lr, step
-        return self.view.features.recording() if self.view.features else contextlib.nullcontext()
+        return self.view.features.recording() if self.view.features else _NOTHING
 
     def penalised(self, loss: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch with the rules' penalties."""
@@ -360,12 +356,9 @@ def _turns(
     turns = []
     for i, (layout, end) in enumerate(parts):
         spans, params = model.layout.parameters.spans, model.params
-        rest, encoder = layout, EMPTY
-        if training.optimizer.encoder_lr is not None:
-            encoder = layout.select(name="encoder.*")
-            rest = layout.without(encoder)
-        slow = spans(encoder) if encoder.blocks else ()
-        optimizer = build(training.optimizer, params, model.grad, spans(rest), slow)
+        slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
+        rest, encoder = spans(layout.without(slow)), spans(slow) if slow.blocks else ()
+        optimizer = build(training.optimizer, params, model.grad, rest, encoder)
         if str(i) in memory:
             import_state(optimizer, memory[str(i)])
         turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans(layout)], end))

@@ -45,9 +45,7 @@ class Stepper(ABC):
     """What torch's optimiser does, bit for bit on a CPU, without the second that torch takes to load its optimisers."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Optimizer) -> None:
-        self.config = config
-        self.param_groups = groups
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.config, self.param_groups, self.state = config, groups, dict[Tensor, dict[str, Any]]()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -109,11 +107,9 @@ def build(
     """
 
     def group(slices: tuple[Columns, ...], lr: float) -> dict[str, Any]:
-        pieces = []
-        for s in slices:
-            piece = nn.Parameter(params[..., s])
+        pieces = [nn.Parameter(params[..., s]) for s in slices]
+        for piece, s in zip(pieces, slices, strict=True):
             piece.grad = grad[..., s]
-            pieces.append(piece)
         return {"params": pieces, "lr": lr, "share": lr / config.lr}
 
     groups = [group(spans, config.lr)]

@@ -102,12 +102,11 @@ class ClientRound:
         received: Tensor | None = None,
     ) -> LocalResult:
         """Local training of the loaded model; `who` names the streams of random numbers."""
-        kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
-        if "rules" in kept:
-            kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(self.model.device))
+        if "rules" in memory:
+            memory = {**memory, "rules": map_tensors(memory["rules"], lambda t: t.to(self.model.device))}
         look = self._validate, self._losses, self._labels
         added = Additions(self.params.spans(self.shared), rules, phases, broadcast, received, *look)
-        return train(self.model, self.client.work(who), self.training, self.ctx, added, kept)
+        return train(self.model, self.client.work(who), self.training, self.ctx, added, memory)
 
     def _validate(self) -> dict[str, float]:
         plain = {name: task for name, (task, _) in self.client.tasks.items()}
@@ -159,18 +158,14 @@ class ClientRound:
             beside["auxiliary"] = {name: vector.to("cpu") for name, vector in vectors.items()}
         if method.wants_support:
             beside["support"] = self._support(tuple(self.client.tasks))
-        if method.buffers != "local" and self._has_buffers:  # else they were copied by `_kept`
+        if method.buffers != "local" and self.model.has_buffers:  # else they were copied by `_kept`
             beside["buffers"], beside["integers"] = self._buffers()
         return Payload(row, n, packed, extras, **beside), result, new
-
-    @property
-    def _has_buffers(self) -> bool:
-        return bool(len(self.model.buffers) or self.model.integers)
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Copies of the float buffers that may leave the client, and of integer buffers."""
         model, layout = self.model, self.model.layout
-        if not self._has_buffers:
+        if not self.model.has_buffers:
             return None, {}
         shared = layout.buffers.take(model.buffers, self.method.shared_buffers(layout))
         buffers = shared.to("cpu", copy=True) if len(shared) else None
@@ -352,8 +347,7 @@ def finish(
 
 def _finite(model: FlatModel, delta: Tensor) -> list[bool]:
     """Of changes of the parameters (K x p): whether each, and the model's buffers, are finite."""
-    found: list[bool] = (row_norms(delta).isfinite() & torch.isfinite(model.buffers).all()).tolist()
-    return found
+    return [*map(bool, row_norms(delta).isfinite() & torch.isfinite(model.buffers).all())]
 
 
 def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:
@@ -419,7 +413,7 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> T
     params.put(model.params, shared, vector.to(model.device))
     if "private" in state:
         params.put(model.params, method.private_part(layout), state["private"].to(model.device))
-    if len(model.buffers) or model.integers:
+    if model.has_buffers:
         _load_buffers(method, model, received, state)
     loaded = model.vector
     whole = vector.shape == loaded.shape and vector.dtype == loaded.dtype and vector.device == loaded.device

@@ -129,8 +129,7 @@ class BuiltClient:
 
     def work(self, who: str) -> Work:
         """Its train examples, for all its tasks; `who` names the streams of random numbers."""
-        train = self.train
-        groups = tuple(apart(train.examples, train.index))
+        train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
         return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 
     def only(self, task: str) -> BuiltClient:

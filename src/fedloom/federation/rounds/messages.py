@@ -164,13 +164,12 @@ def count_up(method: Method, layout: Layout, federation: BuiltFederation, payloa
     """Bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
-    shared = method.shared_part(layout)
-    rows = payload.rows
+    shared, rows = method.shared_part(layout), payload.rows
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
-        beside = sum(map(_size, (*payload.extra.values(), *payload.auxiliary.values())))
-        bytes_["side", None] = 8 * len(rows) + beside + -(-bits // 8)
+        vectors = (*payload.extra.values(), *payload.auxiliary.values())
+        bytes_["side", None] = 8 * len(rows) + sum(map(_size, vectors)) + -(-bits // 8)
     return _with_buffers(bytes_, method, layout, payload)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import asdict, dataclass, replace
 
 from fedloom.core.context import State
@@ -22,7 +22,7 @@ one before it, from whose checkpoint the run goes on where the newest one is dam
 class Observer:
     """One of them. This one does nothing."""
 
-    last: float = math.inf
+    last: int = sys.maxsize
     """The last round that it allows, known once it has begun."""
 
     def __init__(self, built: Built, folder: RunFolder) -> None:

@@ -184,8 +184,6 @@ class Round:
     def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:
         """The payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
         built = self.built
-        if not built.attacks:
-            return payloads
         shared = built.method.shared_part(built.layout)
         return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
 
@@ -203,6 +201,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
-        received = now.conspired(now.payloads(executor, jobs, messages))
+        received = now.payloads(executor, jobs, messages)
+        received = now.conspired(received) if built.attacks else received
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
     return now.after(state, server), members

@@ -53,7 +53,6 @@ def dispatch(
     method: Method, layout: Layout, federation: BuiltFederation, state: State, clients: Iterable[str]
 ) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
-    clients = list(clients)
     if method.task_vectors:
         held = {client: federation.client(client).tasks for client in clients}
         packed: dict[tuple[str, ...], Message] = {}
@@ -63,10 +62,8 @@ def dispatch(
         return {client: packed[*tasks,] for client, tasks in held.items()}
     keys = {client: client if client in state["personal"] else ALL for client in clients}
     has_it = method.turn.start == "own"
-    vectors = {
-        key: None if has_it and key != ALL else _sent(method, state, key) for key in dict.fromkeys(keys.values())
-    }
-    heard = _broadcast(method, state, clients) if any(rule.needs for rule in method.rules) else {}
+    vectors = {key: None if has_it and key != ALL else _sent(method, state, key) for key in {*keys.values()}}
+    heard = _broadcast(method, state, list(keys)) if any(rule.needs for rule in method.rules) else {}
     rest = state["buffers"], state["integers"]
     return {client: Message(vectors[key], *rest, heard.get(client, {})) for client, key in keys.items()}
 
@@ -99,8 +96,7 @@ def collect(
     expected, stays_packed = {row: i for i, row in enumerate(keys)}, method.codec.stays_packed
     X = torch.zeros(0 if stays_packed else len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
-    parts: dict[int, tuple[Mapping[str, Tensor], Updates]] = {}
-    came: dict[int, Payload] = {}
+    parts, came = dict[int, tuple[Mapping[str, Tensor], Updates]](), dict[int, Payload]()
     for payload in payloads:
         if not payload.finite:
             continue
@@ -151,8 +147,7 @@ def assembled(
     present = None if _all_present(method, federation) else _presence(federation, shared, payloads)
     support = _support(shared, payloads) if method.wants_support else None
     extra = _extras(payloads) if payloads and payloads[0].extra else {}
-    beside = {"support": support, "extra": extra, "auxiliary": auxiliary}
-    return Updates(shared, rows, X, n, weight, present=present, **beside)
+    return Updates(shared, rows, X, n, weight, None, present, extra, auxiliary=auxiliary, support=support)
 
 
 def _all_present(method: Method, federation: BuiltFederation) -> bool:

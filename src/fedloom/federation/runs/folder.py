@@ -227,7 +227,7 @@ class RunFolder:
         return untold
 
     def write_round(self, line: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
-        """Append one round to metrics.jsonl and the bytes that were `sent` to bytes.jsonl, and its diagnostics, if there are any, to their file."""
+        """Append one round to metrics.jsonl, the bytes `sent` to bytes.jsonl, and any diagnostics to their file."""
         if self._events:
             line = {**line, "events": [*self._events, *line["events"]]}
             self._events = []
