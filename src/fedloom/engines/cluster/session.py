@@ -130,5 +130,5 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
         return Engine().initial(built)
 
     state = initial() if fresh else folder.continued(built.about, initial, progress.event)
-    folder.tracker = Tracking(built.recipe, path, progress.event)
+    folder.tracker = Tracking(built.about["recipe"], path, progress.event)
     return folder, state

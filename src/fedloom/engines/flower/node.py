@@ -93,7 +93,7 @@ class Node:
     @cached_property
     def withheld(self) -> frozenset[Beside]:
         """What it does not tell of what a recipe has recorded."""
-        return withheld(self.config.terms, self.bench.recipe, self.config.data is not None)
+        return withheld(self.config.terms, self.bench.recipe.privacy, self.config.data is not None)
 
     def counts(self, method: Method) -> bool:
         """Return whether it tells how many examples it has: its own only where the method reads the number."""
@@ -104,12 +104,12 @@ class Node:
         terms, recipe = self.config.terms, self.bench.recipe
         if terms is not None:
             self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
-            terms.agree(recipe)
+            terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
         method = method_of(recipe)
-        agree_to_withhold(self.withheld, recipe, method)
+        agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
         if self.config.data is None:
             return None
-        dataset, client = own_data(recipe, self.config)
+        dataset, client = own_data(recipe.seed, recipe.tasks, self.config)
         return about(client, dataset.input_shape, dataset.signal, self.counts(method))
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
@@ -185,7 +185,7 @@ class Node:
 
     def _scored(self, tree: Mapping[str, Any]) -> bool:
         """Return whether to measure the model right after training."""
-        return wants_trained(self.bench.recipe, tree) and "scores" not in self.withheld
+        return wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
 
     def _numbers(self, built: Built, done: TrainDone) -> Numbers:
         """The numbers of training that stand beside the payload, without those that the site withholds."""
@@ -242,13 +242,15 @@ class Node:
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
-        read_round(self.bench.recipe, head)
+        read_round(self.bench.recipe.training.rounds, head)
         self.run_folder(str(head["run"]))
         if self.config.terms is not None:
-            self.config.terms.agree(self.bench.recipe)
+            recipe = self.bench.recipe
+            self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
         built, worker = self.bench.at(self.config, str(head["tasks"]))
         expect(head, **identity(built))
-        agree_to_withhold(self.withheld, built.recipe, built.method)
+        early = built.recipe.early_stopping is not None
+        agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)
         if self.config.terms is not None:
             self.config.terms.agree_to(built, head.get("clients"))
         return built, worker
