@@ -125,14 +125,15 @@ class Updates:
     support: Tensor | None = None
 
     def __post_init__(self) -> None:
-        k, sizes = len(self.rows), {"K": len(self.rows), "d": self.layout.d, "blocks": len(self.layout.blocks)}
-        for name, axes in _SHAPES.items():
-            value, shape = getattr(self, name), tuple(sizes[axis] for axis in axes)
-            if value is not None and value.shape != shape:
-                raise _wrong_shape("X" if name == "given" else name, shape, value)
-        for name, vectors in self.auxiliary.items():
-            if vectors.shape != (k, self.layout.d):
-                raise _wrong_shape(f"auxiliary {name!r}", (k, self.layout.d), vectors)
+        k, d, blocks = len(self.rows), self.layout.d, len(self.layout.blocks)
+        matrices: dict[str, Any] = {"X": self.given, "coef": self.coef, "base": self.base}
+        matrices |= {f"auxiliary {name!r}": value for name, value in self.auxiliary.items()}
+        numbers, masks = {"n": self.n, "weight": self.weight}, {"present": self.present, "support": self.support}
+        square = {"mixing": self.mixing}
+        for shape, values in (((k, d), matrices), ((k,), numbers), ((k, blocks), masks), ((k, k), square)):
+            for name, value in values.items():
+                if value is not None and value.shape != shape:
+                    raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != k:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
@@ -369,24 +370,6 @@ def row_norms(X: Tensor) -> Tensor:
         x = X[i].double()
         norms[i] = (largest := x.abs().amax()) * (x / largest).norm()
     return norms
-
-
-_MATRIX, _NUMBERS, _BLOCKS = ("K", "d"), ("K",), ("K", "blocks")
-_SHAPES = {
-    "given": _MATRIX,
-    "n": _NUMBERS,
-    "weight": _NUMBERS,
-    "coef": _MATRIX,
-    "present": _BLOCKS,
-    "support": _BLOCKS,
-    "mixing": ("K", "K"),
-    "base": _MATRIX,
-}
-"""Field of Updates -> its axes."""
-
-
-def _wrong_shape(name: str, expected: tuple[int, ...], found: Any) -> ValueError:
-    return ValueError(f"{name}: expected shape {expected}, found {tuple(found.shape)}")
 
 
 def _keys(rows: Sequence[Row]) -> list[tuple[str, str]]:

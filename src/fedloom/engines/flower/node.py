@@ -113,7 +113,7 @@ class Node:
         return about(client, dataset.input_shape, dataset.signal, self.counts(method))
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """client_step; the new state stays at the node."""
+        """The client's part of a round; the new state stays at the node."""
         built, worker = self._at(head)
         round_, client = head["round"], built.federation.clients[self.client]
         message, marker = read_message(built, self.client, tree), read_state(tree)

@@ -27,28 +27,12 @@ from fedloom.training.loop import Additions, LocalResult, train
 from fedloom.training.rules import LocalRule, Phase
 
 
-def client_step(
-    method: Method,
-    model: FlatModel,
-    federation: BuiltFederation,
-    client: BuiltClient,
-    received: Message,
-    state: State,
-    ctx: Ctx,
-    training: Training,
-) -> tuple[Payload, LocalResult, State]:
-    """One client's part of a round: load, train, subtract, transform, pack.
-
-    `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
-    participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
-    """
-    part = part_of(method)(method, model, federation, client, ctx, client.settings(training))
-    return part.step(received, state)
-
-
 @dataclass(frozen=True, eq=False)
 class ClientRound:
-    """One client's part of a round, with the settings of its domain; see `client_step`."""
+    """One client's part of a round, with the settings of its domain: load, train, subtract, transform, pack.
+
+    `model` is scratch space: everything in it is overwritten.
+    """
 
     method: Method
     model: FlatModel
@@ -76,7 +60,11 @@ class ClientRound:
         return float(len((self.client if task is None else self.client.only(task)).train))
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """(what is sent, what training left, the client's new state)."""
+        """(what is sent, what training left, the client's new state).
+
+        `state` is what the client kept from its last participation ({} at first); it is not changed. If the update is
+        not finite, the state stays as it was.
+        """
         result, base = self._trained(received, state, self.client.id)
         return self.finish(base, state, result)
 

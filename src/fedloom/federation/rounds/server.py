@@ -107,7 +107,9 @@ def collect(
             parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing(k, shared.d, dtype))
         elif payload.rows == keys[i : i + k]:
             place = X[i : i + k]
-            _put(place, method.codec.unpack(payload.packed, blank(shared, federation, payload.rows, place)))
+            unpacked = method.codec.unpack(payload.packed, blank(shared, federation, payload.rows, place))
+            if unpacked is not place:  # else they are there already
+                place.copy_(unpacked)
         else:  # some of its rows are missing
             like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
@@ -124,12 +126,6 @@ def collect(
         here = [expected[row] for payload in ordered for row in payload.rows]
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
     return assembled(method, federation, shared, ordered, X, beside), ordered
-
-
-def _put(place: Tensor, rows: Tensor) -> None:
-    """Copy rows to their place, unless they are there already."""
-    if rows is not place:
-        place.copy_(rows)
 
 
 def assembled(
