@@ -26,9 +26,8 @@ from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.server import dispatch
 from fedloom.methods.clusters.aggregation import agglomerate, agreement, bipartition, cosines
 from fedloom.methods.clusters.centres import rebalanced
@@ -48,7 +47,7 @@ from fedloom.stages import (
 )
 from fedloom.training import BestCluster, FlatModel, SoftAnchors
 from quadratics import Quadratics
-from tests_support import assert_same, load_recipe
+from tests_support import assert_same, client_step, load_recipe
 
 Quick = Callable[..., Result]
 

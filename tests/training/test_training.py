@@ -166,7 +166,7 @@ def test_other_heads_neither_move_nor_decay() -> None:
     _, model = run(module, config, tasks={"a": TASKS["a"]})
     assert torch.equal(model.module.heads["b"].weight, module.heads["b"].weight)
     assert not torch.equal(model.module.heads["a"].weight, module.heads["a"].weight)
-    assert model.trained(("a",)).tasks == ("a",)
+    assert model.layout.trained(("a",)).tasks == ("a",)
 
 
 def test_frozen_parameters_stay() -> None:

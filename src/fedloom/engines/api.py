@@ -22,15 +22,16 @@ from fedloom.core.settings.trust import admit, names_in
 from fedloom.data.own import Federation
 from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan
-from fedloom.engines.plan import plan as plan_recipe
+from fedloom.engines.plan import plan as plan_built
 from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
-from fedloom.federation.recipes.objects import described, separated, with_keywords
+from fedloom.federation.recipes.objects import described, separated, undone, with_keywords, without_method
 from fedloom.federation.recipes.schema import GIVEN, Recipe
-from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import Progress, shown
+from fedloom.federation.rounds.progress import shown
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.rounds import run_rounds
 from fedloom.federation.rounds.worker import check_device
 from fedloom.federation.runs.folder import RunFolder
@@ -59,7 +60,7 @@ def recipe_of(
         recipe = load(value, overrides)
     if method is not None and not isinstance(method, str | Mapping):
         objects["method"] = method, described(method)
-        refusals.undone(recipe.method, objects["method"][1])
+        undone(recipe.method, objects["method"][1])
     return recipe.holding(**objects)
 
 
@@ -122,7 +123,7 @@ def run(
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
-    refusals.without_method(recipe)
+    without_method(recipe.method)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
@@ -189,7 +190,7 @@ def resume(
     if overrides or options:
         recipe, changed = _extended(path, recipe, overrides, options)
     recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
-    refusals.without_method(recipe)
+    without_method(recipe.method)
     engine = engine or engine_of(recipe.runtime)
     if accept_changes and recipe.runtime.engine != "process":
         raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
@@ -261,13 +262,13 @@ def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: An
     Takes what `run` takes.
     """
     made = recipe_of(recipe, model, method, **options)
-    refusals.without_method(made)
-    return plan_recipe(made)
+    without_method(made.method)
+    return plan_built(build(made))
 
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:
     recipe = built.recipe
-    folder.tracker = Tracking(recipe, folder.path, progress.event)
+    folder.tracker = Tracking(built.about["recipe"], folder.path, progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):

@@ -9,7 +9,7 @@ from typing import Any
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.settings.problems import found
 from fedloom.federation.recipes.runtime import Runtime
-from fedloom.federation.recipes.schema import GIVEN, Recipe
+from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe
 from fedloom.training.config import Training
 
 SECTIONS = ("data", "partition", "model", "method")
@@ -84,3 +84,26 @@ def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
             raise RecipeError(f"{home}: {found(result[home])} found, expected a mapping")
         result[home] = {**(result.get(home) or {}), key: given}
     return result
+
+
+def without_method(section: MethodSection) -> None:
+    """Refuse a recipe that needs a Method made in Python, without one."""
+    if section.python is not None and not section.is_held:
+        raise RecipeError(
+            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+            "it as method= in Python (fedloom.run, fedloom.resume)"
+        )
+
+
+def undone(section: MethodSection, name: str) -> None:
+    """Refuse keys of a recipe that a Method made in Python, of this name, would silently undo."""
+    known = section.entry.params.model_fields
+    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
+    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
+    given |= {k: v for k, v in common.items() if v}
+    for key, value in given.items():
+        found = ", ".join(value) if isinstance(value, dict) else value
+        raise RecipeError(
+            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
+            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )
