@@ -115,9 +115,11 @@ def test_a_large_matrix_is_looked_at_in_part() -> None:
     given = updates(X)
     out, _ = Mean()(given, {}, Ctx(1))
     (group,) = look(given, out)["groups"]
-    assert group["looked"] <= diagnostics.VALUES // 6 < group["size"]
+    assert group["looked"] == diagnostics.VALUES // 6 < group["size"]
     assert group["cosine"] == pytest.approx([0.5] * 15, abs=0.02)
     assert group["weights"] == [pytest.approx([1 / 6] * 6, abs=1e-4)]
+    (alone,) = look(given, out, peer="c2")["groups"]
+    assert alone["looked"] == diagnostics.AT_PEER // 6
     many = updates(torch.randn(200, 64, generator=generator))
     found = look(many, many)
     assert len(found["shown"]) == diagnostics.ROWS
@@ -140,6 +142,21 @@ def test_layers_are_grouped_by_their_share_of_the_columns() -> None:
     groups, _ = groups_of(Layout(tuple(blocks)), 10_000)
     assert [group.size for group in groups] == [30, 20, 10, 40]
     assert [group.layers for group in groups][:2] == ["enc.layer0 to enc.layer1", "enc.layer2"]
+
+
+def test_columns_come_one_from_each_equal_piece_of_the_first_groups() -> None:
+    """Thirteen heads of 100 columns: weights in one place of the layout and biases in another."""
+    blocks = [
+        Block(f"head.{i:02}.{kind}", (size,), role="head", task=f"{i:02}")
+        for kind, size in (("weight", 70), ("bias", 30))
+        for i in range(13)
+    ]
+    groups, left_out = groups_of(Layout(tuple(blocks)), 120)
+    assert (len(groups), left_out) == (diagnostics.GROUPS, 1)
+    for i, group in enumerate(groups):
+        inside = torch.where(group.columns < 910, group.columns - 70 * i, group.columns - 910 - 30 * i + 70)
+        assert (inside // 10).tolist() == list(range(10))
+        assert (group.task, group.size) == (f"{i:02}", 100)
 
 
 def test_of_many_peers_about_as_many_as_promised_look_and_always_the_same() -> None:

@@ -74,7 +74,8 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
     for (part, task), blocks in parts.items():
         for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
             found.append((part, task, some))
-    kept, share = found[:GROUPS], max(1, columns // max(1, min(len(found), GROUPS)))
+    kept = found[:GROUPS]
+    share = columns // max(1, len(kept))
     made = []
     for part, task, blocks in kept:
         size = sum(layout.blocks[i].size for i in blocks)

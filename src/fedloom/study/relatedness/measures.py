@@ -13,7 +13,6 @@ WTE: a distance of data sets by optimal transport to a common reference (Liu et 
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -369,7 +368,7 @@ def wte_embeddings(
     3. Of the optimal plan from the reference to a data set, the barycentric projection: where the mass of each
        reference sample goes on average. The embedding is how far that is from the sample, over sqrt(m).
 
-    Transport is exact: for equal sizes an assignment, else POT where it is installed, else a linear programme of SciPy.
+    Transport is exact: for equal sizes an assignment, else a linear programme of SciPy.
     So data sets should be small (hundreds of samples); scale their inputs alike. Their order does not matter.
     """
     if len(inputs) != len(labels) or not len(inputs):
@@ -400,8 +399,6 @@ def plan(cost: Any) -> Array:
         return P
     if min(n, m) == 1:
         return np.full((n, m), 1 / (n * m))
-    if importlib.util.find_spec("ot") is not None:
-        return np.asarray(need("ot", "data").emd(np.full(n, 1 / n), np.full(m, 1 / m), C))
     sparse = need("scipy.sparse", "data")
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     weights = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
