@@ -17,9 +17,11 @@ TESTS = Path(__file__).parents[1]
 SOURCE = '''\
 """Text with 1 + 1."""
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated
 
 _CHUNK = 1 << 20
+cached = lru_cache(maxsize=8)
 
 @dataclass(frozen=True)
 class Rate:
