@@ -245,7 +245,7 @@ def _about(
     own = seen[:1] if peer is not None else seen
     looked = torch.tensor([len(group.columns) for group in groups])
     norms = sums.gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    cosine = (sums.gram / norms[:, :, None] / norms[:, None])[:, own][:, :, seen].clamp(-1, 1)
+    cosine = (sums.gram / norms[:, :, None] / norms[:, None])[:, own][:, :, seen]
     ok = members[:, list(shown)]
     pairs = torch.ones(len(own), len(seen)).triu(1).bool()
     known = (ok[:, : len(own), None] & ok[:, None])[:, pairs]
