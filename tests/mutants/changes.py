@@ -37,7 +37,7 @@ COMPARISONS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
 }
 TINY = 1e-6  # smaller numbers only keep a division from zero: twice as much is no other behaviour
 
-CHUNKS = ("CHUNK", "_COLUMNS", "_VALUES")
+CHUNKS = ("CHUNK", "_COLUMNS", "_VALUES", "_GRAM", "pieces", "threads")
 LOOKS = ("dpi", "fontsize", "pad", "rotation", "shrink")
 
 

@@ -81,6 +81,7 @@ def test_parameters() -> None:
     moved = torch.stack([start + torch.tensor([1.0, 0]), start - torch.tensor([1.0, 0])])
     assert float(parameters(moved)[0, 1]) > 0.999
     assert float(parameters(moved, origin=start)[0, 1]) == pytest.approx(0)
+    assert parameters(moved[0], moved, origin=start).tolist() == pytest.approx([1, 0])
 
 
 def test_features() -> None:
