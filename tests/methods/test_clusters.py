@@ -83,6 +83,14 @@ GROUPED = {
     "cfl absolute": methods.cfl(eps1=0.4, eps2=0.6, start=5, relative=False),
     "ifca": methods.ifca(),
 }
+
+
+def test_thresholds_of_cfl_are_the_releases_where_they_are_absolute() -> None:
+    for relative, eps in ((True, (0.2, 0.4)), (False, (0.4, 1.6))):
+        assert (methods.cfl(relative=relative).stage.eps1, methods.cfl(relative=relative).stage.eps2) == eps
+        assert methods.cfl(eps1=3.0, relative=relative).stage.eps2 == eps[1]
+
+
 FROM_NOISE = methods.ifca(first="noise")
 
 
