@@ -246,7 +246,9 @@ def test_true_fisher_draws_from_the_model() -> None:
     nn.init.zeros_(dense.weight)
     p = dense.bias.softmax(0).detach().double()
     maps = (torch.zeros(2000, 2, 2, 3), nothing[:2000])
-    found = [fisher_diagonal(dense, [maps], "true", parameters=["bias"], **seed) for seed in ({}, {"seed": 0}, {"seed": 1})]
+    found = [
+        fisher_diagonal(dense, [maps], "true", parameters=["bias"], **seed) for seed in ({}, {"seed": 0}, {"seed": 1})
+    ]
     torch.testing.assert_close(found[0], 6 * p * (1 - p), rtol=0.1, atol=0.01)
     assert found[0].equal(found[1])
     assert not found[0].equal(found[2])

@@ -59,16 +59,34 @@ def test_numbers_worked_by_hand() -> None:
     head = {"rows": [0, 1], "cosine": [0.7071, None, None], "sign": [1, None, None], "kept": [0.5, 1, None]}
     assert found["groups"] == [
         {
-            **{"part": "encoder", "task": None, "layers": "body.0", "size": 4, "looked": 4, **body},
-            **{"weights": [pytest.approx([1, 0, 2])] * 2, "explained": [0.3182] * 2},  # 1 - 45 / 66
+            "part": "encoder",
+            "task": None,
+            "layers": "body.0",
+            "size": 4,
+            "looked": 4,
+            **body,
+            "weights": [pytest.approx([1, 0, 2])] * 2,
+            "explained": [0.3182] * 2,  # 1 - 45 / 66
         },
         {
-            **{"part": "decoder", "task": None, "layers": "neck", "size": 2, "looked": 2, **neck},
-            **{"weights": [[None] * 3] * 2, "explained": [None] * 2},
+            "part": "decoder",
+            "task": None,
+            "layers": "neck",
+            "size": 2,
+            "looked": 2,
+            **neck,
+            "weights": [[None] * 3] * 2,
+            "explained": [None] * 2,
         },
         {
-            **{"part": "head", "task": "a", "layers": "heads.a", "size": 2, "looked": 2, **head},
-            **{"weights": [[1, 1, None], [None] * 3], "explained": [1, None]},
+            "part": "head",
+            "task": "a",
+            "layers": "heads.a",
+            "size": 2,
+            "looked": 2,
+            **head,
+            "weights": [[1, 1, None], [None] * 3],
+            "explained": [1, None],
         },
     ]
     at_z = look(given, out, peer="z")
