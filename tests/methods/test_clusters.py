@@ -202,6 +202,9 @@ def test_soft_groups_by_hand() -> None:
     M = cosine.clamp(min=0) * torch.tensor([1.0, 2, 4])
     out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
     torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
+    torch.testing.assert_close(
+        SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[1, 2, 4])), M / M.sum(1, keepdim=True)
+    )
 
 
 def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
