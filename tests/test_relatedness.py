@@ -26,7 +26,7 @@ from fedloom.relatedness import (
     wte,
     wte_embeddings,
 )
-from fedloom.study.relatedness.measures import plan
+from fedloom.study.relatedness.measures import plan, standardised
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 
@@ -119,6 +119,12 @@ def test_logme_of_classes_is_the_mean_over_indicators() -> None:
     assert logme(F, Y) == pytest.approx(logme(F, labels))
 
 
+def test_what_varies_by_rounding_beside_another_feature_is_constant() -> None:
+    F = np.array([[0.0, 1.0, 7.0], [2e6, 1.0 + 2e-7, 8.0]])
+    assert standardised(F).tolist() == [[-1, 0, -1], [1, 0, 1]]
+    assert standardised(F[:, 1:]) == pytest.approx(np.array([[-1.0, -1], [1, 1]]))
+
+
 def test_logme_knows_better_features() -> None:
     F, y = problem(60, 6, 1)
     labels = (y > 0).astype(int)
@@ -177,6 +183,13 @@ def test_etran_tells_good_features_from_bad_ones() -> None:
     exact = F @ np.arange(5.0)
     assert etran(F, exact, energy_kept=1).labels == pytest.approx(0, abs=1e-20)
     assert etran(F, exact, energy_kept=0.1).labels < -0.1
+    for labels in ((y > 0).astype(int), y):
+        for scale in (1e-14, 1e6):
+            assert etran(scale * F, labels).labels == pytest.approx(etran(F, labels).labels)
+    for wrong in ({"shrinkage": 0}, {"shrinkage": 1.1}, {"energy_kept": 0}, {"energy_kept": 1.1}):
+        with pytest.raises(ValueError, match="expected 0 < shrinkage, energy_kept <= 1"):
+            etran(F, y, **wrong)
+    assert math.isfinite(etran(F, y, 1, 1).labels)
 
 
 def test_etran_of_degenerate_data() -> None:
@@ -192,7 +205,8 @@ def test_etran_of_degenerate_data() -> None:
 def test_etran_totals() -> None:
     energy = np.array([[1.0, 5], [3, 5], [2, 5]])
     labels = np.array([[-1.0, -3], [-1, -2], [-2, -1]])
-    assert etran_totals(energy, labels).tolist() == [[1, 0], [2, 0.5], [0.5, 1]]
+    for scale in (0.01, 1, 100):
+        assert etran_totals(scale * energy, scale * labels) == pytest.approx(np.array([[1, 0], [2, 0.5], [0.5, 1]]))
 
 
 # Fisher information
@@ -211,6 +225,9 @@ def test_empirical_fisher_of_logistic_regression() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
     assert model.training
     torch.testing.assert_close(fisher_diagonal(model, [(x, y)], parameters=["b*"]), found[12:], rtol=1e-5, atol=1e-8)
+    one = fisher_diagonal(model, [(x[:1], y[:1])])
+    torch.testing.assert_close(one[12:], slope[0].detach() ** 2, rtol=1e-4, atol=1e-7)
+    assert not fisher_diagonal(model, []).any()
     with pytest.raises(ValueError, match="no parameter"):
         fisher_diagonal(model, [(x, y)], parameters=["encoder.*"])
 
@@ -224,6 +241,17 @@ def test_true_fisher_draws_from_the_model() -> None:
     nothing = torch.zeros(8000, dtype=torch.int64)
     found = fisher_diagonal(model, [(x.repeat(2000, 1), nothing)], "true", parameters=["bias"], at_once=1000)
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.01)
+    # of dense outputs, the sum over the positions, each with a draw of its own
+    dense = nn.Conv2d(2, 3, 1)
+    nn.init.zeros_(dense.weight)
+    p = dense.bias.softmax(0).detach().double()
+    maps = (torch.zeros(2000, 2, 2, 3), nothing[:2000])
+    found = [
+        fisher_diagonal(dense, [maps], "true", parameters=["bias"], **seed) for seed in ({}, {"seed": 0}, {"seed": 1})
+    ]
+    torch.testing.assert_close(found[0], 6 * p * (1 - p), rtol=0.1, atol=0.01)
+    assert found[0].equal(found[1])
+    assert not found[0].equal(found[2])
     # a Gaussian with variance 1: mean x_i^2 of the weights, whatever they are
     model = nn.Linear(2, 1)
     found = fisher_diagonal(
@@ -257,7 +285,8 @@ def test_similarity_of_fisher_diagonals(kind: Any) -> None:
     a, b = torch.tensor([1.0, 3]), torch.tensor([3.0, 1])
     x, y = a / (a + b), b / (a + b)
     expected = {"cosine": 6 / 10, "task2vec": float(x @ y / (x.norm() * y.norm()))}[kind]
-    assert float(fim([a, b], kind)[0, 1]) == pytest.approx(expected)
+    for scale in (0.01, 1):
+        assert float(fim([scale * a, scale * b], kind)[0, 1]) == pytest.approx(expected)
 
 
 # Wasserstein task embedding
@@ -275,7 +304,8 @@ def test_transport_plans(n: int, m: int, seed: int) -> None:
     assert P.sum(1) == pytest.approx(np.full(n, 1 / n))
     assert P.sum(0) == pytest.approx(np.full(m, 1 / m))
     spread = np.mean((np.repeat(np.sort(a), m) - np.repeat(np.sort(b), n)) ** 2)
-    assert (P * cost).sum() == pytest.approx(spread, abs=1e-9)
+    for scale in (1e-9, 1):
+        assert (plan(scale * cost) * cost).sum() == pytest.approx(spread, abs=1e-9)
 
 
 def blobs(seed: int, n: int = 20, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -311,6 +341,15 @@ def test_wte_orders_tasks_by_their_distance() -> None:
     turned = wte(X[::-1], Y[::-1], reference=16)
     assert turned[::-1, ::-1] == pytest.approx(D)
     assert wte_embeddings(X, Y, reference=16, label_dims=2).shape == (3, 16 * 5)
+
+
+def test_wte_has_64_references_and_ten_dimensions_of_labels() -> None:
+    rng = np.random.default_rng(0)
+    X, Y = [rng.normal(size=(40, 11)) for _ in range(2)], [np.arange(40) % 12] * 2
+    V = wte_embeddings(X, Y)
+    assert V.shape == (2, 64 * 21)
+    assert np.array_equal(V, wte_embeddings(X, Y, seed=0))
+    assert wte(X, Y)[0, 1] == np.linalg.norm(V[1] - V[0])
 
 
 def test_wte_sees_labels() -> None:

@@ -89,6 +89,14 @@ def test_what_a_mask_leaves_out_is_zero_whatever_it_was_also_in_columns_of_a_mat
         assert X.tolist() == [[9, 1, 0, 0, -1.5, 9], [9, 4, 0, 0, 0, 9]]
 
 
+def test_masks_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 16)
+    vector, masks = torch.arange(1.0, 42.0), torch.rand(3, 41) < 0.5
+    scales = torch.tensor([1.0, 2.0, 0.5])
+    for given_ in (masks, pack_mask(masks)):
+        assert torch.equal(modulate(vector, given_, scales), scales[:, None] * masks * vector)
+
+
 @given(matrices())
 def test_properties_of_unification(X: Tensor) -> None:
     vector, masks, scales = unify(X)

@@ -17,7 +17,7 @@ import fedloom as fl
 from fedloom.core.extras import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
-from fedloom.errors import StateError
+from fedloom.errors import RecipeError, StateError
 from fedloom.federation.rounds.build import build
 from fedloom.tasks import Classification
 
@@ -100,6 +100,16 @@ def test_a_partition_by_name_is_the_recipes_own() -> None:
     named = recipe.partition.registry()["iid"].function(Pool.of(fed.dataset), 4, clients=3)
     assert fed.partition(4).hash == named.hash != fed.partition(5).hash
     assert build(recipe_of(fed, "mlp", seed=4)).partition.hash == named.hash
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"weight": -1}, {"weight": float("inf")}, {"weight": True}, {"classes": 1}, {"classes": True}, {"classes": 2.0}],
+)
+def test_a_task_has_at_least_two_classes_and_a_finite_weight(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=f"task: {next(iter(wrong))}=.* found, expected a"):
+        fl.task(**wrong)
+    assert fl.task(classes=2, weight=0).weight == 0
 
 
 def test_a_real_number_is_a_task_too() -> None:

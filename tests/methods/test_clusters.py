@@ -81,6 +81,14 @@ GROUPED = {
     "cfl absolute": methods.cfl(eps1=0.4, eps2=0.6, start=5, relative=False),
     "ifca": methods.ifca(),
 }
+
+
+def test_thresholds_of_cfl_are_the_releases_where_they_are_absolute() -> None:
+    for relative, eps in ((True, (0.2, 0.4)), (False, (0.4, 1.6))):
+        assert (methods.cfl(relative=relative).stage.eps1, methods.cfl(relative=relative).stage.eps2) == eps
+        assert methods.cfl(eps1=3.0, relative=relative).stage.eps2 == eps[1]
+
+
 FROM_NOISE = methods.ifca(first="noise")
 
 
@@ -192,6 +200,9 @@ def test_soft_groups_by_hand() -> None:
     M = cosine.clamp(min=0) * torch.tensor([1.0, 2, 4])
     out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
     torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
+    torch.testing.assert_close(
+        SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[1, 2, 4])), M / M.sum(1, keepdim=True)
+    )
 
 
 def test_the_identity_gives_the_update_back_bit_for_bit() -> None:

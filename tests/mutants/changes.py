@@ -37,7 +37,7 @@ COMPARISONS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
 }
 TINY = 1e-6  # smaller numbers only keep a division from zero: twice as much is no other behaviour
 
-CHUNKS = ("CHUNK", "_COLUMNS", "_VALUES")
+CHUNKS = ("CHUNK", "_COLUMNS", "_VALUES", "_GRAM", "pieces", "threads")
 LOOKS = ("dpi", "fontsize", "pad", "rotation", "shrink")
 
 
@@ -78,7 +78,8 @@ def changes(path: str, source: bytes) -> list[Change]:
 
     Left out: what is only text or typing (f-strings, `raise`, annotations but for calls in them, as bounds are), what
     only checks (`zip(strict=...)`, the options of `@dataclass`), how a figure looks (LOOKS), and how many values are
-    read at a time (constants whose names end in CHUNKS), on which nothing but memory and time depends.
+    read at a time (constants whose names end in CHUNKS) or cached (`maxsize`), on which nothing but memory and time
+    depends.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -120,7 +121,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if name in ("annotation", "returns"):
                 yield from (part for part in ast.walk(child) if isinstance(part, ast.Call))
-            elif not (isinstance(child, ast.keyword) and child.arg in ("strict", *LOOKS)) and not (
+            elif not (isinstance(child, ast.keyword) and child.arg in ("strict", "maxsize", *LOOKS)) and not (
                 name == "decorator_list" and "dataclass" in ast.unparse(child)
             ):
                 yield child

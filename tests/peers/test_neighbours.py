@@ -145,6 +145,7 @@ def test_coarse_clusters_finds_how_many_there_are(sizes: list[int], between: flo
         expected.append(tuple(names[start : start + size]))
         start += size
     assert coarse_clusters(names, S) == tuple(expected)
+    assert coarse_clusters(names, 1e-6 * S) == tuple(expected), "only ratios of similarities count"
     turned = list(range(len(names)))[::-1]
     assert coarse_clusters([names[i] for i in turned], S[turned][:, turned]) == tuple(expected)
 

@@ -81,6 +81,7 @@ def test_parameters() -> None:
     moved = torch.stack([start + torch.tensor([1.0, 0]), start - torch.tensor([1.0, 0])])
     assert float(parameters(moved)[0, 1]) > 0.999
     assert float(parameters(moved, origin=start)[0, 1]) == pytest.approx(0)
+    assert parameters(moved[0], moved, origin=start).tolist() == pytest.approx([1, 0])
 
 
 def test_features() -> None:
@@ -105,6 +106,7 @@ def test_overlap_of_the_thesis_example() -> None:
     torch.testing.assert_close(overlap(W), expected)
     assert overlap(W[0], W[1:]).tolist() == pytest.approx([0.7, 0])
     # Loss weights that do not sum to 1 give the same.
+    assert task_weights({"a": {"x": 0.0, "y": 3.0}}).tolist() == [[0, 1]]
     torch.testing.assert_close(task_weights({"a": {"x": 2.0, "y": 2.0}})[0], torch.tensor([0.5, 0.5]).double())
     for wrong in ({}, {"x": 0.0}, {"x": -1.0, "y": 2.0}):
         with pytest.raises(ValueError, match="tasks of 'a'"):

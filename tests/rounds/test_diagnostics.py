@@ -39,24 +39,61 @@ def pairs(group: dict[str, Any], of: str, k: int) -> torch.Tensor:
     return full
 
 
-def test_numbers_are_those_of_the_matrix() -> None:
-    X = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    X[1, ::2] = 0
-    given = updates(X, n=[1, 2, 3, 4, 5])
-    out, _ = Mean()(given, {}, Ctx(1))
+def test_numbers_worked_by_hand() -> None:
+    """Three rows of norm 3 in the body; a neck with fewer columns than rows; a head of a task that z does not have."""
+    blocks = (
+        Block("body.0.w", (4,)),
+        Block("neck.w", (2,), role="decoder"),
+        Block("heads.a.w", (2,), role="head", task="a"),
+    )
+    X = [[1, 2, 2, 0, 1, 0, 1, 0], [2, 1, -2, 0, 0, 2, 1, 1], [0, -2, -1, 2, 3, 3, 5, 7]]
+    given = updates(X, layout=Layout(blocks), rows=[("x", None), ("y", "a"), ("z", "b")])
+    # in the body x + 2 z and (4, -4, 2, -3), which is orthogonal to all rows; in the neck z; in the head x + y
+    row = torch.tensor([5.0, -6, 2, 1, 3, 3, 2, 1])
+    out = Updates.of(torch.stack([row, row]), layout=Layout(blocks), rows=[("x", None), ("z", "b")])
     found = look(given, out)
-    (group,) = found["groups"]
-    assert (group["size"], group["looked"]) == (40, 40)
-    wanted = torch.nn.functional.cosine_similarity(X[:, None], X[None], dim=2).double()
-    above = torch.ones(5, 5).triu(1).bool()
-    torch.testing.assert_close(pairs(group, "cosine", 5)[above], wanted[above], atol=1e-3, rtol=1e-3)
-    both = (X[0] != 0) & (X[1] != 0)
-    alike = float((X[0].sign() == X[1].sign())[both].double().mean())
-    assert float(pairs(group, "sign", 5)[0, 1]) == pytest.approx(alike, abs=1e-3)
-    assert group["kept"] == [1, 0.5, 1, 1, 1]
-    assert group["weights"] == [pytest.approx([n / 15 for n in (1, 2, 3, 4, 5)], abs=1e-4)]
-    assert group["explained"] == [pytest.approx(1, abs=1e-6)]
-    assert found["out"] == [["*", None]]
+    assert (found["rows"], found["out"]) == ([["x", None], ["y", "a"], ["z", "b"]], [["x", None], ["z", "b"]])
+    assert found["shown"] == [0, 1, 2]
+    body = {"cosine": [0, -0.6667, 0], "sign": [0.6667, 0, 0.5], "kept": [0.75, 0.75, 0.75]}
+    neck = {"cosine": [0, 0.7071, 0.7071], "sign": [None, 1, 1], "kept": [0.5, 0.5, 1]}
+    head = {"rows": [0, 1], "cosine": [0.7071, None, None], "sign": [1, None, None], "kept": [0.5, 1, None]}
+    assert found["groups"] == [
+        {
+            "part": "encoder",
+            "task": None,
+            "layers": "body.0",
+            "size": 4,
+            "looked": 4,
+            **body,
+            "weights": [pytest.approx([1, 0, 2])] * 2,
+            "explained": [0.3182] * 2,  # 1 - 45 / 66
+        },
+        {
+            "part": "decoder",
+            "task": None,
+            "layers": "neck",
+            "size": 2,
+            "looked": 2,
+            **neck,
+            "weights": [[None] * 3] * 2,
+            "explained": [None] * 2,
+        },
+        {
+            "part": "head",
+            "task": "a",
+            "layers": "heads.a",
+            "size": 2,
+            "looked": 2,
+            **head,
+            "weights": [[1, 1, None], [None] * 3],
+            "explained": [1, None],
+        },
+    ]
+    at_z = look(given, out, peer="z")
+    assert (at_z["peer"], at_z["shown"]) == ("z", [2, 0, 1])
+    assert [group["cosine"] for group in at_z["groups"]] == [[-0.6667, 0], [0.7071, 0.7071], [None, None]]
+    assert [group["sign"] for group in at_z["groups"]] == [[0, 0.5], [1, 1], [None, None]]
+    assert [group.get("weights") for group in at_z["groups"]] == [g.get("weights") for g in found["groups"]]
 
 
 def test_weights_of_personal_models_and_of_masked_updates() -> None:
@@ -115,43 +152,76 @@ def test_a_large_matrix_is_looked_at_in_part() -> None:
     given = updates(X)
     out, _ = Mean()(given, {}, Ctx(1))
     (group,) = look(given, out)["groups"]
-    assert group["looked"] <= diagnostics.VALUES // 6 < group["size"]
+    assert group["looked"] == 174_762  # 2^20 / 6
     assert group["cosine"] == pytest.approx([0.5] * 15, abs=0.02)
     assert group["weights"] == [pytest.approx([1 / 6] * 6, abs=1e-4)]
-    many = updates(torch.randn(200, 64, generator=generator))
-    found = look(many, many)
-    assert len(found["shown"]) == diagnostics.ROWS
-    assert "weights" not in found["groups"][0]
+    (alone,) = look(given, out, peer="c2")["groups"]
+    assert alone["looked"] == 10_922  # 2^16 / 6
 
 
-def test_shown_rows_are_spread_from_the_first_to_the_last() -> None:
-    many = updates(torch.randn(200, 4, generator=torch.Generator().manual_seed(5)))
-    shown = look(many, many)["shown"]
-    assert (shown[0], shown[-1], len(set(shown))) == (0, 199, diagnostics.ROWS)
-    apart = [after - before for before, after in pairwise(shown)]
-    assert max(apart) - min(apart) <= 1
-    few = updates(torch.randn(diagnostics.ROWS, 4, generator=torch.Generator().manual_seed(5)))
-    assert look(few, few)["shown"] == list(range(diagnostics.ROWS))
+def test_of_many_rows_32_are_shown_from_the_first_to_the_last_and_128_are_solved() -> None:
+    many = updates(torch.randn(129, 64, generator=torch.Generator().manual_seed(5)))
+    own = many.rows[5][0]
+    for peer, first in ((None, 0), (own, 5)):
+        found = look(many, many, peer)
+        (group,), shown = found["groups"], found["shown"]
+        assert (shown[0], shown[-1], len(set(shown))) == (first, 128, 32)
+        apart = [after - before for before, after in pairwise(shown[1:])]
+        assert max(apart) - min(apart) <= 1
+        x = torch.nn.functional.normalize(many.X[shown].double(), dim=1)
+        cosines = x @ x.t() if peer is None else x[:1] @ x.t()
+        expected = cosines[torch.ones_like(cosines).triu(1).bool()]
+        torch.testing.assert_close(torch.tensor(group["cosine"]).double(), expected, atol=1e-4, rtol=1e-3)
+        assert "weights" not in group
+    solved = many.keep(range(128))
+    assert "weights" in look(solved, solved)["groups"][0]
+    few = many.keep(range(32))
+    assert look(few, few)["shown"] == list(range(32))
 
 
 def test_layers_are_grouped_by_their_share_of_the_columns() -> None:
     """Of five layers in four groups, the middle of a layer says which quarter of all columns it belongs to."""
-    blocks = [Block(f"enc.layer{i}.w", (size,), part="encoder") for i, size in enumerate([10, 20, 20, 10, 40])]
+    blocks = [Block(f"enc.layer{i}.w", (size,), part="encoder") for i, size in enumerate([10, 29, 10, 11, 40])]
     groups, _ = groups_of(Layout(tuple(blocks)), 10_000)
-    assert [group.size for group in groups] == [30, 20, 10, 40]
+    assert [group.size for group in groups] == [39, 10, 11, 40]
     assert [group.layers for group in groups][:2] == ["enc.layer0 to enc.layer1", "enc.layer2"]
+
+
+def test_tensors_of_one_layer_are_together() -> None:
+    """A layer is a name up to its first number, else all but the last word of it."""
+    names = ["theta", "stem.weight", "stem.bias", "blocks.0.norm1.weight", "blocks.0.attn.bias", "conv1.weight"]
+    groups, _ = groups_of(Layout(tuple(Block(name, (1,), part="encoder") for name in names)), 64)
+    assert [(group.layers, group.blocks) for group in groups] == [
+        *(("theta", (0,)), ("stem", (1, 2)), ("blocks.0", (3, 4)), ("conv1", (5,)))
+    ]
+
+
+def test_columns_come_one_from_each_equal_piece_of_the_first_groups() -> None:
+    """Thirteen heads of 100 columns: weights in one place of the layout and biases in another."""
+    blocks = [
+        Block(f"head.{i:02}.{kind}", (size,), role="head", task=f"{i:02}")
+        for kind, size in (("weight", 70), ("bias", 30))
+        for i in range(13)
+    ]
+    groups, left_out = groups_of(Layout(tuple(blocks)), 120)
+    assert (len(groups), left_out) == (12, 1)
+    for i, group in enumerate(groups):
+        inside = torch.where(group.columns < 910, group.columns - 70 * i, group.columns - 910 - 30 * i + 70)
+        assert (inside // 10).tolist() == list(range(10))
+        assert (group.task, group.size) == (f"{i:02}", 100)
 
 
 def test_of_many_peers_about_as_many_as_promised_look_and_always_the_same() -> None:
     def looking(population: int | None, round: int) -> list[str]:
         return [name for name in names if diagnostics.looks(name, population, round)]
 
-    names = [f"p{i}" for i in range(20 * diagnostics.PEERS)]
-    assert looking(None, 1) == looking(diagnostics.PEERS, 1) == names
+    names = [f"p{i}" for i in range(1280)]
+    assert looking(None, 1) == looking(64, 1) == names
+    assert len(looking(65, 1)) < len(names)
     some = looking(len(names), 1)
-    assert diagnostics.PEERS / 2 < len(some) < 2 * diagnostics.PEERS
-    assert looking(len(names), 1 + diagnostics.EVERY) == some
-    assert [r for r in range(1, 10) if looking(None, r)] == list(range(1, 10, diagnostics.EVERY))
+    assert 32 < len(some) < 128
+    assert looking(len(names), 5) == some
+    assert [r for r in range(1, 10) if looking(None, r)] == [1, 5, 9]
 
 
 def test_a_run_is_the_same_with_and_without(quick: Quick) -> None:

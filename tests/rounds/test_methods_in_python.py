@@ -57,6 +57,12 @@ def test_what_is_added_is_in_the_name(method: Method, name: str) -> None:
     assert str(method).startswith(f"method {name}\n")
 
 
+def test_a_recipe_may_add_the_class_of_a_stage() -> None:
+    method = method_of(load_recipe("method={name: fedavg, add: {'fedloom.stages:Heal': {tau: 0.7, at: server}}}"))
+    assert method.name == "fedavg + fedloom.stages:Heal"
+    assert method.stage == methods.fedavg().plus(Heal(0.7), at="server").stage
+
+
 def test_methods_of_recipes_keep_their_names() -> None:
     for entry in METHODS:
         assert entry.function().name == entry.name

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import importlib
 import statistics
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from fedloom import Method
+from fedloom.core.stage import Stage, Traits
+from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.seen import told
+from fedloom.stages import Mean
 from tests_support import load_recipe
 
 PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3"
@@ -59,3 +66,58 @@ def test_it_is_said_who_sees_what(changes: tuple[str, ...], expected: list[str])
     for sentence, part in zip(found, expected, strict=True):
         assert sentence.startswith("who sees what: ")
         assert part in sentence
+
+
+@dataclass(frozen=True)
+class Pairs(Stage):
+    """The first two rows become their mean, others stay. Keeps what it was given."""
+
+    given: list[Any] = field(default_factory=list)
+    traits = Traits("mix", reads={"X", "base", "extra:steps", "extra:domain", "extra:tasks"}, presence="block")
+
+    def __call__(self, updates: Any, state: Any, ctx: Any) -> Any:
+        self.given.append((updates, ctx))
+        W = torch.eye(len(updates)).double()
+        W[:2, :2] = 0.5
+        return updates.mixed(W), state
+
+
+def test_rows_are_tried_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads lack each other's client, whose zeros hide nothing; the last head's bias is too short to tell."""
+    built = build(load_recipe("model.heads=own"))
+    stage = Pairs()
+    built = replace(built, method=Method(stage=stage))
+    _, found, counts = told(built)
+    # all-0 is brought together with digit-0, which has no other head than its own
+    assert "the rows of all-0, holes-0, large-0, parity-0 follow from the personal mixes of all" in found
+    ((updates, ctx),) = stage.given
+    assert (ctx.round, len(ctx.targets)) == (1, 5)
+    assert not updates.base.any()
+    assert updates.extra == {
+        "steps": [1.0] * 5,
+        "domain": [""] * 5,
+        "tasks": ["digit,holes,large,parity", "digit", "holes", "large", "parity"],
+    }
+    for row, tasks in zip(updates.X, updates.extra["tasks"], strict=True):
+        for block, s in zip(updates.layout.blocks, updates.layout.slices, strict=True):
+            assert bool(row[s].all()) == bool(row[s].any()) == (block.task is None or block.task in tasks.split(","))
+    monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d)
+    assert told(built)[1] == found
+    monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d - 1)
+    assert "not known before the run (the model is large)" in told(built)[1]
+
+
+def test_domains_are_known_before_the_run() -> None:
+    built = build(load_recipe(recipe="digits-domains"))
+    stage = Pairs()
+    told(replace(built, method=Method(stage=stage)))
+    ((updates, _),) = stage.given
+    domains = [built.federation.client(client).domain for client, _ in updates.rows]
+    assert all(domains)
+    assert updates.extra["domain"] == domains
+
+
+def test_what_comes_after_the_rows_were_combined_needs_nothing_of_them() -> None:
+    built = build(load_recipe())
+    first, *_ = told(replace(built, method=Method(stage=Mean() >> Stage())))
+    assert first == f"who sees what: {SUMS}"

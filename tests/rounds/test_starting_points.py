@@ -12,15 +12,16 @@ import torch
 
 import fedloom
 from fedloom.core.extras import need
-from fedloom.data.dataset import normal
+from fedloom.data.dataset import Dataset, TensorExamples, normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.pretrain import pretrain
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
-from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.build import build, starting_model
 from fedloom.models.multitask import MultiTask
+from fedloom.models.tasks.classification import Classification
 from fedloom.training.config import Schedule, Training
 from fedloom.training.optim import learning_rate
 from tests_support import assert_same, load_recipe, stopped_after
@@ -124,6 +125,24 @@ def test_inputs_are_as_the_weights_want_them() -> None:
         build(load_recipe("model.inputs=weights"))
     with pytest.raises(RecipeError, match="the weights are for images of 3 channels, found 1"):
         build(load_recipe("model={name: timm, architecture: resnet18, inputs: weights}", "data.size=32"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "scale", "shift"),
+    [
+        (None, None, [2.0, 2, 2], [-1.0, -1, -1]),  # (x - 0.5) / 0.5
+        ([0.5, 1.0, 0.0], [1.0, 2.0, 0.5], [2.0, 4, 1], [0.0, 1, -1]),  # (x std + mean - 0.5) / 0.5
+    ],
+)
+def test_inputs_go_from_the_datas_normalisation_to_that_of_the_weights(
+    mean: Any, std: Any, scale: list[float], shift: list[float]
+) -> None:
+    need("timm", "vision")
+    recipe = load_recipe("model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}")
+    examples = TensorExamples(torch.zeros(2, 3, 32, 32), {"a": torch.zeros(2).long()}, mean=mean, std=std)
+    found = starting_model(recipe, Dataset("two", (Classification("a", 2),), examples, examples)).rescale
+    assert found is not None
+    assert [v.flatten().tolist() for v in found] == [scale, shift]
 
 
 def test_the_hash_of_a_recipe_without_the_keys_is_as_it_was() -> None:

@@ -43,4 +43,8 @@ def test_the_weights_of_a_mix_are_found_from_rows() -> None:
     found = mixing_of(X, ring(5) @ X)
     assert found is not None
     torch.testing.assert_close(found, ring(5).double(), atol=1e-5, rtol=0)
-    assert mixing_of(X, X.abs()) is None
+    for scale in (1e-6, 1, 1e6):
+        assert mixing_of(X, scale * X.abs()) is None
+    nothing = mixing_of(X, 0 * X)
+    assert nothing is not None
+    assert not nothing.any()

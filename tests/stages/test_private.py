@@ -83,12 +83,12 @@ def test_clients_add_their_own_noise_to_what_they_have(secret: bytes | None) -> 
 
 
 def clusters(chosen: list[int], X: np.ndarray[Any, Any], seed: int, z: float, least: int) -> list[torch.Tensor]:
-    """How far two models move by rows that start from them, the third round of a federation of as many clients."""
-    models = [torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double()]
-    stage = PrivateClusters(2, "noise", 1.0, PrivateMean(clip=2.0, noise=z), least)
+    """How far three models move by rows that start from them, the third round of a federation of as many clients."""
+    models = [torch.full((X.shape[1],), float(j)).double() for j in range(3)]
+    stage = PrivateClusters(3, "noise", 1.0, PrivateMean(clip=2.0, noise=z), least)
     base = torch.stack([models[j] for j in chosen]) if chosen else torch.zeros(0, X.shape[1])
     updates = Updates.of(torch.tensor(X), base=base, cluster=[float(j) for j in chosen])
-    state = {"models": models, "members": {}, "stages": [{}, {}]}
+    state = {"models": models, "members": {}, "stages": [{}, {}, {}]}
     _, new = stage(updates, state, Ctx(3, seed, population=len(X)))
     return [after - before for after, before in zip(new["models"], models, strict=True)]
 
@@ -101,26 +101,27 @@ def test_a_cluster_that_nobody_is_in_moves_by_noise() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clusters_move_by_private_means_over_sizes_with_noise(seed: int) -> None:
-    """Against numpy, with the same draws; in some of the seeds clients are lent, and in one cluster nobody is."""
+    """Against numpy, with the same draws; in some of the seeds clients are lent, and in some clusters nobody is."""
     rng, ctx, z, least = np.random.default_rng(seed), Ctx(3, seed), 1.0, 5
-    chosen = [0] * 10 if seed == 3 else [0] * 9 + [1]
-    X = rng.normal(size=(10, 40))
+    chosen = [0] * 20 if seed == 3 else [0] * 19 + [1]
+    X = rng.normal(size=(20, 40))
     sizes = (
-        np.bincount(chosen, minlength=2)
-        + z / math.sqrt(0.1) * torch.randn(2, generator=ctx.rng("sizes"), dtype=torch.float64).numpy()
+        np.bincount(chosen, minlength=3)
+        + z / math.sqrt(0.1) * torch.randn(3, generator=ctx.rng("sizes"), dtype=torch.float64).numpy()
     )
     sizes = np.maximum(sizes, 0)
     short, spare = np.maximum(least - sizes, 0), np.maximum(sizes - least, 0)
     moving = min(short.sum(), spare.sum())
-    counted = []
+    counted, gets = [], moving * short / max(short.sum(), 1e-9)
     for i, j in enumerate(chosen):
-        lent, _ = torch.rand(2, generator=ctx.rng("lent", f"c{i}"), dtype=torch.float64).tolist()
+        lent, where = torch.rand(2, generator=ctx.rng("lent", f"c{i:02}"), dtype=torch.float64).tolist()
         leaves = lent * sizes[j] < moving * spare[j] / max(spare.sum(), 1e-9)
-        counted.append(1 - j if leaves else j)
+        to = np.searchsorted(gets.cumsum(), where * gets.sum())
+        counted.append(int(to) if leaves else j)
     for j, moved in enumerate(clusters(chosen, X, seed, z, least)):
         rows = X[np.array(counted) == j]
         rows = rows * np.minimum(1, 2.0 / np.linalg.norm(rows, axis=1, keepdims=True))
-        after = sizes[j] + moving * (short[j] / max(short.sum(), 1e-9) - spare[j] / max(spare.sum(), 1e-9))
+        after = sizes[j] + gets[j] - moving * spare[j] / max(spare.sum(), 1e-9)
         g = torch.randn(40, generator=ctx.rng("noise", j)).double().numpy()
         np.testing.assert_allclose(moved.numpy(), (rows.sum(0) + z / math.sqrt(0.9) * 2.0 * g) / max(after, least))
 
@@ -139,4 +140,4 @@ def test_one_client_more_moves_no_other_one_and_one_sum_by_the_clip() -> None:
     X = np.concatenate([np.eye(40)[:3], 1e3 * np.ones((1, 40))])
     few, more = (clusters([0, 1, 1, 0][:k], X[:k], 0, 1e-30, 20) for k in (3, 4))
     moved = [20 * (b - a) for a, b in zip(few, more, strict=True)]
-    assert [float(m.norm()) for m in moved] == pytest.approx([2.0, 0.0], abs=1e-6)
+    assert [float(m.norm()) for m in moved] == pytest.approx([2.0, 0.0, 0.0], abs=1e-6)

@@ -14,7 +14,7 @@ from fedloom.core.context import Ctx
 from fedloom.core.gram import gram
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.methods.robust.aggregation import Robust, geometric_median
+from fedloom.methods.robust.aggregation import Robust, geometric_median, in_order
 from fedloom.stages import (
     AtPeer,
     CentredClip,
@@ -295,3 +295,17 @@ def test_parameters_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=name):
             make()
+    assert CentredClip(limit=0.5, steps=1).limit == 0.5
+
+
+def test_tasks_are_wanted_where_groups_are_formed_by_them() -> None:
+    for rule in (Krum, CentredClip, Median):
+        wanted = [rule(within=within).traits.wants for within in ("tasks", "all")]
+        assert wanted == [{"extra:tasks"}, set()]
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_columns_are_sorted_and_nan_is_the_largest(count: int) -> None:
+    X = torch.randn(count, 50, generator=torch.Generator().manual_seed(count))
+    X[count // 2, :7] = torch.nan
+    assert torch.equal(in_order(X), X.nan_to_num(torch.inf).sort(0).values)

@@ -19,7 +19,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
-from fedloom.training.loop import Additions, Work, _Turn, batches, passes, train
+from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, passes, train
 from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
@@ -428,3 +428,10 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
     member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
         train_stacked(model, group([member], Training())[0], Training(), Ctx(1), (slice(0, 1),))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_with_the_channels_innermost_are_the_same_images(channels: int) -> None:
+    x = torch.randn(2, channels, 4, 5)
+    assert torch.equal(channels_last(x), x)
+    assert channels_last(x).stride() == (20 * channels, 1, 5 * channels, channels)

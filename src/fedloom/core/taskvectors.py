@@ -10,6 +10,7 @@ matter. Masks are bool (k x d) or packed (k x ceil(d / 8), uint8); see `pack_mas
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -423,7 +424,7 @@ def _bytes(masks: Tensor, s: slice) -> Tensor:
 
 def _enough(holders: int, rho: float) -> int:
     """The smallest count c with c / holders >= rho."""
-    return next(c for c in range(holders + 1) if c / holders >= rho)
+    return next(c for c in itertools.count() if c / holders >= rho)
 
 
 def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:

@@ -74,7 +74,8 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
     for (part, task), blocks in parts.items():
         for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
             found.append((part, task, some))
-    kept, share = found[:GROUPS], max(1, columns // max(1, min(len(found), GROUPS)))
+    kept = found[:GROUPS]
+    share = columns // max(1, len(kept))
     made = []
     for part, task, blocks in kept:
         size = sum(layout.blocks[i].size for i in blocks)
@@ -244,7 +245,7 @@ def _about(
     own = seen[:1] if peer is not None else seen
     looked = torch.tensor([len(group.columns) for group in groups])
     norms = sums.gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    cosine = (sums.gram / norms[:, :, None] / norms[:, None])[:, own][:, :, seen].clamp(-1, 1)
+    cosine = (sums.gram / norms[:, :, None] / norms[:, None])[:, own][:, :, seen]
     ok = members[:, list(shown)]
     pairs = torch.ones(len(own), len(seen)).triu(1).bool()
     known = (ok[:, : len(own), None] & ok[:, None])[:, pairs]

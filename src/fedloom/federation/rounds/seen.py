@@ -40,7 +40,7 @@ def told(built: Built) -> list[str]:
     if peers is not None:
         return [f"who sees what: each peer gets {gets} of those it hears", *counts]
     stages = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
-    until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages) - 1)
+    until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages))
     needs = ", ".join(f"{type(stage).__name__} needs {needed(stage)}" for stage in stages[: until + 1])
     mixes = [] if method.stage.traits.reduces else [f"who sees what: {_given_away(built)}"]
     return [f"who sees what: {needs}; the server gets {gets}", *mixes, *counts]

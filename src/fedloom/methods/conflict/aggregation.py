@@ -281,7 +281,7 @@ def _library(*packages: str) -> Any:
 def _projector() -> Any:
     # Its default adds 1e-4 of the trace to the diagonal; in float64 much less keeps the program solvable.
     _library("quadprog", "qpsolvers")
-    return need("torchjd.linalg", "methods").QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
+    return need("torchjd.linalg", "methods").QuadprogProjector(reg_eps=1e-12)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0
     distance = need("scipy.spatial.distance", "data")
     D = 1 - S
     D[range(len(D)), range(len(D))] = 0.0
-    tree = hierarchy.linkage(distance.squareform(D.clip(min=0.0), checks=False), "average")
+    tree = hierarchy.linkage(distance.squareform(D.clip(min=0.0)), "average")
     return _groups(order, hierarchy.fcluster(tree, threshold, "distance").tolist())
 
 

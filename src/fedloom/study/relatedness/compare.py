@@ -89,7 +89,6 @@ def _correlation(x: Array, y: Array) -> float:
 
 
 def _ranks(x: Array) -> Array:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Ranks from 1/2; equal values share the mean of theirs."""
     _, index, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray(((ends - counts + ends - 1) / 2)[index])
+    return np.asarray((np.cumsum(counts) - counts / 2)[index])

@@ -13,7 +13,6 @@ WTE: a distance of data sets by optimal transport to a common reference (Liu et 
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ def standardised(F: Array) -> Array:
     """Every column with mean 0 and standard deviation 1; constant columns become 0."""
     F = F - F.mean(0)
     spread = F.std(0)
-    return F / np.where(spread > 1e-12 * max(1.0, float(spread.max(initial=0.0))), spread, np.inf)
+    return F / np.where(spread > 1e-12 * spread.max(initial=1.0), spread, np.inf)
 
 
 def classes_of(y: Any, n: int) -> tuple[Array, Array]:
@@ -135,8 +134,8 @@ def _regression(F: Array, Y: Array, energy_kept: float) -> float:
     F, Y = F - F.mean(0), Y - Y.mean(0)
     U, s, _ = np.linalg.svd(F, full_matrices=False)
     share = np.cumsum(s * s)
-    k = int(np.searchsorted(share, energy_kept * share[-1] * (1 - 1e-12)) + 1) if len(s) and s[0] > 0 else 0
-    U = U[:, :k][:, s[:k] > 1e-12 * s[0]] if k else U[:, :0]
+    k = int(np.searchsorted(share, energy_kept * share[-1:].sum() * (1 - 1e-12))) + 1
+    U = U[:, :k][:, s[:k] > 1e-12 * s.max(initial=0.0)]
     return -float(((Y - U @ (U.T @ Y)) ** 2).mean())
 
 
@@ -149,7 +148,7 @@ def etran_totals(energy: Any, labels: Any) -> Array:
 
 
 def _scaled(R: Array) -> Array:
-    low, high = R.min(0, keepdims=True), R.max(0, keepdims=True)
+    low, high = R.min(0), R.max(0)
     spread = high - low
     return np.asarray((R - low) / np.where(spread > 0, spread, 1.0))
 
@@ -369,7 +368,7 @@ def wte_embeddings(
     3. Of the optimal plan from the reference to a data set, the barycentric projection: where the mass of each
        reference sample goes on average. The embedding is how far that is from the sample, over sqrt(m).
 
-    Transport is exact: for equal sizes an assignment, else POT where it is installed, else a linear programme of SciPy.
+    Transport is exact: for equal sizes an assignment, else a linear programme of SciPy.
     So data sets should be small (hundreds of samples); scale their inputs alike. Their order does not matter.
     """
     if len(inputs) != len(labels) or not len(inputs):
@@ -400,8 +399,6 @@ def plan(cost: Any) -> Array:
         return P
     if min(n, m) == 1:
         return np.full((n, m), 1 / (n * m))
-    if importlib.util.find_spec("ot") is not None:
-        return np.asarray(need("ot", "data").emd(np.full(n, 1 / n), np.full(m, 1 / m), C))
     sparse = need("scipy.sparse", "data")
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     weights = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
