@@ -391,7 +391,7 @@ def told_by(column: Column, kind: Kind, label: Label, labels: Array, rows: Array
         codes = column.index[rows]
     else:
         codes = np.where(np.isnan(some), -1, 0)  # of many numbers, whether there is one
-    common = np.argsort(-np.bincount(y.astype(int)))[:CLASSES] if not real else []
+    common: Any = np.argsort(-np.bincount(y.astype(int)))[:CLASSES] if not real else []
     targets = [y] if real else [found for value in common if (found := (y == value).astype(np.float64)).any()]
     weights = [1.0] if real else [float(target.sum()) for target in targets]
     best = float(np.average([_agreement(_means(codes, t), t, real) for t in targets], weights=weights))
