@@ -69,8 +69,7 @@ class Community:
 
     def go(self) -> dict[str, float]:
         """One round."""
-        from fedloom.federation.rounds.progress import Progress
-        from fedloom.federation.rounds.rounds import Round
+        from fedloom.federation.rounds.round import Progress, Round
 
         now = Round(self.built, self.state["round"] + 1, Progress())
         self.training, wall, start = 0.0, time.perf_counter(), time.process_time()

@@ -27,7 +27,7 @@ from fedloom.study.grid import load_grid
 PARSED_ONLY = {
     "reference.md": "a list of commands over runs that take minutes to hours; tests/test_readme.py loads their recipes",
     "statistics.md": "commands over grids that ran; tests/study runs them on small ones",
-    "flower.md": "a deployment over several machines; tests/flower and examples/flower-deployment run it",
+    "flower.md": "a deployment over several machines; tests/flower and `fedloom flower demo` run it",
     "cluster.md": "several machines under torchrun and Slurm; tests/engines/test_cluster.py runs two ranks",
     "own.md": "names of packages that the reader has; tests/doors/test_outside.py installs one",
 }

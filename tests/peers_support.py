@@ -16,12 +16,12 @@ from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import first
 from fedloom.engines.peers.rounds import synchronous_round
 from fedloom.federation.recipes.schema import PeersSection
-from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.messages import Ledger
 from fedloom.federation.rounds.worker import TrainDone
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.methods.peers.at_peers import at_peers
 from fedloom.peers import Events
 from quadratics import Quadratics
+from tests_support import client_step
 
 
 class Valleys:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fedloom import Ctx, Method
 from fedloom.core.context import Log
 from fedloom.data.dataset import TensorExamples
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import rows_of
 from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.models.tasks.task import Metric, Task
 from fedloom.training import FlatModel, Training
+from tests_support import client_step
 
 
 class Nothing(Metric):

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from fedloom.engines.api import Result
 from fedloom.federation.recipes.loader import load
-from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
 
 SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
 RECIPE = {
@@ -71,7 +71,7 @@ class Server:
 
         self.recipe, self.homes = recipe(*changes), homes
         self.grid = LocalGrid(client_app(deployed or self.recipe), homes)
-        self.nodes = Roster(self.grid, self.recipe)
+        self.nodes = Roster(self.grid, recipe_hash(self.recipe), self.recipe.runtime.flower)
         self.nodes.wait(3, 1.0)
         there = {client: self.nodes.reports[client] for client in self.nodes.there()}
         self.built = build_from(self.recipe, agreed(there)[0])

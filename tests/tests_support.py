@@ -87,7 +87,7 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.federation.rounds.progress import Progress
+    from fedloom.federation.rounds.round import Progress
 
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
@@ -97,3 +97,13 @@ def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     with pytest.raises(Stop):
         fedloom.run(recipe, folder, progress=Crash())
     return folder
+
+
+def client_step(
+    method: Any, model: Any, federation: Any, client: Any, received: Any, state: Any, ctx: Any, training: Any
+) -> tuple[Any, Any, Any]:
+    """One client's part of a round: (payload, result, new state)."""
+    from fedloom.federation.rounds.client import part_of
+
+    part = part_of(method)(method, model, federation, client, ctx, client.settings(training))
+    return part.step(received, state)

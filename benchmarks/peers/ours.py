@@ -9,7 +9,7 @@ from job import BATCH, CLIENTS, LR, ROUNDS, Clock
 
 def main(path: str, workers: str) -> None:
     import fedloom
-    from fedloom.federation.rounds.progress import Progress
+    from fedloom.federation.rounds.round import Progress
 
     clock = Clock()
     progress = Progress()

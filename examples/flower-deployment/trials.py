@@ -20,10 +20,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from deployment import Deployment, deployment
-from run import make_data
 
-from fedloom.engines.flower.project import new
+from fedloom.engines.flower.demo import prepare
+from fedloom.engines.flower.deployment import Deployment, deployment
 from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import verified
 
@@ -103,13 +102,12 @@ def say(text: str) -> None:
 
 
 def main(out: Path) -> None:
-    new(out / "sites", str(Path(__file__).with_name("recipe.yaml")))
+    configs = prepare(out)
     client = out / "sites" / "sites" / "client_app.py"
     client.write_text(client.read_text() + ROGUE)
     run = out / "runs" / "trials"
     waits = f"runtime.flower={{nodes: 3, min_clients: 1, deadline: {DEADLINE}, wait: 300}}"
     changes = f"training.rounds={ROUNDS}; evaluation.every={ROUNDS}; {waits}"
-    configs = make_data(out / "data")
     configs["clinic"] += TERMS
     with deployment(out) as here:
         for site, config in configs.items():

@@ -4,6 +4,7 @@ from fedloom.core.errors import MANY as MANY
 from fedloom.core.errors import DataError as DataError
 from fedloom.core.errors import InUseError as InUseError
 from fedloom.core.errors import RecipeError as RecipeError
+from fedloom.core.errors import RunWarning as RunWarning
 from fedloom.core.errors import StateError as StateError
 from fedloom.core.errors import UserError as UserError
 from fedloom.core.errors import at as at

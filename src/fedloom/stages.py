@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedloom.core.stage import Stage as Stage
     from fedloom.core.stage import Traits as Traits
     from fedloom.methods.clusters.aggregation import CosineMix as CosineMix
+    from fedloom.methods.clusters.aggregation import HistoryAttention as HistoryAttention
     from fedloom.methods.clusters.aggregation import SimilarGroups as SimilarGroups
     from fedloom.methods.clusters.aggregation import SingleTaskModels as SingleTaskModels
     from fedloom.methods.clusters.aggregation import SplittingClusters as SplittingClusters
@@ -36,11 +37,10 @@ if TYPE_CHECKING:
     from fedloom.methods.conflict.aggregation import DualProj as DualProj
     from fedloom.methods.conflict.aggregation import FairGrad as FairGrad
     from fedloom.methods.conflict.aggregation import GradVac as GradVac
-    from fedloom.methods.conflict.aggregation import HistoryAttention as HistoryAttention
     from fedloom.methods.conflict.aggregation import MinNorm as MinNorm
     from fedloom.methods.conflict.aggregation import PCGrad as PCGrad
     from fedloom.methods.conflict.aggregation import UPGrad as UPGrad
-    from fedloom.methods.conflict.averse import conflict_averse_weights as conflict_averse_weights
+    from fedloom.methods.conflict.aggregation import conflict_averse_weights as conflict_averse_weights
     from fedloom.methods.conflict.gap import GapWeights as GapWeights
     from fedloom.methods.conflict.gap import LossWeights as LossWeights
     from fedloom.methods.drift.aggregation import ControlVariates as ControlVariates

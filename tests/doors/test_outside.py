@@ -166,9 +166,8 @@ def test_workers_and_a_cluster_have_it_too(here: Path) -> None:
 @pytest.mark.slow
 def test_a_deployment_has_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SuperLink and three SuperNodes, which are processes of their own: they have the installed package."""
-    monkeypatch.syspath_prepend(OUTSIDE.parents[2] / "examples" / "flower-deployment")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    from deployment import deployment
+    from fedloom.engines.flower.deployment import deployment
 
     changes = ["method.codec=raw", "training.rounds=2"]
     new(here / "sites", "signs.yaml", changes)

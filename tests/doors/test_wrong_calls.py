@@ -221,7 +221,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "complex labels": (
         lambda: federation((X, X[:, 0] * 1j), {"size": fl.task()}, None),
-        "client 'ann', train, task 'size': labels of torch.complex64 found, expected real numbers",
+        "client 'ann', train, task 'size': labels of torch.complex64 found, expected real or whole numbers",
     ),
     "one label for all": (
         lambda: federation(train=(X, 3)),

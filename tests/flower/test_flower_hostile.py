@@ -28,6 +28,7 @@ from fedloom.engines.flower.nodes import NodeReport, federation_of
 from fedloom.engines.flower.roster import Roster
 from fedloom.engines.peers.transport import Letter
 from fedloom.errors import UserError
+from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import checkpoint
 from sites_support import SITES, Go, events, recipe, trained
 
@@ -467,7 +468,7 @@ def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[st
     one = recipe("runtime.flower.nodes=2", "runtime.flower.wait=100000")
     grid = LocalGrid(client_app(one), homes)
     grid.silent.add(99)
-    roster = Roster(grid, one)
+    roster = Roster(grid, recipe_hash(one), one.runtime.flower)
     clock = Roster.wait.__globals__["time"]
     assert roster.wait(2, 100_000) == 2
     assert clock.monotonic() < 70

@@ -16,6 +16,7 @@ from fedloom.cli.app import app
 from fedloom.core.settings import trust
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import dump
+from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs.audit import verified
 from sites_support import Demand, make_homes, recipe
 
@@ -58,7 +59,7 @@ def ask(sent: Path, homes: dict[int, dict[str, str]], changes: str = "") -> tupl
     """(who joins, why others do not) of a run of this app."""
     # the server expects what the nodes run, so nodes refuse for no other reason
     grid = LocalGrid(client_app(sent / "recipe.yaml"), homes, {"changes": changes})
-    roster, why = Roster(grid, recipe()), dict[str, str]()
+    roster, why = Roster(grid, recipe_hash(recipe()), recipe().runtime.flower), dict[str, str]()
     roster.log = lambda event, fields: why.update({homes[fields["node"]]["home"]: fields["why"]})
     roster.meet()
     return roster.there(), {Path(home).name: text for home, text in why.items()}

@@ -1,25 +1,26 @@
-"""Parameters of stages and rules: where their ranges end, and that methods and stages have the same defaults."""
+"""Parameters of stages and rules: where their ranges end, and that functions have the same defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from fedloom import methods, server, stages, training
-from fedloom.methods import ADDONS, METHODS, Method
+from fedloom import peers, server, stages, training
+from fedloom.core.settings.section import PARTS, Checked, hints_of
 from fedloom.methods.f2dc.aggregation import domain_aware_weights
 from fedloom.methods.peers.at_peers import InterCluster
 from fedloom.methods.peers.config import (
     AdaptiveScope,
-    Choose,
     ConflictAverse,
     GroupsSection,
     PeersBase,
@@ -94,108 +95,8 @@ def mask(sigma: float) -> Tensor:
     return gumbel_mask(torch.zeros(2), sigma)
 
 
-ROBUST = (
-    stages.Krum,
-    stages.MultiKrum,
-    stages.NearestMix,
-    stages.GeometricMedian,
-    stages.ClipNorms,
-    stages.TrimmedMean,
-)
 RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], list[float]]]] = [
-    (stages.TaskVectors, {}, "rho", between(0, 1)),
-    (stages.TaskVectors, {}, "epsilon", between(0, 1)),
-    (stages.TaskVectors, {}, "kappa", whole(0)),
-    (stages.ChosenClusters, {}, "count", whole(1)),
-    (stages.ChosenClusters, {}, "noise", least(0)),
-    (stages.SoftClusters, {}, "count", whole(1)),
-    (stages.SimilarityMix, {}, "top", whole(0)),
-    (stages.SimilarityMix, {}, "alpha", between(0, 1)),
-    (stages.SimilarityMix, {}, "step", between(0, 1, open_low=True)),
-    (stages.HistoryAttention, {}, "beta", between(0, 1, open_high=True)),
-    (stages.HistoryAttention, {}, "temperature", above(0)),
-    (stages.Heal, {}, "tau", ([-2, 0, 1 - LITTLE], [1, 1.5])),
-    (stages.Heal, {}, "beta", between(0, 1)),
-    (stages.TaskLeaders, {}, "c", between(0, 1, open_high=True)),
-    (stages.TaskLeaders, {}, "alpha", least(0)),
-    (stages.Staleness, {}, "a", least(0)),
-    (stages.Every, {"stage": Identity()}, "rounds", whole(1)),
-    (stages.Switch, {"before": Mean(), "after": Mean()}, "round", whole(1)),
-    (stages.ActivatedDimensions, {}, "rho", between(0, 1, open_low=True, open_high=True)),
-    (stages.ActivatedDimensions, {}, "bins", whole(1)),
-    (stages.SimilarGroups, {}, "groups", whole(1)),
-    (stages.ConflictAverseMix, {}, "c", between(0, 1, open_high=True)),
-    (stages.CAGrad, {}, "c", between(0, 1, open_high=True)),
-    (stages.GradVac, {}, "beta", between(0, 1)),
-    (stages.FairGrad, {}, "alpha", above(0)),
-    (stages.AttentionAcrossTasks, {}, "alpha", above(0)),
-    (stages.AttentionAcrossTasks, {}, "sigma", above(0)),
-    (stages.ConsensusMask, {}, "lam", least(0)),
-    (stages.ConsensusMask, {}, "least", whole(1)),
-    (stages.ExactFactors, {}, "scale", above(0)),
-    (stages.LossWeights, {}, "step", least(0)),
-    (stages.LossWeights, {}, "decay", least(0)),
-    (stages.SingleTaskModels, {}, "attenuation", between(0, 1)),
-    (stages.SoftClusters, {}, "noise", least(0)),
-    (stages.HyperCrossAttention, {}, "init", between(0, 1)),
-    (stages.HyperCrossAttention, {}, "lr", least(0)),
-    (stages.HyperCrossAttention, {}, "weight_decay", least(0)),
-    (stages.HyperCrossAttention, {}, "momentum", between(0, 1, open_high=True)),
-    *((rule, {}, "f", whole(0)) for rule in ROBUST),
-    (stages.CentredClip, {}, "limit", above(0)),
-    (stages.CentredClip, {}, "steps", whole(1)),
-    (stages.DomainWeights, {}, "classes", whole(1)),
-    (stages.DomainWeights, {}, "domains", whole(1)),
-    (stages.DomainWeights, {}, "alpha", ([-3, 0], [math.inf, -math.inf])),
-    (stages.DomainWeights, {}, "beta", ([-3, 0], [math.inf, -math.inf])),
-    (stages.TrainedPrototypes, {}, "epochs", whole(0)),
-    (stages.TrainedPrototypes, {}, "batch_size", whole(1)),
-    (stages.TrainedPrototypes, {}, "lr", above(0)),
-    (stages.TrainedPrototypes, {}, "limit", ([0, 1e9], [-LITTLE, math.inf])),
-    (stages.MovingAnchors, {}, "momentum", between(0, 1)),
-    (stages.HyperConflictAverse, {}, "init", between(0, 1)),
-    (stages.HyperConflictAverse, {}, "lr", least(0)),
-    (stages.HyperConflictAverse, {}, "weight_decay", least(0)),
-    (stages.HyperConflictAverse, {}, "momentum", between(0, 1, open_high=True)),
-    (stages.HyperConflictAverse, {}, "c", between(0, 1, open_high=True)),
-    (stages.TopMagnitude, {}, "rho", between(0, 1, open_low=True)),
-    (stages.Attention, {}, "alpha", above(0)),
-    (stages.Attention, {}, "sigma", above(0)),
-    (stages.CosineMix, {}, "tau", above(0)),
-    (training.Proximal, {}, "mu", least(0)),
-    (InterCluster, {}, "mu", least(0)),
-    (Safeguards, {}, "clip", ([LITTLE, 1e9], [0, -1, math.inf])),
-    (Safeguards, {}, "clip_result", ([LITTLE, 1e9], [0, -1, math.inf])),
-    (Safeguards, {}, "ridge", ([LITTLE, 1e9], [0, -1, math.inf])),
-    (Safeguards, {}, "ema", between(0, 1, open_high=True)),
-    (Sketch, {}, "m", whole(1)),
-    (server.Momentum, {}, "beta", between(0, 1, open_high=True)),
-    (server.Lookahead, {}, "lam", between(0, 1, open_high=True)),
-    (server.Adaptive, {"kind": "adam"}, "b1", between(0, 1, open_high=True)),
-    (server.Adaptive, {"kind": "adam"}, "b2", between(0, 1, open_high=True)),
-    (server.Adaptive, {"kind": "adam"}, "eps", above(0)),
-    (server.Adaptive, {"kind": "adam"}, "v0", least(0)),
-    (training.Dual, {}, "alpha", above(0)),
     (mask, {}, "sigma", above(0)),
-    (Optimizer, {}, "momentum", between(0, 1, open_high=True)),
-    (Schedule, {}, "warmup_start", between(0, 1)),
-    (Schedule, {}, "floor", between(0, 1)),
-    (Schedule, {}, "gamma", between(0, 1, open_low=True)),
-    (Training, {}, "participation", between(0, 1, open_low=True)),
-    (Choose, {}, "top", whole(0)),
-    (GroupsSection, {}, "low", whole(2)),
-    (GroupsSection, {"low": 2}, "high", whole(2)),
-    (GroupsSection, {}, "fine", between(0, 1)),
-    (Weights, {}, "step", between(0, 1, open_low=True)),
-    (SafeguardsSection, {}, "ema", between(0, 1, open_high=True)),
-    (ConflictAverse, {}, "c", between(0, 1, open_high=True)),
-    (AdaptiveScope, {"leave": -1}, "enter", between(-1, 1)),
-    (AdaptiveScope, {"enter": 1}, "leave", between(-1, 1)),
-    (Scenario, {}, "seed", whole(0)),
-    (Scenario, {}, "dropout", between(0, 1, open_high=True)),
-    (Scenario, {}, "loss", between(0, 1, open_high=True)),
-    (Stragglers, {}, "share", between(0, 1, open_high=True)),
-    (Stragglers, {}, "slowdown", least(1)),
     (small_world, {}, "k", whole(2)),
     (small_world, {}, "p", between(0, 1)),
     (torus, {}, "rows", whole(2)),
@@ -221,46 +122,64 @@ def test_every_range_ends_where_it_says(
             make(**given, **{name: value})
 
 
-# Methods that set what the stage or rule alone would do in another way.
-OTHERWISE = {
-    ("ties", "TopMagnitude"): {"rescale"},
-    ("dare", "TopMagnitude"): {"keep"},
-    ("colnet", "Safeguards"): {"clip", "ridge", "ema"},
-    ("fedpmt", "SimilarGroups"): {"groups"},
-    ("fedproto", "MeanPrototypes"): {"by"},
-    ("fedrep", "Phase"): {"share"},
-    ("fedspd", "ChosenClusters"): {"first", "mixed"},
-    ("rr-cluster", "ChosenClusters"): {"least"},
+NEEDED: dict[str, dict[str, Any]] = {
+    "Anchor": {"mu": 0.1},
+    "DualShift": {"stage": Mean()},
+    "Every": {"rounds": 1, "stage": Identity()},
+    "Switch": {"round": 1, "before": Mean(), "after": Mean()},
 }
+"""What has no default, where there is more than one such field."""
 
 
-def parts(value: Any) -> Iterator[Any]:
-    """All stages, rules and the like that a method is made of."""
-    if dataclasses.is_dataclass(value):
-        yield value
-        for field in dataclasses.fields(value):
-            yield from parts(getattr(value, field.name))
-    elif isinstance(value, tuple | list | Mapping):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from parts(one)
+def declared() -> Iterator[type]:
+    """The stages, rules and the like whose annotations restrict values."""
+    modules = (stages, training, server, peers)
+    offered = [getattr(module, name) for module in modules for name in dir(module)]
+    for cls in dict.fromkeys([*(one for one in offered if inspect.isclass(one)), InterCluster]):
+        if issubclass(cls, Checked) and any(map(edges, hints_of(cls).values())):
+            yield cls
 
 
-@pytest.mark.parametrize("name", [*METHODS.entries, *(name for name in ADDONS.entries if name != "server-step")])
-def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
-    """Both are documented, and a person who builds the method by hand must get the same."""
-    if name in METHODS.entries:
-        method = METHODS.entries[name].function()
-    else:
-        method = ADDONS.entries[name].function(methods.fedavg())
-    for part in parts(method):
-        if isinstance(part, Method):
-            continue
-        other = {
-            field.name
-            for field in dataclasses.fields(part)
-            if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
-        }
-        assert other == OTHERWISE.get((name, type(part).__name__), set()), part
+def edges(hint: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Allowed and refused values at each end of a range; of choices, one that is none."""
+    if get_origin(hint) in (Union, UnionType):
+        return [edge for one in get_args(hint) for edge in edges(one)]
+    if get_origin(hint) is Literal:
+        return [([*get_args(hint)], ["neither"])]
+    if get_origin(hint) is not Annotated:
+        return []
+    kind, *entries = get_args(hint)
+    step, found = 1 if kind is int else LITTLE, []
+    for part in (part for entry in entries for part in entry.metadata):
+        for name, closed, sign in (("ge", 1, 1), ("gt", 0, 1), ("le", 1, -1), ("lt", 0, -1)):
+            if (end := getattr(part, name, None)) is not None:
+                inside, outside = (end, end - sign * step) if closed else (end + sign * step, end)
+                found.append(([inside], [outside, *([math.nan] if kind is float else [])]))
+        if getattr(part, "allow_inf_nan", None) is False:
+            found.append(([], [math.inf, math.nan]))
+    return found
+
+
+@pytest.mark.parametrize("cls", list(declared()))
+def test_a_class_keeps_the_ranges_that_its_fields_declare(cls: type) -> None:
+    needed = NEEDED.get(cls.__name__, {})
+    for name, hint in hints_of(cls).items():
+        for good, bad in edges(hint):
+            for value in good:
+                assert getattr(cls(**{**needed, name: value}), name) == value
+            for value in bad:
+                with pytest.raises(ValueError, match=f"{cls.__name__}: {name}: .* found, expected"):
+                    cls(**{**needed, name: value})
+
+
+def test_each_part_that_is_declared_without_torch_is_one_that_checks() -> None:
+    """So the ranges of the test above are those of the recipe's keys."""
+    for name, (path, block) in PARTS.items():
+        module, _, cls = path.partition(":")
+        made = getattr(import_module(module), cls)
+        assert cls == name
+        assert issubclass(made, block)
+        assert issubclass(made, Checked)
 
 
 def defaults(function: Callable[..., Any], *names: str) -> dict[str, Any]:

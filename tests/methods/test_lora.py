@@ -19,13 +19,11 @@ from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.messages import count_up, unpacked
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import (
     ditto,
-    fedavg,
     feddyn,
     fedex_lora,
     fedopt,
@@ -36,7 +34,7 @@ from fedloom.methods import (
 )
 from fedloom.stages import ExactFactors, FactorProducts, Mean, PCGrad
 from fedloom.training import FlatModel
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import assert_same, client_step, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
 LORA = "model={name: tiny-vit, width: 16, depth: 1, num_heads: 2, lora: {rank: 2}}"
@@ -260,8 +258,6 @@ def test_refused() -> None:
         flora(ditto())
     with pytest.raises(ValueError, match="server remembers their products, and flora do not go together"):
         flora(feddyn())
-    with pytest.raises(ValueError, match="expected a scale above 0"):
-        fedex_lora(fedavg(), scale=0)
 
 
 @low_rank

@@ -16,7 +16,6 @@ from fedloom.core.context import Ctx, State
 from fedloom.engines.api import Result, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.messages import rows_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
@@ -24,7 +23,7 @@ from fedloom.methods import METHODS
 from fedloom.methods.method import EachTask
 from fedloom.stages import Identity, TaskVectors
 from fedloom.training.flat import FlatModel
-from tests_support import load_recipe
+from tests_support import client_step, load_recipe
 
 Quick = Callable[..., Result]
 MANY = "partition={name: task-dirichlet, clients: 5, alpha_tasks: 1.0}"

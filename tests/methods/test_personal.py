@@ -15,7 +15,6 @@ import fedloom
 from fedloom import methods
 from fedloom.engines.api import Result, trained_models
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
@@ -23,7 +22,7 @@ from fedloom.stages import GroupBy, Mean
 from fedloom.training import FlatModel
 from fedloom.training.rules import Phase, ends
 from quadratics import Quadratics
-from tests_support import load_recipe
+from tests_support import client_step, load_recipe
 
 Quick = Callable[..., Result]
 DECAY = "training.optimizer={name: adamw, lr: 0.01, weight_decay: 0.5}"

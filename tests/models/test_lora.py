@@ -141,7 +141,7 @@ def test_flat_model_holds_what_is_trained_and_leaves_the_rest():
     before = {name: p.clone() for name, p in adapted.named_parameters()}
     flat = FlatModel(copy.deepcopy(adapted))
     assert len(flat.vector) == len(flat.grad) == flat.layout.d == size(adapted, True)
-    assert flat.trained(("digit",)).d == flat.layout.d - 17 * 2
+    assert flat.layout.trained(("digit",)).d == flat.layout.d - 17 * 2
     flat.vector.fill_(0.25)
     for name, p in flat.module.named_parameters():
         assert torch.equal(p, torch.full_like(p, 0.25) if p.requires_grad else before[name]), name

@@ -266,18 +266,9 @@ def test_the_order_of_messages_does_not_matter() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected an update of peer 'z' itself, found those of \['a'\]"):
         conflict_averse_mix("z", {"a": torch.ones(2)})
-    for wrong in (
-        {"clip": 0.0},
-        {"clip_result": INF},
-        {"ridge": -1.0},
-        {"ema": 1.0},
-        {"bounds": (0.5, 0.2)},
-        {"bounds": (0.5, 0.5)},
-        {"nonfinite": "zero"},
-        {"normalise": "unit"},
-    ):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
-            Safeguards(**wrong)  # type: ignore[arg-type]
+    for wrong in ((0.5, 0.2), (0.5, 0.5)):
+        with pytest.raises(ValueError, match="bounds: expected"):
+            Safeguards(bounds=wrong)
 
 
 def test_no_gram_matrix_alone_makes_the_mix_long() -> None:

@@ -13,11 +13,10 @@ from fedloom.experiments.export.picture import predictions
 from fedloom.federation.recipes import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
 from fedloom.training import FlatModel
-from tests_support import assert_same, load_recipe
+from tests_support import assert_same, client_step, load_recipe
 
 SMALL = (
     "data.count=24",

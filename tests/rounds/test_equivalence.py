@@ -13,16 +13,14 @@ import torch
 import fedloom
 from fedloom import Method
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.pool import InProcess
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.client import client_step
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.federation.rounds.worker import Worker
+from fedloom.federation.rounds.worker import InProcess, Worker
 from fedloom.methods import ADDONS, METHODS
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
-from tests_support import MERGING, ROBUST, TORCHJD, assert_same, load_recipe, named, needed, stopped_after
+from tests_support import MERGING, ROBUST, TORCHJD, assert_same, client_step, load_recipe, named, needed, stopped_after
 
 Quick = Callable[..., Result]
 

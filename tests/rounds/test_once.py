@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedloom.engines.auto import executor
 from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds import round as round_
 from fedloom.federation.rounds import worker as workers
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import groups
-from fedloom.federation.rounds.messages import Message, Payload, form, rows_of
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.rounds import Round, initial_state
+from fedloom.federation.rounds.messages import Message, Payload, count_down, form, rows_of
+from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import collect, dispatch
 from fedloom.federation.rounds.worker import TrainDone, TrainJob, Worker
 from tests_support import load_recipe
@@ -69,16 +70,17 @@ def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatc
     built = build(load_recipe("model.heads=own", "method=fedavg", "partition.clients_per_task=2"))
     now, names = Round(built, 1, Progress()), list(built.federation.clients)
     messages = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], names)
-    payloads = [Worker(built.setup).run(TrainJob(name, 1, messages[name], {})).payload for name in names]
-    monkeypatch.setattr(now, "trained", lambda *_: iter(payloads))
-    counted, real = [], now._counted
-    monkeypatch.setattr(now, "_counted", lambda client, *what: counted.append(client.id) or real(client, *what))
-    assert [*now.payloads(None, [], messages)] == payloads  # type: ignore[arg-type]
+    jobs = [TrainJob(name, 1, messages[name], {}) for name in names]
+    counted, real = [], round_.count_up
+    monkeypatch.setattr(round_, "count_up", lambda *what: counted.append(what[-1].row[0]) or real(*what))
+    payloads = [*now.payloads(executor(built.setup, ["cpu"], 1), jobs, messages)]
     kinds = {tuple(client.tasks) for client in built.federation.clients.values()}
     assert len(counted) == len(kinds) < len(names)
     for payload in payloads:
         client = built.federation.clients[payload.row[0]]
-        assert (now.ledger.up[client.id], now.ledger.down[client.id]) == real(client, payload, messages[client.id])
+        about = built.method, built.layout, built.federation
+        assert now.ledger.up[client.id] == real(*about, payload)
+        assert now.ledger.down[client.id] == count_down(*about, client, messages[client.id])
 
 
 def test_the_form_of_a_payload_has_all_that_its_bytes_depend_on() -> None:

@@ -6,19 +6,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedloom
+from fedloom.core.context import State
 from fedloom.core.mean import Mean
 from fedloom.core.stage import Chain, Identity, Stage, Traits
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.privacy import SPENT, Terms, ratio, share_of, terms_of, told
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.rounds import Round, initial_state, paid, status
+from fedloom.federation.rounds.observers import SPENT, Budget
+from fedloom.federation.rounds.privacy import Terms, ratio, share_of, terms_of, told
+from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.rounds import initial_state, status
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
@@ -71,7 +75,7 @@ def test_another_client_in_the_place_of_one_moves_a_sum_twice_as_far(dp: object)
 
 def test_noise_is_the_least_for_a_wanted_epsilon(dp: object) -> None:
     recipe = load_recipe("privacy={clip: 1, epsilon: 8, delta: 1.0e-5}", FEDPER, "training.rounds=100")
-    found = terms_of(recipe, 10)
+    found = terms_of(recipe.privacy, recipe.training, 10)
     assert found is not None
     assert found.noise == pytest.approx(6.38, abs=0.02), "100 rounds of all clients"
     assert 7.97 < found.epsilon(100) <= 8
@@ -92,20 +96,20 @@ def test_terms_say_how_clients_are_drawn(
 ) -> None:
     """They are in the state of a run, which cannot go on with others."""
     recipe = load_recipe(GIVEN, "training.participation=0.5", *changes)
-    found = terms_of(recipe, 5)
+    found = terms_of(recipe.privacy, recipe.training, 5)
     assert found is not None
     assert (found.noise, found.delta, found.accountant, found.sampling) == (2.0, 1e-3, "rdp", sampling)
     assert (found.clients, found.drawn) == (clients, drawn)
-    assert share_of(recipe, found) == share
+    assert share_of(recipe.training, found) == share
 
 
 def test_delta_is_less_than_one_over_the_clients() -> None:
     recipe = load_recipe("privacy={clip: 1, noise: 2.0, delta: 0.1}")
     for few in (1, 9):
-        assert terms_of(recipe, few) is not None
+        assert terms_of(recipe.privacy, recipe.training, few) is not None
     for many in (10, 11):
         with pytest.raises(RecipeError, match=f"less than one over the {many} clients"):
-            terms_of(recipe, many)
+            terms_of(recipe.privacy, recipe.training, many)
 
 
 def test_the_noise_of_a_round_is_that_of_a_sum_or_of_a_mean_of_noisy_rows() -> None:
@@ -116,7 +120,7 @@ def test_the_noise_of_a_round_is_that_of_a_sum_or_of_a_mean_of_noisy_rows() -> N
 @pytest.mark.parametrize("epsilon", [0.5, 50.0])
 def test_noise_is_the_least_to_a_thousandth_whether_little_or_much_is_needed(dp: object, epsilon: float) -> None:
     recipe = load_recipe(f"privacy={{clip: 1, epsilon: {epsilon}, delta: 1.0e-5}}", "training.rounds=20")
-    found = terms_of(recipe, 10)
+    found = terms_of(recipe.privacy, recipe.training, 10)
     assert found is not None
     less = replace(found, noise=found.noise * (1 - 1.1e-3))
     assert found.epsilon(20) <= epsilon < less.epsilon(20)
@@ -173,6 +177,13 @@ def test_what_rounds_cost_cannot_change_behind_their_back() -> None:
         terms().agree({"round": 2, "privacy": {**vars(terms()), "noise": 2.0}})
     terms().agree({"round": 0})
     terms().agree({"round": 2, "privacy": dict(vars(terms()))})
+
+
+def paid(built: Built, state: State) -> tuple[float, State]:
+    """The last round that the budget allows, and the state with which it begins."""
+    budget = Budget(built, SimpleNamespace(save=lambda state: None))  # type: ignore[arg-type]
+    state = budget.begin(state)
+    return budget.last, state
 
 
 def test_a_missing_accountant_is_said_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:

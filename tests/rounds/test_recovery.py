@@ -19,12 +19,11 @@ from fedloom.cli.app import app
 from fedloom.core.context import State
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.pool import InProcess
 from fedloom.federation.rounds import client
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.federation.rounds.recovery import careful, nothing_came, usable, usual
-from fedloom.federation.rounds.worker import TrainDone
+from fedloom.federation.rounds.worker import InProcess, TrainDone
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
 from fedloom.server import Plain

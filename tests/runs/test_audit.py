@@ -13,7 +13,6 @@ from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.federation.runs.audit import START, Audit, verified
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_what_a_peer_dropped_is_in_the_log_and_in_the_audit_file(tmp_path: Path)
     dropped = {"event": "message dropped", "peer": "ann", "what": "late", "sender": "bob"}
     with RunFolder(tmp_path) as folder:
         folder.audit = Audit(tmp_path / "audit.jsonl")
-        folder.write_round({"round": 1, "events": [dropped]}, Ledger())
+        folder.write_round({"round": 1, "events": [dropped]}, {})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["events"] == [dropped]
     (line,) = verified(tmp_path / "audit.jsonl")
     assert (line["what"], line["peer"], line["sender"]) == ("message dropped: late", "ann", "bob")

@@ -18,7 +18,7 @@ from fedloom.cli.app import app, told
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs import checkpoint, folder
 from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import is_over
@@ -347,7 +347,7 @@ def test_a_run_killed_while_it_measures_round_0_anew_goes_on(tmp_path: Path, mon
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.federation.rounds.rounds.server_step", stop)  # round 0 is saved, and nothing else
+        patch.setattr("fedloom.federation.rounds.round.server_step", stop)  # round 0 is saved, and nothing else
         with pytest.raises(Stop):
             fedloom.run(load_recipe(), tmp_path / "run")
     with monkeypatch.context() as patch:

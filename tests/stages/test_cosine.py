@@ -55,11 +55,6 @@ def test_a_model_that_is_zero_resembles_no_other() -> None:
     torch.testing.assert_close(out[1], t(1.5, 1.5))
 
 
-def test_a_temperature_has_to_be_positive() -> None:
-    with pytest.raises(ValueError, match="tau: expected a number above 0, found 0"):
-        CosineMix(0)
-
-
 def test_each_tensor_by_itself() -> None:
     X = t([1, 0, 3, 0], [0, 1, -6, 0])
     whole, _ = MinNorm().on(X, layout=LAYOUT)

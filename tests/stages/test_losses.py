@@ -66,9 +66,3 @@ def test_losses_of_nothing_and_clients_without_a_past() -> None:
     assert found[0] == {"a": 1.0, "b": 0.0}
     assert sum(found[1].values()) == pytest.approx(1)
     assert found[2] == {"a": 0.0, "b": 0.0}
-
-
-@pytest.mark.parametrize(("step", "decay"), [(-1.0, 0.0), (0.0, -1.0), (math.nan, 0.0)])
-def test_ranges(step: float, decay: float) -> None:
-    with pytest.raises(ValueError, match="expected step and decay of at least 0"):
-        LossWeights(step, decay)

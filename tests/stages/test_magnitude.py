@@ -92,14 +92,6 @@ def test_d_counts_the_blocks_that_the_row_has() -> None:
     assert kept.tolist() == [[9, 8, 7, 0, 0, 0, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("rho", [0, -0.1, 1.1, float("nan")])
-def test_rho_out_of_range(rho: float) -> None:
-    with pytest.raises(ValueError, match="rho: expected 0 < rho <= 1"):
-        TopMagnitude(rho)
-    with pytest.raises(ValueError, match="keep: expected largest"):
-        TopMagnitude(0.5, "biggest")  # type: ignore[arg-type]
-
-
 def by_sorting(x: torch.Tensor, k: int, largest: bool = True) -> torch.Tensor:
     """What top_mask promises, by one stable sort."""
     mask = torch.zeros(len(x), dtype=torch.bool)

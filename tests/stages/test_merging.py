@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from fedloom.core.layout import Block, Layout
@@ -125,9 +124,3 @@ def test_dare_is_a_random_choice_that_is_right_on_average() -> None:
     found = np.mean([on(stage, rows(), seed=seed) for seed in range(400)], axis=0)
     np.testing.assert_allclose(found, P @ rows(), atol=0.3)
     assert dare(fedavg(), drop=0).edge == TopMagnitude(1, "random")
-
-
-@pytest.mark.parametrize(("lam", "least"), [(-0.1, 2), (0.4, 0), (float("nan"), 2)])
-def test_ranges(lam: float, least: int) -> None:
-    with pytest.raises(ValueError, match="expected lam >= 0 and least >= 1"):
-        ConsensusMask(lam, least)

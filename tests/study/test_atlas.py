@@ -15,6 +15,7 @@ from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments.atlas import Atlas, atlas_grid, clients_of, draw, matchings
 from fedloom.federation.recipes import load
+from fedloom.federation.rounds.build import build
 from fedloom.study.grid import recipes
 
 TASKS = ("a", "b", "c", "d", "e")
@@ -115,7 +116,7 @@ def test_the_runs_differ_in_who_hears_whom_alone() -> None:
 
 def test_clients_with_several_tasks_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"client 'c00' holds .*: an atlas asks which task helps which"):
-        clients_of(load("beds/digits", ["partition={name: iid, clients: 2}"]))
+        clients_of(build(load("beds/digits", ["partition={name: iid, clients: 2}"])))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import typer
 from fedloom._version import __version__
 from fedloom.cli import shared
 from fedloom.core.errors import UserError, writing
+from fedloom.core.extras import need
 from fedloom.core.machine import free_memory
 from fedloom.federation.recipes.runtime import cores
 
@@ -130,6 +131,33 @@ def new(
         if path.name == "recipe.yaml":
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             typer.echo(f"  sha256 {digest}, for `recipes` in the terms of a node.yaml")
+
+
+@flower.command()
+def demo(
+    out: Annotated[
+        Path | None, shared.out_option("Keep all files here, in a new folder.", metavar="DIR", file_okay=False)
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 3,
+) -> None:
+    """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
+    need("flwr", "flower")
+    from fedloom.engines.flower.demo import demo as run
+
+    typer.echo(run(out, rounds, lambda text: typer.echo(text, err=True)))
+
+
+@flower.command()
+def provision(
+    file: Annotated[Path, typer.Argument(metavar="SITES.yaml", help="The recipe, the server's address, the sites.")],
+    out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR", file_okay=False)],
+) -> None:
+    """Write a start kit for the server and one per site: keys, certificate, terms, and one command to start."""
+    need("flwr", "flower")
+    from fedloom.engines.flower.kits import provision as write
+
+    for folder in write(file, out):
+        typer.echo(f"{folder}: {folder / 'start.sh'}")
 
 
 @flower.command()

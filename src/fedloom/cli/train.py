@@ -18,8 +18,8 @@ from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster
 
 if TYPE_CHECKING:
-    from fedloom.federation.recipes import Recipe
-    from fedloom.federation.rounds.progress import Progress
+    from fedloom.federation.recipes.schema import MethodSection
+    from fedloom.federation.rounds.round import Progress
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     if recipe is None:
         raise UserError("run: RECIPE is missing, expected a packaged recipe (see `fedloom recipes`) or a YAML file")
     checked = load(recipe, asked)
-    folder = out or _default_folder(checked)
+    folder = out or Path("runs") / _folder_name(checked.name, checked.method, checked.model.start, checked.seed)
     # of several processes, only the first one writes the folder and prints
     rank = cluster.rank() if checked.runtime.engine == "cluster" else None
     if rank is None and folder.is_dir() and any(folder.iterdir()):
@@ -144,10 +144,10 @@ def pretrain(
     shared.answer(done, as_json, done.table(), after, f"its encoder: {out}; use it with model.weights={out}")
 
 
-def _default_folder(recipe: Recipe) -> Path:
-    method = "+".join(name.rpartition(":")[2] for name in (recipe.method.name, *recipe.method.add))
-    after = f"-after-{Path(recipe.model.start).name}" if recipe.model.start else ""
-    return Path("runs") / f"{recipe.name}-{method}-s{recipe.seed}{after}"
+def _folder_name(recipe: str, method: MethodSection, start: str | None, seed: int) -> str:
+    names = "+".join(name.rpartition(":")[2] for name in (method.name, *method.add))
+    after = f"-after-{Path(start).name}" if start else ""
+    return f"{recipe}-{names}-s{seed}{after}"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
+from fedloom.core.settings.section import Count
 from fedloom.core.spread import whole
 from fedloom.core.stage import Stage, Traits, check_closed, inner
 from fedloom.core.updates import EVERYONE, Beside, Updates
@@ -28,9 +29,12 @@ class Inner(Stage):
     def traits(self) -> Traits:
         return Traits.around(inner(self))
 
-    def _close(self, where: str) -> None:
-        for s in inner(self):
-            check_closed([s], where)
+    def __post_init__(self) -> None:
+        """Raise ValueError for a stage inside whose fields nobody reads."""
+        super().__post_init__()
+        selector = getattr(self, "selector", None)
+        for one in inner(self):
+            check_closed([one], type(self).__name__ + (f"({selector!r})" if selector else ""))
 
 
 class Around(Inner):
@@ -41,6 +45,13 @@ class Around(Inner):
 
 class Aggregation(Around):
     """A stage around the one that combines the rows: stages that are added to the method go inside."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.stage.traits.reduces:
+            raise ValueError(
+                f"{type(self).__name__}: {self.stage!r} leaves a row for each client, expected one for all"
+            )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         """With the change inside."""
@@ -55,12 +66,12 @@ class Scope(Around):
     stage: Stage
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stage.traits.reduces:
             raise ValueError(
                 f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all; "
                 "use Split with a stage for the rest"
             )
-        self._close(f"Scope({self.selector!r})")
 
     def init(self, layout: Layout) -> State:
         """State of the stage on its columns."""
@@ -85,9 +96,6 @@ class Split(Inner):
     """
 
     parts: Mapping[Selector, Stage]
-
-    def __post_init__(self) -> None:
-        self._close("Split")
 
     def __hash__(self) -> int:
         return hash(tuple(self.parts.items()))
@@ -163,9 +171,6 @@ class PerTask(Around):
 
     stage: Stage
 
-    def __post_init__(self) -> None:
-        self._close("PerTask")
-
     @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(inner(self), self.stage.traits.reduces)
@@ -218,9 +223,6 @@ class GroupBy(Around):
     key: str
     stage: Stage
 
-    def __post_init__(self) -> None:
-        self._close(f"GroupBy({self.key!r})")
-
     @cached_property
     def traits(self) -> Traits:
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
@@ -255,18 +257,12 @@ class GroupBy(Around):
 
 
 @dataclass(frozen=True)
-class Switch(Stage):
+class Switch(Inner):
     """`before` while round < `round`, then `after` (DFMTL thesis, eq. 4.20). Rounds count from 1."""
 
-    round: int
+    round: Count
     before: Stage
     after: Stage
-
-    def __post_init__(self) -> None:
-        if self.round < 1:
-            raise ValueError(f"Switch: expected a round of at least 1, found {self.round}")
-        check_closed([self.before], "Switch, before")
-        check_closed([self.after], "Switch, after")
 
     @cached_property
     def traits(self) -> Traits:
@@ -309,9 +305,6 @@ class PerBlock(Around):
 
     stage: Stage
 
-    def __post_init__(self) -> None:
-        self._close("PerBlock")
-
     @cached_property
     def traits(self) -> Traits:
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
@@ -352,12 +345,12 @@ class PartlyShared(Inner):
     own: Stage
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.shared.traits.reduces or self.own.traits.reduces:
             raise ValueError(
                 f"PartlyShared({self.selector!r}): expected a stage that leaves one row and one that keeps all, "
                 f"found {self.shared!r} and {self.own!r}"
             )
-        self._close(f"PartlyShared({self.selector!r})")
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         """With the change in the shared columns."""
@@ -398,15 +391,13 @@ class PartlyShared(Inner):
 class Every(Around):
     """Apply a stage that keeps the rows in every `rounds`-th round only; in other rounds rows pass as they are."""
 
-    rounds: int
+    rounds: Count
     stage: Stage
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"Every: expected at least 1 round, found {self.rounds}")
+        super().__post_init__()
         if self.stage.traits.reduces:
             raise ValueError(f"Every: {self.stage!r} leaves one row, but in other rounds all rows are kept")
-        self._close("Every")
 
     @cached_property
     def traits(self) -> Traits:

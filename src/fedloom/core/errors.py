@@ -57,6 +57,10 @@ def of_system(error: OSError) -> str:
     return said if file is None else f"{os.fsdecode(file)}: {said}"
 
 
+class RunWarning(UserWarning):
+    """A run went on with less than it was given: updates dropped, rounds lost, inputs that look wrong."""
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)

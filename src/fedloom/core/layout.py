@@ -232,6 +232,18 @@ class Layout:
         """The blocks that are not in `other`."""
         return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
 
+    def trained(self, tasks: Iterable[str]) -> Layout:
+        """The parameters that receive a gradient when these tasks are trained: shared ones and their own."""
+        if (key := frozenset(tasks)) not in self._trained:
+            blocks = tuple(b for b in self.parameters.blocks if b.task is None or b.task in key)
+            self._trained[key] = self.parameters if blocks == self.parameters.blocks else Layout(blocks)
+        return self._trained[key]
+
+    @cached_property
+    def _trained(self) -> dict[frozenset[str], Layout]:
+        """What `trained` has found."""
+        return {}
+
     @cached_property
     def common(self) -> Layout:
         """The blocks that belong to no task."""
@@ -261,6 +273,8 @@ class Layout:
 
     def spans(self, part: Layout) -> tuple[Columns, ...]:
         """Columns of `part` in this layout, in the order of `part`, neighbours merged."""
+        if part is self and part.blocks:
+            return (Columns(0, self.d),)
         merged: list[Columns] = []
         for i in self.positions(part):
             s = self.slices[i]
@@ -280,6 +294,9 @@ class Layout:
 
     def put(self, X: Tensor, part: Layout, values: Tensor) -> Tensor:
         """Write `values` into the columns of `part` of X, in place, and return X."""
+        if part is self:
+            X[...] = values
+            return X
         at = 0
         for s in self.spans(part):
             size = s.stop - s.start

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.core.settings.section import BelowOne, Checked, NonNegative, Positive
 
 
-class ServerRule:
+class ServerRule(Checked):
     """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
 
     The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round in which no
@@ -59,11 +60,8 @@ class Momentum(ServerRule):
     In the long run a constant update is multiplied by step / (1 - beta).
     """
 
-    beta: float = 0.9
+    beta: BelowOne = 0.9
     step: float = 1.0
-
-    def __post_init__(self) -> None:
-        _share("beta", self.beta)
 
     def init(self, model: Tensor) -> State:
         """m = 0; without momentum there is no state."""
@@ -91,20 +89,10 @@ class Adaptive(ServerRule):
 
     kind: Literal["adam", "yogi", "adagrad"] = "adam"
     step: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    eps: float = 1e-3
-    v0: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("adam", "yogi", "adagrad"):
-            raise ValueError(f"kind: expected adam, yogi or adagrad, found {self.kind!r}")
-        _share("b1", self.b1)
-        _share("b2", self.b2)
-        if not self.eps > 0:
-            raise ValueError(f"eps: expected a number above 0, found {self.eps}")
-        if self.v0 is not None and not self.v0 >= 0:
-            raise ValueError(f"v0: expected a number of at least 0, found {self.v0}")
+    b1: BelowOne = 0.9
+    b2: BelowOne = 0.99
+    eps: Positive = 1e-3
+    v0: NonNegative | None = None
 
     def init(self, model: Tensor) -> State:
         """m = 0 (only with momentum) and v = v0."""
@@ -137,10 +125,7 @@ class Lookahead(ServerRule):
     1 / (1 - lam).
     """
 
-    lam: float = 0.85
-
-    def __post_init__(self) -> None:
-        _share("lam", self.lam)
+    lam: BelowOne = 0.85
 
     def init(self, model: Tensor) -> State:
         """m = 0; without lookahead there is no state."""
@@ -155,8 +140,3 @@ class Lookahead(ServerRule):
             return model + update, state
         m = torch.add(update, state["m"], alpha=self.lam)
         return model + m, {"m": m}
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}: expected a number of at least 0 and below 1, found {value}")

@@ -14,6 +14,7 @@ from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.foreign import Foreign
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
+from fedloom.core.settings.section import Checked
 from fedloom.core.updates import Updates
 
 Kind = Literal["row", "mix", "matrix"]
@@ -85,7 +86,7 @@ class Traits:
         )
 
 
-class Stage:
+class Stage(Checked):
     """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
 
     robust: ClassVar[bool] = False

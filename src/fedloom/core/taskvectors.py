@@ -422,8 +422,8 @@ def _bytes(masks: Tensor, s: slice) -> Tensor:
 
 
 def _enough(holders: int, rho: float) -> int:
-    """The smallest count c with c / holders >= rho; `holders` + 1 if there is none."""
-    return next((c for c in range(holders + 1) if c / holders >= rho), holders + 1)
+    """The smallest count c with c / holders >= rho."""
+    return next(c for c in range(holders + 1) if c / holders >= rho)
 
 
 def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:

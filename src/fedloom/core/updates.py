@@ -125,21 +125,15 @@ class Updates:
     support: Tensor | None = None
 
     def __post_init__(self) -> None:
-        k, d = len(self.rows), self.layout.d
-        matrix, numbers, blocks = (k, d), (k,), (k, len(self.layout.blocks))
-        for name, value, shape in (
-            ("X", self.given, matrix),
-            ("n", self.n, numbers),
-            ("weight", self.weight, numbers),
-            ("coef", self.coef, matrix),
-            ("present", self.present, blocks),
-            ("support", self.support, blocks),
-            ("mixing", self.mixing, (k, k)),
-            ("base", self.base, matrix),
-            *((f"auxiliary {name!r}", value, matrix) for name, value in self.auxiliary.items()),
-        ):
-            if value is not None and value.shape != shape:
-                raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
+        k, d, blocks = len(self.rows), self.layout.d, len(self.layout.blocks)
+        matrices: dict[str, Any] = {"X": self.given, "coef": self.coef, "base": self.base}
+        matrices |= {f"auxiliary {name!r}": value for name, value in self.auxiliary.items()}
+        numbers, masks = {"n": self.n, "weight": self.weight}, {"present": self.present, "support": self.support}
+        square = {"mixing": self.mixing}
+        for shape, values in (((k, d), matrices), ((k,), numbers), ((k, blocks), masks), ((k, k), square)):
+            for name, value in values.items():
+                if value is not None and value.shape != shape:
+                    raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != k:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
@@ -301,14 +295,8 @@ class Updates:
     def reduced(self, x: Tensor) -> Updates:
         """The result of a rule that returns one vector (d) for everyone."""
         present = None if self.present is None or not len(self) else self.present.any(dim=0, keepdim=True)
-        return Updates(
-            self.layout,
-            (EVERYONE,),
-            x.reshape(1, -1),
-            self.n.sum().reshape(1),
-            self.weight.sum().reshape(1),
-            present=present,
-        )
+        n, weight = self.n.sum().reshape(1), self.weight.sum().reshape(1)
+        return Updates(self.layout, (EVERYONE,), x.reshape(1, -1), n, weight, present=present)
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,7 +225,7 @@ def build(
     """Tasks and examples of a train and a test part with raw labels."""
     heads = []
     for task, label in labels.items():
-        options = {}
+        channels: tuple[int, ...] = ()
         if label.kind in ("semseg", "human_parts"):
             arrays = [part.labels[task] for part in parts]
             largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
@@ -234,8 +234,8 @@ def build(
             count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
             if largest >= count:
                 raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
-            options = {"channels": count}
-        heads.append(KINDS[label.kind](task, **options))
+            channels = (count,)
+        heads.append(KINDS[label.kind](task, *channels))
     train, test = (_part(where, labels, part, augment, crop, multiple) for part in parts)
     return tuple(heads), train, test
 

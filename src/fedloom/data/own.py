@@ -8,21 +8,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Generator, Tensor
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, unknown
+from fedloom.core.errors import DataError, RunWarning, unknown
 from fedloom.core.settings.names import client_name
 from fedloom.core.settings.section import strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
+from fedloom.data.image_files import read_folders
 from fedloom.data.inputs import stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, ids, set_apart
@@ -32,8 +35,11 @@ from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
-    "(x, {task: y}) as arrays, or a split of Hugging Face datasets"
+    "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
+
+SEGMENTATION = ("semseg", "human_parts")
+"""The kinds of tasks whose labels are a class per pixel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +75,10 @@ class Federation:
     signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
                `fedloom.data.Signal`, which has the tokens' vocabulary and padding. By default vectors are features,
                whole numbers tokens, what has three axes an image; encoders ask what has two is
+    axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
-    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1; other data sets are read example by
+    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1, and lists of tokens of different lengths
+    are filled up with the signal's padding, by default 0; other data sets are read example by
     example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
     training, such as augmentations, follows from the run's seed.
 
@@ -88,6 +96,7 @@ class Federation:
         inputs: str | None = None,
         labels: Mapping[str, str] | None = None,
         signal: Kind | Signal | None = None,
+        axes: Literal["NCT", "NTC"] | None = None,
         name: str = "federation",
     ) -> None:
         if (clients is None) == (data is None):
@@ -111,17 +120,25 @@ class Federation:
         known = _tasks(tasks)
         if labels is not None and not isinstance(labels, Mapping):
             raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
-        keys = Keys(inputs, dict(labels) if labels is not None else None)
+        if axes not in (None, "NCT", "NTC"):
+            raise DataError(f"Federation: axes={axes!r} found, expected 'NCT' (channels, steps) or 'NTC'")
+        ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
+        padding = signal.padding if isinstance(signal, Signal) else None
+        keys = Keys(inputs, dict(labels) if labels is not None else None, ignored, padding, axes == "NTC")
         if clients is None:
             parts = [read(data, known, "Federation, data", keys)]
             deal: Any = _rule(partition)
         else:
             clients = _named(clients)
             parts, deal = _clients(clients, known, keys)
-        shape, dtype = parts[0].shape, parts[0].dtype
         own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
         tests = [] if test is None else [read(test, known, "Federation, test", keys)]
         tests += [read(each, known, f"client {who!r}, test", keys) for who, each in own.items()]
+        every = _aligned([*parts, *tests], padding)
+        parts, tests = every[: len(parts)], every[len(parts) :]
+        if signal is None and any(piece.is_ragged for piece in every):
+            signal = Signal(kind="tokens", padding=0)
+        shape, dtype = parts[0].shape, parts[0].dtype
         for part in (*parts, *tests):
             if part.shape != shape:
                 raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
@@ -133,12 +150,20 @@ class Federation:
         self.dataset = Dataset(
             name,
             tuple(known.values()),
-            gathered(parts, known, shape, dtype),
-            gathered(tests, known, shape, dtype, domain),
+            gathered(parts, known, shape, dtype, keys),
+            gathered(tests, known, shape, dtype, keys, domain),
             tuple(own),
             deal,
             _signal([*parts, *tests], signal),
         )
+        said = self.dataset.signal
+        if axes is None and said is not None and said.kind == "series" and len(shape) == 2 and shape[0] > shape[1]:
+            warnings.warn(
+                f"{parts[0].where}: {sized(shape, said)} found, more channels than steps: say axes='NTC' if the steps "
+                "come first, axes='NCT' if this is right",
+                RunWarning,
+                stacklevel=2,
+            )
 
     @classmethod
     def from_table(
@@ -369,10 +394,23 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
 
 @dataclass(frozen=True)
 class Keys:
-    """Where inputs and labels are in data sets that give mappings."""
+    """Where inputs and labels are in data sets that give mappings, and values of labels that mean "no label"."""
 
     inputs: str | None
     labels: Mapping[str, str] | None
+    ignored: Mapping[str, float | None]
+    padding: int | None = None
+    """The token that fills up lists of different lengths, where one was named."""
+    is_turned: bool = False
+    """Whether the last two axes of inputs are to be exchanged."""
+
+    def turned(self, inputs: Tensor) -> Tensor:
+        """Return inputs with their channels before their steps."""
+        if not self.is_turned:
+            return inputs
+        if inputs.ndim < 2:
+            raise DataError(f"axes='NTC': inputs of shape {tuple(inputs.shape)} found, expected N x steps x channels")
+        return inputs.transpose(-1, -2).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +422,7 @@ class Piece:
     labels: Mapping[str, Tensor]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    key: str | None = None
+    is_ragged: bool = False
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))
@@ -400,28 +438,77 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
                 f"tasks {', '.join(tasks)}"
             )
         y: Any = dict(zip(tasks, rest, strict=True))
-    elif isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
+    elif hasattr(data, "iloc") and hasattr(data, "columns"):
+        raise DataError(
+            f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or let "
+            "fl.Federation.from_table(df, site=..., tasks=...) read it"
+        )
+    elif isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], str | Path):
+        given = data[1] if isinstance(data[1], Mapping) else {_only(tasks, where): data[1]}
+        x, y = read_folders(Path(data[0]).expanduser(), given, tasks, where)
+    elif isinstance(data, tuple | list) and len(data) == 2 and (_is_array(data[0]) or type(data[0]) is list):
         x, y = data
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = data[keys.inputs], {t: data[key] for t, key in _columns(keys, tasks, where).items() if key in data}
     else:
         return _items(data, tasks, where, keys)
-    inputs = as_input(x, where)
+    inputs = keys.turned(_padded(x, keys.padding, where) if _is_ragged(x) else as_input(x, where))
     if inputs.ndim < 2 or not len(inputs):
         raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)} found, expected N x ... with N above 0")
+    _finite(inputs, where)
     if y is None:
         raise DataError(f"{where}: inputs without labels found, expected labels of {', '.join(tasks)}")
     columns = y if isinstance(y, Mapping) else {_only(tasks, where): y}
     labels = {}
     for name, task in tasks.items():
         column = columns.get(name)
-        labels[name] = _column(None if column is None else _numbers(column, name, where), task, len(inputs), where)
+        numbers = None if column is None else _numbers(column, name, where)
+        labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
     _some(labels, columns, where)
-    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype)
+    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged=_is_ragged(x))
+
+
+def _finite(inputs: Tensor, where: str) -> None:
+    """Raise DataError for inputs (N x ...) with NaN or infinity."""
+    if inputs.is_floating_point() and not bool((good := inputs.flatten(1).isfinite().all(1)).all()):
+        raise DataError(
+            f"{where}: {int((~good).sum())} of {len(inputs)} inputs have NaN or infinity, the first at position "
+            f"{int((~good).int().argmax())}; replace these values, or leave the examples out"
+        )
+
+
+def _is_ragged(x: Any) -> bool:
+    """Return whether inputs are lists of whole numbers, of different lengths."""
+    return isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len({len(row) for row in x}) > 1
+
+
+def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
+    """Return lists of tokens as one tensor, the shorter ones filled up at the end."""
+    if not all(isinstance(token, int) for row in rows for token in row):
+        raise DataError(f"{where}: lists of different lengths found, expected whole numbers (tokens) in them")
+    if padding is None and any(0 in row for row in rows):
+        raise DataError(
+            f"{where}: lists of different lengths found; they are filled up with 0, but 0 is among the tokens: say "
+            "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list has"
+        )
+    padded = torch.full((len(rows), max(map(len, rows))), padding or 0, dtype=torch.int64)
+    for row, tokens in zip(padded, rows, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    return padded
+
+
+def _aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
+    """Return the pieces with tokens as long as the longest, where lists of different lengths were filled up."""
+    if not any(piece.is_ragged for piece in pieces):
+        return pieces
+    width = max(piece.shape[0] for piece in pieces)
+    fill = [functional.pad(p.source, (0, width - p.shape[0]), value=padding or 0) for p in pieces]
+    return [replace(piece, source=x, shape=(width,)) for piece, x in zip(pieces, fill, strict=True)]
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray)
+    """Return whether a value is a tensor, an array, or a pandas object that becomes one."""
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
 def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
@@ -445,16 +532,22 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         except Exception as error:
             raise DataError(f"{where}: example {i} of {count}: {type(error).__name__}: {error}") from error
         x, y = pair(item, tasks, f"{where}, example {i}", keys)
-        if first is None:
-            first = as_input(x, f"{where}, example 0")
+        item_x = keys.turned(as_input(x, f"{where}, example {i}"))
+        first = item_x if first is None else first
+        _finite(item_x[None], f"{where}, example {i}")
         seen |= dict.fromkeys(y)
-        for name, task in tasks.items():
+        for name in tasks:
             value = y.get(name)
-            found[name].append(np.asarray(_absent(task) if value is None else value))
+            found[name].append(None if value is None else np.asarray(value))
     assert first is not None
     _some(found, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
-    labels = {name: _column(_numbers(found[name], name, where), task, count, where) for name, task in tasks.items()}
-    return Piece(where, data, labels, tuple(first.shape), first.dtype, keys.inputs)
+    labels = {}
+    for name, task in tasks.items():
+        some = next((value for value in found[name] if value is not None), None)
+        blank = None if some is None else np.full(some.shape, _absent(task))
+        column = None if some is None else _numbers([blank if v is None else v for v in found[name]], name, where)
+        labels[name] = _column(column, task, (count, *first.shape), where, keys.ignored.get(name))
+    return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
 def pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
@@ -493,7 +586,7 @@ def _only(tasks: Mapping[str, Task], where: str) -> str:
 def _numbers(labels: Any, task: str, where: str) -> Tensor:
     """Labels as a tensor."""
     try:
-        return torch.as_tensor(labels if _is_array(labels) else np.asarray(labels))
+        return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
     except (TypeError, ValueError):
         raise DataError(f"{where}, task {task!r}: labels such as {labels[0]!s} found, expected numbers") from None
 
@@ -506,28 +599,43 @@ def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
 
 
 def _absent(task: Task) -> float:
-    return float("nan") if task.kind == "regression" else -1
+    """Return the label that means "no label"."""
+    return float("nan") if task.kind in ("regression", "multilabel") else IGNORE if task.dense else -1
 
 
-def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor:
-    """The labels of one task (N), of the type that it wants."""
-    real = task.kind == "regression"
+def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None = None) -> Tensor:
+    """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants.
+
+    Without `values` none has a label. Raises DataError for what is no label of the task.
+    """
+    real = task.kind in ("regression", "multilabel")
     if values is None:
-        return torch.full((count,), _absent(task), dtype=torch.float32 if real else torch.int64)
+        shape: tuple[int, ...] = (task.channels,) if task.kind == "multilabel" else ()
+        kind = torch.float32 if real else torch.int64
+        if task.dense:
+            shape = (3, *size[2:]) if task.kind == "normals" else tuple(size[2:])
+            kind = torch.uint8 if task.kind in SEGMENTATION else torch.float32
+        return torch.tensor(_absent(task)).to(kind).expand(size[0], *shape)
+    about = f"{where}, task {task.name!r}"
+    if not values.ndim or len(values) != size[0]:
+        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
+        raise DataError(f"{about}: {found} found, expected {size[0]}, one for each example")
+    if values.is_complex():
+        raise DataError(f"{about}: labels of {values.dtype} found, expected real or whole numbers")
+    if task.dense:
+        return _maps(values, task, size, about, ignore)
+    if task.kind == "multilabel":
+        return _yes_or_no(values, task, about, ignore)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    about = f"{where}, task {task.name!r}"
-    if not values.ndim or len(values) != count:
-        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
-        raise DataError(f"{about}: {found} found, expected {count}, one for each example")
-    if task.dense:
-        return values
     if values.ndim != 1:
         raise DataError(f"{about}: labels of shape {tuple(values.shape)} found, expected one number an example")
-    if real and not values.is_complex():
+    if ignore is not None:
+        values = torch.where(values == ignore, _absent(task), values.float() if real else values)
+    if real:
         return values.float()
-    if values.is_floating_point() or values.is_complex():
-        expected = "real numbers" if real else f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
+    if values.is_floating_point():
+        expected = f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
         raise DataError(f"{about}: labels of {values.dtype} found, expected {expected}")
     values = values.long()
     low, high = int(values.min()), int(values.max())
@@ -539,6 +647,55 @@ def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor
     return values
 
 
+def _yes_or_no(values: Tensor, task: Task, about: str, ignore: float | None) -> Tensor:
+    """Return labels of a multilabel task: N x labels, 0, 1 or NaN."""
+    if values.shape[1:] != (task.channels,):
+        raise DataError(
+            f"{about}: labels of shape {tuple(values.shape)} found, expected N x {task.channels}, for "
+            f"classes={task.channels}"
+        )
+    values = values.float()
+    values = torch.where((values == -1) | (values == (-1 if ignore is None else ignore)), torch.nan, values)
+    stray = values[(values != 0) & (values != 1) & ~values.isnan()]
+    if len(stray):
+        raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 or 1 (-1 or NaN: no label)")
+    return values
+
+
+def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: float | None) -> Tensor:
+    """Return labels of a task with one label per pixel: as large as the inputs; 255 where there is none."""
+    normals = task.kind == "normals"
+    shapes = [(3, *size[2:])] if normals else [tuple(size[2:]), (1, *size[2:])]
+    if len(size) != 4 or tuple(values.shape[1:]) not in shapes:
+        raise DataError(
+            f"{about}: labels of shape {tuple(values.shape)} found for inputs of shape {tuple(size)}, expected "
+            f"N x {'3 x ' if normals else ''}H x W labels of N x C x H x W inputs"
+        )
+    values = values if normals or values.ndim == 3 else values[:, 0]
+    if ignore is not None:
+        values = torch.where(values == ignore, torch.tensor(IGNORE), values)
+    if task.kind not in SEGMENTATION:
+        values = values.float()
+        stray = values[((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
+        if task.kind in ("edge", "saliency") and len(stray):
+            raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 to 1 ({IGNORE}: no label)")
+        return values
+    if values.is_floating_point():
+        raise DataError(f"{about}: labels of {values.dtype} found, expected whole numbers, the classes of pixels")
+    found = values.unique().tolist()
+    if found == [0, IGNORE] and task.channels == 2 and ignore is None:
+        raise DataError(
+            f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
+            f"{IGNORE}, or say ignore={IGNORE} if no pixel is of class 1"
+        )
+    if strays := [label for label in found if not -1 <= label < task.channels and label != IGNORE]:
+        raise DataError(
+            f"{about}: the label {strays[0]} found, expected 0 to {task.channels - 1} ({IGNORE}: no label), for "
+            f"classes={task.channels}"
+        )
+    return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
+
+
 def as_input(x: Any, where: str) -> Tensor:
     """An input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64.
 
@@ -548,6 +705,7 @@ def as_input(x: Any, where: str) -> Tensor:
         image = np.asarray(x)
         x = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
     try:
+        x = x.to_numpy() if hasattr(x, "to_numpy") else x
         tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     except (TypeError, ValueError):
         raise DataError(
@@ -565,14 +723,15 @@ def gathered(
     tasks: Mapping[str, Task],
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    keys: Keys,
     domain: Tensor | None = None,
 ) -> Examples:
     """Parts as one: in memory where all are, else read example by example."""
     labels = {
         name: torch.cat(
             [
-                _column(None, task, 0, ""),
-                *(part.labels[name] if name in part.labels else _column(None, task, len(part), "") for part in parts),
+                _column(None, task, (0, *shape), ""),
+                *(p.labels[name] if name in p.labels else _column(None, task, (len(p), *shape), "") for p in parts),
             ]
         )
         for name, task in tasks.items()
@@ -583,8 +742,7 @@ def gathered(
     if len(held) == len(parts):
         inputs = torch.cat(held) if held else torch.zeros(0, *shape, dtype=dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
-    key = next((part.key for part in parts if part.key is not None), None)
-    items, count = Items(tuple(p.source for p in parts), shape, dtype, key), sum(map(len, parts))
+    items, count = Items(tuple(p.source for p in parts), shape, dtype, keys), sum(map(len, parts))
     nbytes = sum(source.nbytes for source in held)
     return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=nbytes)
 
@@ -604,7 +762,7 @@ class Items:
     sources: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    key: str | None
+    keys: Keys
 
     def __call__(self, index: Tensor, device: torch.device, rng: Generator | None, tasks: object) -> Batch:
         """Inputs at `index`. What a data set draws from torch's random stream follows from `rng`."""
@@ -622,7 +780,8 @@ class Items:
             position -= len(source)
         item = source[position]
         if not isinstance(source, Tensor):
-            item = item[self.key] if isinstance(item, Mapping) else item[0]
+            item = item[self.keys.inputs] if isinstance(item, Mapping) else item[0]
+            item = self.keys.turned(as_input(item, f"example {position}"))
         x = as_input(item, f"example {position}")
         if tuple(x.shape) != self.shape:
             raise DataError(

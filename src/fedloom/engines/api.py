@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,22 +15,23 @@ import torch
 from safetensors.torch import load_file
 
 from fedloom.core.context import State
-from fedloom.core.errors import RecipeError, StateError
+from fedloom.core.errors import RecipeError, RunWarning, StateError
 from fedloom.core.settings.names import differs
 from fedloom.core.settings.problems import found
 from fedloom.core.settings.trust import admit, names_in
 from fedloom.data.own import Federation
 from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan
-from fedloom.engines.plan import plan as plan_recipe
+from fedloom.engines.plan import plan as plan_built
 from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
-from fedloom.federation.recipes.objects import described, separated, with_keywords
+from fedloom.federation.recipes.objects import described, separated, undone, with_keywords, without_method
 from fedloom.federation.recipes.schema import GIVEN, Recipe
-from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import Progress, shown
+from fedloom.federation.rounds.progress import shown
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.rounds import run_rounds
 from fedloom.federation.rounds.worker import check_device
 from fedloom.federation.runs.folder import RunFolder
@@ -58,7 +60,7 @@ def recipe_of(
         recipe = load(value, overrides)
     if method is not None and not isinstance(method, str | Mapping):
         objects["method"] = method, described(method)
-        refusals.undone(recipe.method, objects["method"][1])
+        undone(recipe.method, objects["method"][1])
     return recipe.holding(**objects)
 
 
@@ -111,19 +113,21 @@ def run(
     overrides  "key.path=value" texts
     progress   what hears of the run; by default bars where stderr is a terminal, and in a notebook
     engine     an existing engine, used in place of the one that the recipe names
-    options    a recipe's sections (training={"lr": ...}), and keys of `training` and `runtime` (rounds=20, workers=2)
+    options    a recipe's sections (evaluation={"every": 5}), and keys of `training` and `runtime` by themselves
+               (rounds=20, epochs=2, batch_size=16, lr=0.1, workers=2)
 
-    What is made in Python is not in the folder: `resume` needs it again. Raises UserError (RecipeError, DataError,
-    StateError) for bad input.
+    What is made in Python is not in the folder: `resume` needs it again. Without `progress` a run in which updates were
+    dropped or rounds were lost warns (RunWarning), as `Result.table()` says too. Raises UserError (RecipeError,
+    DataError, StateError) for bad input.
     """
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
-    refusals.without_method(recipe)
+    without_method(recipe.method)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
-    progress = progress or shown()
+    is_told, progress = progress is not None, progress or shown()
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
@@ -137,7 +141,14 @@ def run(
         if folder is None:
             shutil.rmtree(path, ignore_errors=True)
         raise
-    return Result(path, ended, built, temporary=folder is None)
+    return _warned(Result(path, ended, built, temporary=folder is None), is_told)
+
+
+def _warned(result: Result, is_told: bool) -> Result:
+    """Return a result, and warn of what went wrong in its run unless someone heard of it as it happened."""
+    if not is_told and (trouble := result.trouble):
+        warnings.warn(f"{trouble}; see {result.folder / 'metrics.jsonl'}", RunWarning, stacklevel=3)
+    return result
 
 
 def resume(
@@ -166,7 +177,7 @@ def resume(
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
     path = Path(folder)
-    progress = progress or shown()
+    is_told, progress = progress is not None, progress or shown()
     recipe, partition = RunFolder.read(path)
     given = {"data": federation, "model": model, "method": method}
     for key, thing in given.items():
@@ -179,7 +190,7 @@ def resume(
     if overrides or options:
         recipe, changed = _extended(path, recipe, overrides, options)
     recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
-    refusals.without_method(recipe)
+    without_method(recipe.method)
     engine = engine or engine_of(recipe.runtime)
     if accept_changes and recipe.runtime.engine != "process":
         raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
@@ -197,7 +208,8 @@ def resume(
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
-        return Result(path, _go(engine, built, run_folder, state, progress), built)
+        ended = _go(engine, built, run_folder, state, progress)
+    return _warned(Result(path, ended, built), is_told)
 
 
 ROUNDS = "training.rounds"
@@ -250,13 +262,13 @@ def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: An
     Takes what `run` takes.
     """
     made = recipe_of(recipe, model, method, **options)
-    refusals.without_method(made)
-    return plan_recipe(made)
+    without_method(made.method)
+    return plan_built(build(made))
 
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:
     recipe = built.recipe
-    folder.tracker = Tracking(recipe, folder.path, progress.event)
+    folder.tracker = Tracking(built.about["recipe"], folder.path, progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedloom.core.errors import UserError
-from fedloom.engines.pool import InProcess, Stacked, WorkerPool
-from fedloom.federation.rounds.worker import Executor, Job, Setup, TrainJob
+from fedloom.engines.pool import Stacked, WorkerPool
+from fedloom.federation.rounds.worker import Executor, InProcess, Job, Setup, TrainJob
 
 START, TRAVEL = 3.0, 0.003
 """Seconds that it takes to start a pool, and that a job takes to travel to a worker and back."""

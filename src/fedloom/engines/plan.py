@@ -11,11 +11,10 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
-from fedloom.federation.recipes.schema import Recipe
-from fedloom.federation.rounds import refusals, seen
-from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
+from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.messages import Payload, blank, count_down, count_up, rows_of
 from fedloom.federation.rounds.privacy import share_of, told
 from fedloom.federation.rounds.rounds import initial_state
@@ -44,9 +43,8 @@ SOME = 500
 """Examples that are enough for an estimate."""
 
 
-def plan(recipe: Recipe) -> Plan:
-    """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
-    built = build(recipe)
+def plan(built: Built) -> Plan:
+    """Train nothing: parameters by role, the partition, bytes of one full round, memory, the answer without input."""
     return replace(plan_of(built), trivial=trivial_scores(built))
 
 
@@ -102,7 +100,7 @@ def plan_of(built: Built) -> Plan:
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
-    notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in refusals.unmeasured(built))]
+    notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
     if built.method.private is not None and not built.method.private_part(layout).blocks:
@@ -123,7 +121,7 @@ def plan_of(built: Built) -> Plan:
             z = "" if factor is None else f", with the factor {factor:.3g}"
             notes.append(f"attack: {hostile} of the {count} clients with {group} act together{z}")
     if built.terms is not None and recipe.privacy is not None:
-        share = share_of(recipe, built.terms)
+        share = share_of(recipe.training, built.terms)
         least, rounds = built.method.stage.traits.hides, recipe.training.rounds
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
     notes += seen.told(built)

@@ -18,23 +18,9 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.engines import processes
-from fedloom.federation.rounds.worker import EvalJob, Job, Setup, TrainJob, Worker, check_device
+from fedloom.federation.rounds.worker import EvalJob, InProcess, Job, Setup, TrainJob, Worker, check_device
 
 _SMALL = 1 << 18  # bytes
-
-
-class InProcess:
-    """One worker, here."""
-
-    def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
-        self.worker = Worker(setup, check_device(devices[0]))
-
-    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        for job in jobs:
-            yield self.worker.run(job, **options)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class Stacked(InProcess):

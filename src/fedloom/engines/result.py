@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import weakref
+from collections import Counter
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.notebook import page
-from fedloom.federation.runs.reader import Final, Run
+from fedloom.federation.runs.reader import IN_VAIN, Final, Run
 from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.own import is_whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run. Everything in it is read from the run folder."""
 
@@ -51,15 +52,35 @@ class Result:
 
         The split is test, or val if nothing was measured on test. One sentence where all nodes withheld their scores.
         """
+        trouble = [self.trouble] if self.trouble else []
         if not self.measured:
-            return f"no scores: {', '.join(self.run.withheld)} withhold them"
+            return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
         final = self.final(split)
         width = max(map(len, final.values), default=0)
         lines = [
             f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
             for task, values in final.values.items()
         ]
-        return "\n".join([*lines, final.caption])
+        return "\n".join([*lines, final.caption, *trouble])
+
+    @property
+    def trouble(self) -> str:
+        """Return how the run ended, unless as meant, and how many updates and rounds were lost; '' if none was."""
+        events = [event for line in self.run.rounds for event in line.get("events", ())]
+        dropped = [event for event in events if event["event"] == "update dropped"]
+        lost = sum(event["event"] == "round lost" for event in events)
+        told = [f"the run {self.status}: {IN_VAIN[self.status]}"] if self.status in IN_VAIN else []
+        if dropped:
+            clients = Counter(str(event.get("client", "a client")) for event in dropped)
+            names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
+            why = dropped[0].get("why", "no reason recorded")
+            told.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
+        told += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
+        return "; ".join(told)
+
+    def __repr__(self) -> str:
+        trouble = self.trouble if (self.folder / "run.json").is_file() else ""
+        return f"Result({str(self.folder)!r}, {self.status}{f'; {trouble}' if trouble else ''})"
 
     @property
     def measured(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
 from fedloom.study.tables.results import of_grid
 from fedloom.study.tables.sheet import Records, Sheet, Sheeted
+
+if TYPE_CHECKING:
+    from fedloom.federation.rounds.built import Built
 
 OWN, TOGETHER, EVERYONE = "own task", "together", "everyone"
 """Encoders averaged among clients with the same task; FedAvg of all, where cosines are read; averaged among all."""
@@ -324,11 +327,8 @@ GRID = "runs"
 """The folder of the grid in the atlas' own."""
 
 
-def clients_of(recipe: Recipe) -> dict[str, list[str]]:
+def clients_of(built: Built) -> dict[str, list[str]]:
     """Task -> its clients. RecipeError where a client holds several tasks, for whose gain is it then?"""
-    from fedloom.federation.rounds.build import build
-
-    built = build(recipe)
     found: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
     for client in built.federation.clients.values():
         if len(client.tasks) > 1:
@@ -345,7 +345,9 @@ def make(recipe: Recipe, seeds: int, folder: Path, watch: Callable[[], Watch], j
 
     Raises UserError where a run fails.
     """
-    clients = clients_of(recipe)
+    from fedloom.federation.rounds.build import build
+
+    clients = clients_of(build(recipe))
     grid = atlas_grid(recipe.name, recipe.model_dump(mode="json"), clients, seeds)
     prepared = prepare(grid, folder / GRID)
     outcome = run_prepared(prepared, watch(), jobs)

@@ -4,11 +4,10 @@ What every federation is compared with: the answer without any input, and all da
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import NonNegative
 from fedloom.methods import registry as m
 
 
@@ -35,7 +34,7 @@ def fedavg() -> m.Method:
 
 
 @m.METHODS.register("fedprox", source="Li et al., MLSys 2020")
-def fedprox(*, mu: Annotated[float, Field(ge=0)] = 0.01) -> m.Method:
+def fedprox(*, mu: NonNegative = 0.01) -> m.Method:
     """FedAvg with (mu/2) |y - theta|^2 in the local loss, theta being the model received this round.
 
     mu = 0.01 follows the FedHCA2 supplement; the authors of FedProx tune it over 0.001 .. 1 and name no default.
@@ -78,10 +77,9 @@ def trivial() -> m.Method:
 
     The labels are those that the clients hold, all in one place. There is no network; `training` says nothing.
     """
-    from fedloom.methods.method import InOnePlace  # imports torch
     from fedloom.models.constant import ConstantAnswers
 
-    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=InOnePlace())
+    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=m.InOnePlace())
 
 
 @m.METHODS.register("joint")
@@ -93,8 +91,6 @@ def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
     examples than the largest client has. Nothing is sent. With `by: task` each task has a model of its own, trained on
     the examples of all who hold it.
     """
-    from fedloom.methods.method import InOnePlace
-
     if by == "task":
-        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=InOnePlace("task"))
-    return m.Method(name="joint", turn=InOnePlace())
+        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=m.InOnePlace("task"))
+    return m.Method(name="joint", turn=m.InOnePlace())

@@ -1,20 +1,41 @@
-"""The tables of methods and add-ons that recipes and the command line name, and `Method` for modules that fill them."""
+"""The tables of methods and add-ons that recipes name, and what modules that fill them make methods of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import isclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model
 
-from fedloom.core.settings.registry import F, Registered, Registry
+from fedloom.core.lazy import lazy
+from fedloom.core.settings.registry import R, Registered, Registry
 
 if TYPE_CHECKING:
-    from fedloom.core.codecs import Codec
+    from fedloom.core.codecs import Codec as Codec
+    from fedloom.core.codecs import Cropped as Cropped
+    from fedloom.core.codecs import Sparse as Sparse
+    from fedloom.core.codecs import Unified as Unified
+    from fedloom.core.layout import ALL_BUT_ENCODER as ALL_BUT_ENCODER
+    from fedloom.core.layout import EVERYTHING as EVERYTHING
+    from fedloom.core.layout import Select as Select
+    from fedloom.core.server import Adaptive as Adaptive
+    from fedloom.core.server import Lookahead as Lookahead
+    from fedloom.core.server import Momentum as Momentum
+    from fedloom.core.server import Plain as Plain
+    from fedloom.core.server import ServerRule as ServerRule
+    from fedloom.methods.method import Beside as Beside
+    from fedloom.methods.method import EachTask as EachTask
+    from fedloom.methods.method import InOnePlace as InOnePlace
     from fedloom.methods.method import Method as Method
+    from fedloom.methods.method import Own as Own
+    from fedloom.methods.method import Received as Received
+    from fedloom.training.rules import Phase as Phase
+    from fedloom.training.rules import Tune as Tune
+
+__getattr__, __dir__ = lazy(__name__)  # what methods are made of imports torch, and modules that register must not
 
 
 class AddOns(Registry):
@@ -37,16 +58,18 @@ class AddOns(Registry):
         model = create_model(f"{self.kind}:{name}", __base__=made.params, at=at)
         return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
 
-    def register(self, name: str, source: str = "") -> Callable[[F], F]:
+    def register(
+        self, name: str, source: str = "", order: Sequence[str] = ()
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]:
         """Register an add-on under `name`, which it adds to the method's."""
-        add = super().register(name, source)
+        add = super().register(name, source, order)
 
-        def named(function: F) -> F:
+        def named(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def made(method: Method, **params: Any) -> Method:
+            def made(method: Method, **params: Any) -> Any:
                 return replace(function(method, **params), name=f"{method.name} + {name}")
 
-            return add(cast(F, made))
+            return add(made)
 
         return named
 
@@ -82,14 +105,3 @@ def unified() -> Codec:
     from fedloom.core.codecs import Unified
 
     return Unified()
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """`Method` on first use, because it imports torch, and modules that register must not."""
-        if name != "Method":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fedloom.methods.method import Method
-
-        return Method

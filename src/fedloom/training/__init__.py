@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedloom.methods.lora.rules import MergeFactors as MergeFactors
     from fedloom.methods.lora.rules import OwnRank as OwnRank
     from fedloom.methods.personal.rules import Anchor as Anchor
+    from fedloom.methods.personal.rules import Envelope as Envelope
     from fedloom.methods.personal.rules import TaskCoupling as TaskCoupling
     from fedloom.methods.prototypes.maths import ClusterPrototypes as ClusterPrototypes
     from fedloom.methods.prototypes.maths import PrototypeGenerator as PrototypeGenerator

@@ -84,12 +84,6 @@ class Training(Section):
             raise ValueError("give epochs or steps, not both")
         return self
 
-    @property
-    def local_epochs(self) -> int:
-        """Epochs per round, by default 1. Settings by domain must have been chosen before (see `of`)."""
-        assert not isinstance(self.epochs, dict)
-        return self.epochs or 1
-
     def of(self, domain: str | None) -> Training:
         """The settings for clients of a domain; None: for one with the examples of all, which gets the most epochs."""
         if not isinstance(self.epochs, dict):

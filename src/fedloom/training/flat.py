@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.layout import Columns, Layout
+from fedloom.core.layout import Layout
 
 
 class FlatModel:
@@ -42,6 +42,7 @@ class FlatModel:
         self.integers = integer_buffers(self.module)
         self.initial = self.vector.clone() if initial is None else initial
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
+        self.has_buffers = bool(len(self.buffers) or self.integers)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
 
     @classmethod
@@ -49,14 +50,6 @@ class FlatModel:
         """A copy of a module that nobody trains: `initial` are that module's own values where it is bound."""
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
-
-    def trained(self, tasks: tuple[str, ...]) -> Layout:
-        """The parameters that receive a gradient when these tasks are trained: shared ones and their own."""
-        return Layout(tuple(b for b in self.layout.parameters.blocks if b.task is None or b.task in tasks))
-
-    def spans(self, part: Layout) -> tuple[Columns, ...]:
-        """Columns of some parameters, neighbours merged."""
-        return self.layout.parameters.spans(part)
 
     def load_integers(self, values: dict[str, Tensor]) -> None:
         """Set integer buffers (such as the batch counter of batch norm)."""

@@ -9,7 +9,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -23,9 +26,10 @@ from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
-from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, set_rate
+from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, Phase, View, ends
 
+_NOTHING = contextlib.nullcontext()
 T = TypeVar("T")
 _END: Any = object()
 
@@ -174,7 +178,7 @@ def batches(
             if drawn == training.steps:
                 return
         epoch += 1
-        if training.steps is None and epoch == training.local_epochs:
+        if training.steps is None and epoch == local_epochs(training):
             return
 
 
@@ -195,13 +199,9 @@ def task_losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum over a client's tasks, and the unweighted loss of each."""
     losses = {name: task.loss(outputs[name], targets[name]) for name, (task, _) in tasks.items()}
-    total: Tensor | None = None
-    for name, (_, weight) in tasks.items():
-        # each operation costs a node in the backward pass
-        term = losses[name] if weight == 1 else weight * losses[name]
-        total = term if total is None else total + term
-    assert total is not None
-    return total, losses
+    # each operation costs a node in the backward pass
+    terms = [losses[name] if weight == 1 else weight * losses[name] for name, (_, weight) in tasks.items()]
+    return reduce(add, terms), losses
 
 
 def train(
@@ -227,110 +227,141 @@ def train(
 def _train(
     model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
 ) -> LocalResult:
-    names, rules = tuple(work.tasks), added.rules
-    trained = model.trained(names)
-    received = model.vector.clone() if added.received is None else added.received
-    view = View(
-        model.params,
-        model.grad,
-        received[: len(model.params)],
-        added.shared,
-        model.spans(trained),
-        optimizer=training.optimizer,
-        broadcast=added.broadcast,
-        module=model.module,
-        buffers=model.buffers,
-        received=received,
-        features=FeatureRecorder(model) if any(rule.features for rule in rules) else None,
-        validate=added.validate,
-        losses=added.losses,
-        labels=added.labels,
-    )
-    states = memory.get("rules") or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
-    states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}
-    index, groups = work.index, work.groups
-    if view.chosen is not None:
-        index = index[view.chosen]
+    names, trained, index, groups = tuple(work.tasks), model.layout.trained(work.tasks), work.index, work.groups
+    applied = _Applied(model, trained, training, added, memory) if added.rules else None
+    if applied is not None and applied.view.chosen is not None:
+        index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
-    size = training.steps or training.local_epochs * passes(
-        [len(group) for group in groups or (index,)], training, model.has_batch_norm
-    )
-    turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
-    active = [model.grad[s] for s in view.trained]
-    half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
-    sums: dict[str, Tensor] = {}
-    counts = dict.fromkeys(names, 0)
-    result = LocalResult()
+    turns = _turns(model, trained, training, added.phases, index, groups, memory.get("optimizer") or {})
+    active = [model.grad[s] for s in model.layout.parameters.spans(trained)]
+    half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
+    sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
         for number, (epoch, batch) in enumerate(batches(index, training, ctx, work.who, model.has_batch_norm, groups))
     )
     stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
-    repeat = max((rule.repeat for rule in rules), default=1)
-    later = iter(turns)
-    now = next(later)
+    repeat = max((rule.repeat for rule in added.rules), default=1)
+    now, *later = turns
     model.module.train()
     if added.phases:
         now.freeze_others(model)
     for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
-        while number // repeat >= now.until and now is not turns[-1]:
-            now = next(later)
+        while number // repeat >= now.until and later:
+            now = later.pop(0)
             model.module.train()
             now.freeze_others(model)
-        view.lr = learning_rate(training, ctx.round, epoch)
-        set_rate(now.optimizer, view.lr)
+        lr = learning_rate(training, ctx.round, epoch)
+        set_rate(now.optimizer, lr)
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
         for g in active:
             g.zero_()
-        with half or contextlib.nullcontext(), view.features.recording() if view.features else contextlib.nullcontext():
+        with half, applied.recording(lr, result.steps) if applied else _NOTHING:
             here = work.tasks if len(targets) == len(names) else {n: t for n, t in work.tasks.items() if n in targets}
-            view.outputs, view.targets = model.module(x, tuple(here)), targets
-            loss, losses = task_losses(view.outputs, targets, here)
-            for i, rule in enumerate(rules):
-                penalty = rule.penalty(view, states[str(i)])
-                if penalty is not None:
-                    loss = loss + penalty
+            outputs = model.module(x, tuple(here))
+            loss, losses = task_losses(outputs, targets, here)
+            if applied is not None:
+                loss = applied.penalised(loss, outputs, targets)
         loss.backward()
-        for i, rule in enumerate(rules):
-            rule.grad(view, states[str(i)])
+        if applied is not None:
+            applied.edit()
         if training.clip_norm is not None:
             clip(now.grads, training.clip_norm)
         now.optimizer.step()
-        view.step += 1
+        result.steps += 1
         result.examples += len(x)
         for name, value in losses.items():
-            count = work.labels_in(batch, name)
-            term = value.detach() * count
+            term = value.detach() * (count := work.labels_in(batch, name))
             sums[name] = sums[name] + term if name in sums else term
             counts[name] += count
-    for i, rule in enumerate(rules):
-        result.rules[str(i)], extra = rule.finish(view, states[str(i)])
-        result.extra.update(extra)
-    result.steps, result.waiting = view.step, stream.seconds
+    if applied is not None:
+        result.rules, result.extra = applied.finish(result.steps)
+    result.waiting = stream.seconds
     result.losses = {name: float(sums[name]) / max(counts[name], 1) for name in names if name in sums}
     if training.keep_optimizer:
         result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
     return result
 
 
+class _Applied:
+    """The rules that a method adds, with their view and states, during one client's training."""
+
+    def __init__(
+        self, model: FlatModel, trained: Layout, training: Training, added: Additions, memory: Mapping[str, State]
+    ) -> None:
+        received = model.vector.clone() if added.received is None else added.received
+        self.rules = added.rules
+        self.view = View(
+            model.params,
+            model.grad,
+            received[: len(model.params)],
+            added.shared,
+            model.layout.parameters.spans(trained),
+            optimizer=training.optimizer,
+            broadcast=added.broadcast,
+            module=model.module,
+            buffers=model.buffers,
+            received=received,
+            features=FeatureRecorder(model) if any(rule.features for rule in self.rules) else None,
+            validate=added.validate,
+            losses=added.losses,
+            labels=added.labels,
+        )
+        states = memory.get("rules") or {str(i): rule.init(self.view.base) for i, rule in enumerate(self.rules)}
+        self.states = {str(i): rule.begin(self.view, states[str(i)]) for i, rule in enumerate(self.rules)}
+
+    def recording(self, lr: float, step: int) -> AbstractContextManager[None]:
+        """Inside, features are recorded for rules that ask for them; a step with this learning rate begins."""
+        self.view.lr, self.view.step = lr, step
+        return self.view.features.recording() if self.view.features else _NOTHING
+
+    def penalised(self, loss: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch with the rules' penalties."""
+        self.view.outputs, self.view.targets = outputs, targets
+        for i, rule in enumerate(self.rules):
+            penalty = rule.penalty(self.view, self.states[str(i)])
+            loss = loss if penalty is None else loss + penalty
+        return loss
+
+    def edit(self) -> None:
+        """Edit the gradient of a step."""
+        for i, rule in enumerate(self.rules):
+            rule.grad(self.view, self.states[str(i)])
+
+    def finish(self, steps: int) -> tuple[State, dict[str, Any]]:
+        """The rules' states after so many steps, and what they provide."""
+        self.view.step = steps
+        done = {str(i): rule.finish(self.view, self.states[str(i)]) for i, rule in enumerate(self.rules)}
+        return {i: state for i, (state, _) in done.items()}, {
+            k: v for _, extra in done.values() for k, v in extra.items()
+        }
+
+
 def _turns(
-    model: FlatModel, trained: Layout, training: Training, phases: tuple[Phase, ...], size: int, memory: State
+    model: FlatModel,
+    trained: Layout,
+    training: Training,
+    phases: tuple[Phase, ...],
+    index: Tensor,
+    groups: Sequence[Tensor],
+    memory: State,
 ) -> list[_Turn]:
     """One turn per phase, or one for all that these tasks train; each continues with its last optimiser state."""
-    parts = [
-        (trained.select(as_select(phase.select)), until)
-        for phase, until in zip(phases, ends(phases, size), strict=True)
-    ]
+    parts = [(trained, 0)]
+    if phases:
+        batches_ = passes([len(group) for group in groups or (index,)], training, model.has_batch_norm)
+        until = ends(phases, training.steps or local_epochs(training) * batches_)
+        parts = [(trained.select(as_select(phase.select)), end) for phase, end in zip(phases, until, strict=True)]
     turns = []
-    for i, (layout, until) in enumerate(parts or [(trained, size)]):
-        spans = model.spans(layout)
+    for i, (layout, end) in enumerate(parts):
+        spans, params = model.layout.parameters.spans, model.params
         slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
-        rest, encoder = model.spans(layout.without(slow)), model.spans(slow)
-        optimizer = build(training.optimizer, model.params, model.grad, rest, encoder)
+        rest, encoder = spans(layout.without(slow)), spans(slow) if slow.blocks else ()
+        optimizer = build(training.optimizer, params, model.grad, rest, encoder)
         if str(i) in memory:
             import_state(optimizer, memory[str(i)])
-        turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans], until))
+        turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans(layout)], end))
     return turns
 
 

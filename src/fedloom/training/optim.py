@@ -14,23 +14,29 @@ from fedloom.core.layout import Columns
 from fedloom.training.config import Optimizer, Schedule, Training
 
 
+def local_epochs(training: Training) -> int:
+    """Epochs per round, by default 1. Settings by domain must have been chosen before (see `Training.of`)."""
+    assert not isinstance(training.epochs, dict)
+    return training.epochs or 1
+
+
 def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
     """Factor on the learning rate in local epoch `epoch` (from 0, over all rounds) of `epochs`."""
     warmup = schedule.warmup or schedule.warmup_share * epochs
     if epoch < warmup:
         return schedule.warmup_start + (1 - schedule.warmup_start) * min(1.0, (epoch + 1) / warmup)
+    if schedule.name == "constant":
+        return 1.0
     past = epoch - warmup
     if schedule.name == "cosine":
         progress = min(1.0, past / max(epochs - warmup, 1))  # a fast peer may train beyond the last epoch
         return schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * progress))
-    if schedule.name == "step":
-        return max(schedule.floor, schedule.gamma ** (past // schedule.step_every))
-    return 1.0
+    return max(schedule.floor, schedule.gamma ** (past // schedule.step_every))
 
 
 def learning_rate(training: Training, round: int, epoch: int) -> float:
     """The learning rate in epoch `epoch` (from 0) of round `round` (from 1). A round given in steps is one epoch."""
-    epochs = training.local_epochs
+    epochs = local_epochs(training)
     now = (round - 1) * epochs + min(epoch, epochs - 1)
     return training.optimizer.lr * rate(training.schedule, now, training.rounds * epochs)
 
@@ -39,9 +45,7 @@ class Stepper(ABC):
     """What torch's optimiser does, bit for bit on a CPU, without the second that torch takes to load its optimisers."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Optimizer) -> None:
-        self.config = config
-        self.param_groups = groups
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.config, self.param_groups, self.state = config, groups, dict[Tensor, dict[str, Any]]()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -103,11 +107,9 @@ def build(
     """
 
     def group(slices: tuple[Columns, ...], lr: float) -> dict[str, Any]:
-        pieces = []
-        for s in slices:
-            piece = nn.Parameter(params[..., s])
+        pieces = [nn.Parameter(params[..., s]) for s in slices]
+        for piece, s in zip(pieces, slices, strict=True):
             piece.grad = grad[..., s]
-            pieces.append(piece)
         return {"params": pieces, "lr": lr, "share": lr / config.lr}
 
     groups = [group(spans, config.lr)]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Fields, State
 from fedloom.core.layout import Columns, Selector
+from fedloom.core.settings.section import Checked, NonNegative
 from fedloom.models.constant import ConstantHead
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
@@ -72,7 +73,7 @@ class View:
     chosen: Tensor | None = None
 
 
-class LocalRule:
+class LocalRule(Checked):
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
@@ -136,12 +137,8 @@ class Proximal(LocalRule):
     Its gradient mu (y - base) is added directly, so an adaptive optimiser preconditions it like any other loss.
     """
 
-    mu: float
+    mu: NonNegative
     stackable = True
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
 
     def grad(self, view: View, state: State) -> None:
         if self.mu == 0:  # adding zeros would still turn -0.0 into 0.0

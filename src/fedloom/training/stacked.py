@@ -22,7 +22,7 @@ from fedloom.data.dataset import without_label
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
-from fedloom.training.optim import build, learning_rate, set_rate
+from fedloom.training.optim import build, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]
@@ -59,7 +59,7 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
 
 def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float]) -> bool:
     """Whether stacks are expected to be faster for clients with so many examples each; `x` is an input (1 x ...)."""
-    steps = sum(training.steps or training.local_epochs * math.ceil(n / training.batch_size) for n in clients)
+    steps = sum(training.steps or local_epochs(training) * math.ceil(n / training.batch_size) for n in clients)
     if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
         return False
     work: list[float] = []
@@ -94,7 +94,7 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
 
 
 def _steps(client: Stackable, training: Training) -> int:
-    return training.steps or training.local_epochs * passes([client.work.index.numel()], training)
+    return training.steps or local_epochs(training) * passes([client.work.index.numel()], training)
 
 
 def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor:
@@ -128,7 +128,7 @@ def train_stacked(
     """
     tasks, names = clients[0].work.tasks, tuple(clients[0].work.tasks)
     layout = model.layout.parameters
-    spans = model.spans(model.trained(names))
+    spans = model.layout.parameters.spans(model.layout.trained(names))
     base = torch.stack([c.base for c in clients])
     view = View(base.clone(), torch.zeros_like(base), base, shared)
     optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)

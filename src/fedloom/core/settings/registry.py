@@ -14,8 +14,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property, partial, wraps
 from importlib import import_module, metadata
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.settings.names import is_import, source
 from fedloom.core.settings.problems import one_of
+from fedloom.core.settings.section import PARTS
 from fedloom.core.settings.trust import announced, imported
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,30 @@ class Registry:
     def entries(self) -> dict[str, Registered]:
         """All that is registered here, by name."""
         for name in [*self.waiting]:
-            self._entries[name] = self.of(name, *self.waiting.pop(name))
+            self._entry(name)
         return self._entries
 
-    def register(self, name: str, source: str = "") -> Callable[[F], F]:
-        """Register a function under `name`. Its parameters that are keyword-only become recipe keys."""
+    def _entry(self, name: str) -> Registered:
+        if name in self.waiting:
+            self._entries[name] = self.of(name, *self.waiting.pop(name))
+        return self._entries[name]
 
-        def add(function: F) -> F:
+    def __contains__(self, name: str) -> bool:
+        """Return whether a name is registered or announced."""
+        return name in self.waiting or name in self._entries or name in self.announced
+
+    def register(
+        self, name: str, source: str = "", order: Sequence[str] = ()
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]:
+        """Register a function under `name`. Its parameters that are keyword-only become recipe keys.
+
+        So do the parameters of a part that it takes, such as `rule: training.Proximal`. Keys in `order` come first.
+        """
+
+        def add(function: Callable[..., R]) -> Callable[..., R]:
             if name in self.waiting or name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
+            function = _with_parts(function, order)
             self.waiting[name] = (function, source)
             return function
 
@@ -123,6 +139,8 @@ class Registry:
         own = SimpleNamespace(__annotations__={p.name: Any if p.annotation is p.empty else p.annotation for p in keys})
         home = function.__init__ if inspect.isclass(function) else inspect.unwrap(function)
         space = getattr(home.func if isinstance(home, partial) else home, "__globals__", {})
+        for _, declared in getattr(function, "parts", {}).values():
+            space = {**vars(sys.modules[declared.__module__]), **space}
         try:
             hints = get_type_hints(own, globalns=space, include_extras=True)
             fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
@@ -144,11 +162,11 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """All names, but for those that are imported."""
-        return sorted({*self.entries, *self.announced})
+        return sorted({*self.waiting, *self._entries, *self.announced})
 
     def problem(self, name: str) -> str | None:
         """What to say about a name that stands for nothing here."""
-        if name in self.entries or name in self.announced:
+        if name in self:
             return None
         if is_import(name) and self.gives:
             try:
@@ -174,8 +192,8 @@ class Registry:
         return section
 
     def __getitem__(self, name: str) -> Registered:
-        if name in self.entries:
-            return self.entries[name]
+        if name in self.waiting or name in self._entries:
+            return self._entry(name)
         if name in self.announced:
             point = self.announced[name]
             return self.of(name, announced(point.value), package=point.dist.name if point.dist else "")
@@ -216,6 +234,44 @@ class Registry:
 
     def __iter__(self) -> Iterator[Registered]:
         return iter(self[name] for name in self.names)
+
+
+def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..., R]:
+    """Return a function that takes parts by their parameters: for `rule: training.Proximal` the fields of Proximal."""
+    named = {name: str(hint).rpartition(".")[2] for name, hint in function.__annotations__.items() if name != "return"}
+    parts = {name: PARTS[part] for name, part in named.items() if part in PARTS}
+    if not parts:
+        return function
+
+    @wraps(function)
+    def made(*given: Any, **params: Any) -> R:
+        for name, (path, declared) in parts.items():
+            module, _, cls = path.partition(":")
+            own = {field.name: params.pop(field.name) for field in fields(declared) if field.name in params}
+            params[name] = getattr(import_module(module), cls)(**own)
+        return function(*given, **params)
+
+    keys: list[inspect.Parameter] = []
+    for key in inspect.signature(function).parameters.values():
+        declared = parts[key.name][1] if key.name in parts else None
+        own = getattr(declared, "__annotations__", {})
+        keys += (
+            [
+                inspect.Parameter(
+                    one.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if one.default is MISSING else one.default,
+                    annotation=one.type,
+                )
+                for one in sorted(fields(declared), key=lambda one: one.name not in own)
+            ]
+            if declared
+            else [key]
+        )
+    if order:
+        keys.sort(key=lambda key: (key.kind, order.index(key.name) if key.name in order else len(order)))
+    made.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))
+    return made
 
 
 def _returned(function: Any) -> list[Any]:

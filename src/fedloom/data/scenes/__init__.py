@@ -90,7 +90,7 @@ def scenes(
         _examples({"seed": seed, "split": split, "count": n, **look}, names, change)
         for split, n in (("train", count), ("test", test_count))
     )
-    heads = tuple(KINDS[name](name, **({"channels": len(CLASSES)} if name == "semseg" else {})) for name in names)
+    heads = tuple(KINDS[name](name, *((len(CLASSES),) if name == "semseg" else ())) for name in names)
     called = {"semseg": CLASSES, "human_parts": PARTS}
     return Dataset(
         "scenes", heads, train, test, domains, classes={name: called[name] for name in names if name in called}

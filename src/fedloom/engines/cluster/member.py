@@ -12,12 +12,11 @@ from typing import Any
 from fedloom.core.context import State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.messages import ALL, Message, Payload
-from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.messages import ALL, Ledger, Message, Payload
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.training.loop import LocalResult
 
 _WORTH_IT = 0.9  # clients move if the slowest process will need less than this share of its time
@@ -288,10 +287,10 @@ class SharedFolder(RunFolder):
     def __init__(self, member: Member, folder: RunFolder | None) -> None:
         self.member, self.folder = member, folder
 
-    def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
+    def write_round(self, line: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
         """Append one round, at rank 0."""
         if self.folder is not None:
-            self.folder.write_round(line, ledger)
+            self.folder.write_round(line, sent)
 
     def save(self, state: State, name: str = "state") -> None:
         """Gather the state and save it, at rank 0."""

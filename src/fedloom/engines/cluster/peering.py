@@ -11,7 +11,7 @@ from fedloom.engines.cluster.member import Member, meet
 from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.peers.transport import Lost, Network, as_tensor
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.worker import Executor, Job
 
 

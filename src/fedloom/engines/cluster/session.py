@@ -21,7 +21,7 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.rounds import run_rounds, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import check_device
@@ -130,5 +130,5 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
         return Engine().initial(built)
 
     state = initial() if fresh else folder.continued(built.about, initial, progress.event)
-    folder.tracker = Tracking(built.recipe, path, progress.event)
+    folder.tracker = Tracking(built.about["recipe"], path, progress.event)
     return folder, state

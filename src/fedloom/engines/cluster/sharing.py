@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Row, State
 from fedloom.core.spread import spread
 from fedloom.core.updates import Updates
 from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member
-from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import ALL, Payload, rows_of
-from fedloom.federation.rounds.recovery import careful, nothing_came, usable
-from fedloom.federation.rounds.rounds import Round
-from fedloom.federation.rounds.server import assembled, bases, collect, settled
+from fedloom.federation.rounds.round import Round
+from fedloom.federation.rounds.server import aggregated, assembled, bases, collect
 from fedloom.federation.rounds.worker import Executor
-from fedloom.federation.runs.reader import DIAGNOSTICS
 
 
 class Sharing(Member):
@@ -78,28 +73,19 @@ class Sharing(Member):
 
         auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
         updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)
-        with spread(columns):
-            updates, sizes = usable(updates, came, ctx)
-        if not len(updates):
-            return nothing_came(server, ctx)
-        alive = [client for client, _ in updates.rows]
-        if "base" in method.stage.traits.reads:
-            if any(head["personal"] for head in heads):
-                here = [client for client in alive if self.owner[client] == self.comm.rank]
-                start = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
-                base = given(start, tuple(self.owner[client] for client in alive)).dense()
-            else:
-                base = columns.cut(columns.here, bases(method, server, alive))
-            updates = updates.replace(base=base)
 
-        def step(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
-            out, stage = method.stage(updates, server["stage"], ctx)
-            ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out))
-            moved: list[tuple[Row, Any]] = columns.back(out, self.owner, self._knows_all)
-            return settled(method, layout, federation, {**server, "stage": stage}, moved, came)
+        def start(clients: Sequence[str]) -> Tensor:
+            if not any(head["personal"] for head in heads):
+                return columns.cut(columns.here, bases(method, server, clients))
+            here = [client for client in clients if self.owner[client] == self.comm.rank]
+            base = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
+            return given(base, tuple(self.owner[client] for client in clients)).dense()
+
+        def back(out: Updates) -> list[tuple[Row, Tensor]]:
+            return columns.back(out, self.owner, self._knows_all)
 
         def agree(why: str | None) -> str | None:
             return next((one for one in self.comm.all(why) if one is not None), None)
 
         with spread(columns):
-            return careful(updates, sizes, came, server, ctx, step, method.stage, agree)
+            return aggregated(method, layout, federation, updates, came, server, ctx, start, back, agree)

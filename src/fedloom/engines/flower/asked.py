@@ -14,7 +14,6 @@ from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, 
 from fedloom.engines.flower.fields import Packed, integer_fields
 from fedloom.engines.flower.relay import TURNS
 from fedloom.engines.flower.wire import RefusedError, reading
-from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import Message, blank, nothing
 
@@ -35,16 +34,16 @@ class _AnyTensor:
         return value
 
 
-def read_round(recipe: Recipe, head: Mapping[str, Any]) -> int:
-    """Return the round of a message. Raises RefusedError for one that the recipe does not have."""
+def read_round(rounds: int, head: Mapping[str, Any]) -> int:
+    """Return the round of a message. Raises RefusedError for one of other than so many rounds."""
     with reading():
-        found = Named({"round": Number(0, recipe.training.rounds, whole=True)}).read({"round": head["round"]}, Sender())
+        found = Named({"round": Number(0, rounds, whole=True)}).read({"round": head["round"]}, Sender())
     return int(found["round"])
 
 
-def wants_trained(recipe: Recipe, tree: Mapping[str, Any]) -> bool:
-    """Return whether a message asks for scores right after training. RefusedError where the recipe has none."""
-    there = "trained" in recipe.evaluation.models
+def wants_trained(models: Sequence[str], tree: Mapping[str, Any]) -> bool:
+    """Return whether a message asks for scores right after training. RefusedError where none are wanted."""
+    there = "trained" in models
     with reading():
         return bool(OneOf((False, True) if there else (False,)).read(tree["evaluate_trained"], Sender()))
 

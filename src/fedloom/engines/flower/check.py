@@ -95,11 +95,12 @@ def _app(app: Path) -> str:
 
 def _sizes(app: Path) -> str:
     from fedloom.engines.plan import plan
+    from fedloom.federation.rounds.build import build
 
     recipe = load(_read(app)[1])
     if recipe.data.name == "nodes":
         return "known once nodes have reported what they hold"
-    planned = plan(recipe)
+    planned = plan(build(recipe))
     most = max(planned.bytes_up, planned.bytes_down) // max(len(planned.clients), 1)
     if most > _MESSAGE:
         raise UserError(f"about {most} bytes a client and message found, expected at most {_MESSAGE}")
@@ -114,7 +115,8 @@ def _node(app: Path, home: Path) -> str:
     key = f"key {public_key(home)}"
     if config.data is None:
         return f"client {config.client!r}, with its share of the recipe's data, {key}"
-    _, client = own_data(load(_read(app)[1]), config)
+    recipe = load(_read(app)[1])
+    _, client = own_data(recipe.seed, recipe.tasks, config)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}"
 

@@ -46,13 +46,13 @@ from fedloom.engines.flower.wire import RefusedError, encode, reading
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.recipes.runtime import FlowerSettings
-from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import labels, named, wanted
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.progress import progress
-from fedloom.federation.rounds.rounds import Advance, Round, with_server
+from fedloom.federation.rounds.round import Advance, Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import FILE as AUDIT
@@ -327,7 +327,7 @@ class Flower(Engine):
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
         grid = LocalGrid(client_app(built.recipe, built=built), configs)
-        return Roster(grid, built.recipe, folder.path / _KEYS)
+        return Roster(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
 
     def _deadline(self, built: Built) -> float:
         return 1e9  # nodes work one after another, so none is late
@@ -373,7 +373,7 @@ class OverGrid(Flower):
 
     def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
         """With data at the nodes: wait for the nodes, and make the federation from their reports."""
-        self.nodes = Roster(self.grid, recipe, self.folder / _KEYS)
+        self.nodes = Roster(self.grid, recipe_hash(recipe), recipe.runtime.flower, self.folder / _KEYS)
         if recipe.data.name != "nodes":
             return super()._build(recipe, partition)
         file = self.folder / "nodes.json"

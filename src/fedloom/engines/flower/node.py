@@ -39,12 +39,11 @@ from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
-from fedloom.federation.rounds.messages import Message, count_down, count_up
+from fedloom.federation.rounds.messages import Ledger, Message, count_down, count_up
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.federation.runs.recorded import digest_of
 from fedloom.methods.method import Method
 from fedloom.training.flat import integer_buffers
@@ -94,7 +93,7 @@ class Node:
     @cached_property
     def withheld(self) -> frozenset[Beside]:
         """What it does not tell of what a recipe has recorded."""
-        return withheld(self.config.terms, self.bench.recipe, self.config.data is not None)
+        return withheld(self.config.terms, self.bench.recipe.privacy, self.config.data is not None)
 
     def counts(self, method: Method) -> bool:
         """Return whether it tells how many examples it has: its own only where the method reads the number."""
@@ -105,16 +104,16 @@ class Node:
         terms, recipe = self.config.terms, self.bench.recipe
         if terms is not None:
             self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
-            terms.agree(recipe)
+            terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
         method = method_of(recipe)
-        agree_to_withhold(self.withheld, recipe, method)
+        agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
         if self.config.data is None:
             return None
-        dataset, client = own_data(recipe, self.config)
+        dataset, client = own_data(recipe.seed, recipe.tasks, self.config)
         return about(client, dataset.input_shape, dataset.signal, self.counts(method))
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """client_step; the new state stays at the node."""
+        """The client's part of a round; the new state stays at the node."""
         built, worker = self._at(head)
         round_, client = head["round"], built.federation.clients[self.client]
         message, marker = read_message(built, self.client, tree), read_state(tree)
@@ -128,7 +127,8 @@ class Node:
             ledger.down[self.client] = count_down(built.method, built.layout, built.federation, client, message)
             ledger.add("local training", done.seconds)
             folder.cut(round_ - 1)
-            folder.write_round({"round": round_, "metrics": [], "train": train_records([done])}, ledger)
+            line = {"round": round_, "metrics": [], "train": train_records([done]), "seconds": ledger.seconds}
+            folder.write_round(line, ledger.bytes)
         return done.payload.tree(), self._numbers(built, done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
@@ -146,7 +146,8 @@ class Node:
             if left.state is not None:
                 self._keep(folder, left.state, round_, marker)
                 folder.cut(round_ - 1)
-                folder.write_round({"round": round_, "metrics": [], "train": left.train}, left.ledger)
+                line = {"round": round_, "metrics": [], "train": left.train, "seconds": left.ledger.seconds}
+                folder.write_round(line, left.ledger.bytes)
         answer = {
             "letters": left.letters,
             "records": left.records,
@@ -184,7 +185,7 @@ class Node:
 
     def _scored(self, tree: Mapping[str, Any]) -> bool:
         """Return whether to measure the model right after training."""
-        return wants_trained(self.bench.recipe, tree) and "scores" not in self.withheld
+        return wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
 
     def _numbers(self, built: Built, done: TrainDone) -> Numbers:
         """The numbers of training that stand beside the payload, without those that the site withholds."""
@@ -241,13 +242,15 @@ class Node:
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
-        read_round(self.bench.recipe, head)
+        read_round(self.bench.recipe.training.rounds, head)
         self.run_folder(str(head["run"]))
         if self.config.terms is not None:
-            self.config.terms.agree(self.bench.recipe)
+            recipe = self.bench.recipe
+            self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
         built, worker = self.bench.at(self.config, str(head["tasks"]))
         expect(head, **identity(built))
-        agree_to_withhold(self.withheld, built.recipe, built.method)
+        early = built.recipe.early_stopping is not None
+        agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)
         if self.config.terms is not None:
             self.config.terms.agree_to(built, head.get("clients"))
         return built, worker

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedloom.models.tasks.classification
 import fedloom.models.tasks.dense
+import fedloom.models.tasks.multilabel
 import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.foreign import shown
@@ -30,10 +31,10 @@ from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFrac
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe
-from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.build import assemble, method_of, with_options
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.measure import unmeasured
 from fedloom.models.multitask import check_name
 from fedloom.models.tasks.task import Task
 
@@ -139,17 +140,20 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
-    """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
+def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeConfig) -> tuple[Dataset, BuiltClient]:
+    """A node's data set, with `changes` of its tasks' options, and the client that holds all of it.
+
+    Raises DataError for a task that the data set lacks.
+    """
     assert config.data is not None
-    dataset = loaded(config.data.entry, recipe.seed, config.data.arguments)
+    dataset = loaded(config.data.entry, seed, config.data.arguments)
     if dataset.table is not None and dataset.table.mode == "federated":
         raise DataError(
             f"client {config.client!r}: data.preprocess: federated found, but nodes with data of their own send no "
             "statistics; set data.preprocess: local, and list the categories in data.inputs"
         )
     known = {task.name: task for task in dataset.tasks}
-    options = {name: changes for name, changes in recipe.tasks.items() if name in known}
+    options = {name: each for name, each in changes.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}
     weights = config.tasks or dict.fromkeys(known, 1.0)
     for name in weights:
@@ -158,7 +162,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
                 f"client {config.client!r}: its data set {dataset.name!r} has no task {name!r}."
                 f"{choices('Tasks', name, known)}"
             )
-    everyone = PARTITIONERS["iid"].function(Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction)
+    everyone = PARTITIONERS["iid"].function(Pool.of(dataset), seed, clients=1, val_fraction=config.val_fraction)
     share = everyone.shares[0]
     test = np.arange(len(dataset.test), dtype=np.int64)
     client = BuiltClient(
@@ -293,13 +297,13 @@ def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partiti
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
     built = assemble(recipe, method_of(recipe), dataset, pool, saved or partition, federation)
-    refusals.unmeasured(built)
+    unmeasured(built)
     return built
 
 
 def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
     """A recipe made concrete at a node with its own data; `tasks` are those of the whole federation."""
-    dataset, client = own_data(recipe, config)
+    dataset, client = own_data(recipe.seed, recipe.tasks, config)
     known = {task.name: task for task in tasks}
     mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
     client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)

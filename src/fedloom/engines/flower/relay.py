@@ -23,11 +23,10 @@ from fedloom.engines.peers.transport import Mailbox, as_tensor
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import train_records
-from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.messages import Ledger, Payload
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.ledger import Ledger
 
 TURNS = ("train", "choose", "answer", "mix")
 _MEMORY = "turns"

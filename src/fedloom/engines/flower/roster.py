@@ -21,7 +21,7 @@ from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.received import open_reply
 from fedloom.engines.flower.terms import Beside
 from fedloom.engines.flower.wire import FailedError, RefusedError, encode, reading, said, size_of
-from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.reader import described
@@ -42,11 +42,13 @@ _KEPT = TypeAdapter(frozenset[Beside])
 
 
 class Roster:
-    """Who is there, and how to ask them. `file` has the keys that clients' names belong to, of a run that goes on."""
+    """Who is there in the run of a recipe, given by its hash, and how to ask them.
 
-    def __init__(self, grid: Any, recipe: Recipe, file: Path | None = None) -> None:
-        self.grid, self.hash = grid, recipe_hash(recipe)
-        config = recipe.runtime.flower
+    `file` has the keys that clients' names belong to, of a run that goes on.
+    """
+
+    def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
+        self.grid, self.hash = grid, recipe
         self.retries = config.retries
         self.listed = dict(config.keys)
         self.keys = {**_read(file), **self.listed}

@@ -13,7 +13,8 @@ from fedloom.core.settings.section import Count, Positive, Section
 from fedloom.core.settings.trust import Origin, admit, is_allowed, located
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.wire import RefusedError
-from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.recipes.runtime import Privacy
+from fedloom.federation.recipes.schema import MethodSection, PeersSection
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
@@ -101,17 +102,16 @@ class SiteTerms(Section):
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
             yield f"code: {told} found, expected {expected}; nothing was imported"
 
-    def agree(self, recipe: Recipe) -> None:
-        """Raise RefusedError where the recipe does not fulfil the terms."""
-        _refuse(self._of_recipe(recipe))
+    def agree(self, method: MethodSection, privacy: Privacy | None, rounds: int) -> None:
+        """Raise RefusedError where a recipe with these sections does not fulfil the terms."""
+        _refuse(self._of_recipe(method, privacy, rounds))
 
     def agree_to(self, built: Built, clients: Any, answered: int = 0) -> None:
         """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
-        _refuse(self._of_recipe(built.recipe))
+        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
         _refuse(self._of_run(built, clients, answered))
 
-    def _of_recipe(self, recipe: Recipe) -> Iterator[str]:
-        method, section = recipe.method, recipe.privacy
+    def _of_recipe(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
         named = ("made in Python" if method.is_held or method.python else method.name, *method.add)
         for name in named if self.methods is not None else ():
             if name not in (self.methods or ()):
@@ -120,8 +120,8 @@ class SiteTerms(Section):
         if self.robust is not None and not set(self.robust) & set(rules):
             found = ", ".join(rules) or "no add-on"
             yield f"robust: {found} found, expected one of {', '.join(self.robust)}, with f above 0"
-        if self.rounds is not None and recipe.training.rounds > self.rounds:
-            yield f"rounds: {recipe.training.rounds} found, expected at most {self.rounds}"
+        if self.rounds is not None and rounds > self.rounds:
+            yield f"rounds: {rounds} found, expected at most {self.rounds}"
         if self.privacy is None:
             return
         if section is None:
@@ -158,32 +158,32 @@ class SiteTerms(Section):
                 yield f"clients: {said}, expected at least {self.clients}"
 
 
-def withheld(terms: SiteTerms | None, recipe: Recipe, own: bool) -> frozenset[Beside]:
-    """Return what a node does not tell in a run of this recipe; only the site's terms loosen what is the default.
+def withheld(terms: SiteTerms | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
+    """Return what a node does not tell in a run with this privacy; only the site's terms loosen what is the default.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """
-    usual: tuple[Beside, ...] = BESIDE if recipe.privacy is not None and recipe.privacy.trust == "local" else ()
+    usual: tuple[Beside, ...] = BESIDE if privacy is not None and privacy.trust == "local" else ()
     kept = usual if terms is None or terms.withhold is None else terms.withhold
     return frozenset(what for what in kept if own or what != "examples")
 
 
-def agree_to_withhold(kept: Collection[Beside], recipe: Recipe, method: Method) -> None:
-    """Raise RefusedError where a run needs what a node withholds."""
-    _refuse(_needed(kept, recipe, method))
+def agree_to_withhold(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> None:
+    """Raise RefusedError where a run, perhaps with `early` stopping, needs what a node withholds."""
+    _refuse(_needed(kept, method, early, peers))
 
 
-def _needed(kept: Collection[Beside], recipe: Recipe, method: Method) -> Iterator[str]:
+def _needed(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> Iterator[str]:
     if "examples" in kept and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
     for what, names in _TELL.items():
         if what in kept and (told := sorted(names & method.extras)):
             yield f"withhold: {what}, but {method.name} sends {told[0]} beside the update, which tells them"
-    if recipe.early_stopping is not None and (hidden := sorted({"losses", "scores"} & {*kept})):
+    if early and (hidden := sorted({"losses", "scores"} & {*kept})):
         yield f"withhold: {', '.join(hidden)}, but early_stopping reads the validation loss; leave it out"
-    if recipe.peers is not None and "losses" in kept:
-        for signal in judged_on_data(recipe.peers):
+    if peers is not None and "losses" in kept:
+        for signal in judged_on_data(peers):
             yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
 
 

@@ -16,9 +16,8 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Network
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
-from fedloom.federation.rounds.messages import Payload, blank
+from fedloom.federation.rounds.messages import Ledger, Payload, blank
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.methods.method import Method
 from fedloom.methods.peers.config import Warmup
 from fedloom.methods.peers.graph import Graph, candidates

@@ -129,7 +129,7 @@ class Mix:
                     total[s] += self._model(name)[s]
                     count[s] += 1
         pull[count > 0] = terms.config.penalty
-        return {"others": torch.where(count > 0, total / count.clamp(min=1), total), "pull": pull}
+        return {"others": total / count.clamp(min=1), "pull": pull}
 
     def _model(self, name: str) -> Tensor:
         model = self.heard[name].model

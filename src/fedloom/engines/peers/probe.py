@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.client import load
 from fedloom.federation.rounds.federation import BuiltClient
-from fedloom.federation.rounds.loading import load
 from fedloom.federation.rounds.messages import Message
 from fedloom.methods.peers.similarity import feature_statistics
 from fedloom.training.features import FeatureRecorder

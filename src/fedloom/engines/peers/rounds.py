@@ -20,7 +20,7 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.rounds import Advance, Round
+from fedloom.federation.rounds.round import Advance, Round
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.methods.peers.scenario import Events, synchronous
 from fedloom.training.flat import integer_buffers
@@ -140,7 +140,7 @@ def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -
         members = [name for name in here if name in there]
 
         def train(jobs: list[TrainJob]) -> Iterator[TrainDone]:
-            for payload in now.conspired(now.trained(executor, jobs)):
+            for payload in now.conspired(now.payloads(executor, jobs)):
                 client = payload.row[0]
                 done = next(each for each in reversed(now.done) if each.client == client)
                 yield replace(done, payload=payload, state=now.clients[client])

@@ -140,13 +140,15 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
     """What export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, wanted)
     owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
+    of = built.recipe.name, built.recipe.seed, built.method.name
     inputs = part.input_shape, built.dataset.signal, mean, std, built.dataset.table
-    said = about(built.recipe, built.method.name, licence, wanted, *inputs)
+    said = about(*of, licence, wanted, *inputs)
     return {**said, "client": owner, "task": wanted[0].name if re.search(r"(^|/)task/", key) else None}
 
 
 def about(
-    recipe: Recipe,
+    recipe: str,
+    seed: int,
     method: str,
     licence: str,
     tasks: Sequence[Task],
@@ -159,9 +161,9 @@ def about(
     """Return what export.json says of a model for all clients: made by what, of which inputs and tasks."""
     return {
         "fedloom": __version__,
-        "recipe": recipe.name,
+        "recipe": recipe,
         "method": method,
-        "seed": recipe.seed,
+        "seed": seed,
         "licence": licence,
         "client": None,
         "task": None,

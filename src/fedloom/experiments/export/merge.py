@@ -157,7 +157,7 @@ def _written(
     except RuntimeError as error:
         raise UserError(f"merge: the models have other parts than those of {models[0]}: {error}") from None
     method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
-    said = about(like.recipe, method, like.licence, tasks, *inputs)
+    said = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"

@@ -9,7 +9,7 @@ from typing import Any
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.settings.problems import found
 from fedloom.federation.recipes.runtime import Runtime
-from fedloom.federation.recipes.schema import GIVEN, Recipe
+from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe
 from fedloom.training.config import Training
 
 SECTIONS = ("data", "partition", "model", "method")
@@ -57,10 +57,14 @@ def described(thing: Any) -> str:
 def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's content with keywords: sections (training={...}), and keys of `training` and `runtime` by themselves.
 
-    A section given as a mapping changes those of its keys that it names. Raises RecipeError for an unknown keyword.
+    `lr` is that of the optimiser. A section given as a mapping changes those of its keys that it names. Raises
+    RecipeError for an unknown keyword.
     """
     result = dict(value)
-    for key, given in options.items():
+    for key, given in sorted(options.items(), key=lambda option: option[0] == "lr"):
+        if key == "lr":
+            key, optimizer = "optimizer", (result.get("training") or {}).get("optimizer") or {}
+            given = {**optimizer, "lr": given}
         if key in Recipe.model_fields:
             before = result.get(key)
             if key in SECTIONS and before is not None and not isinstance(before, Mapping):
@@ -74,9 +78,32 @@ def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
             known = [*Recipe.model_fields, *Training.model_fields, *Runtime.model_fields]
             raise RecipeError(
                 f"{key}: unknown option.{nearest(key, known)} Options are a recipe's sections "
-                f"({', '.join(Recipe.model_fields)}) and the keys of training and runtime"
+                f"({', '.join(Recipe.model_fields)}), lr, and the keys of training and runtime"
             )
         if not isinstance(result.get(home) or {}, Mapping):
             raise RecipeError(f"{home}: {found(result[home])} found, expected a mapping")
         result[home] = {**(result.get(home) or {}), key: given}
     return result
+
+
+def without_method(section: MethodSection) -> None:
+    """Refuse a recipe that needs a Method made in Python, without one."""
+    if section.python is not None and not section.is_held:
+        raise RecipeError(
+            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+            "it as method= in Python (fedloom.run, fedloom.resume)"
+        )
+
+
+def undone(section: MethodSection, name: str) -> None:
+    """Refuse keys of a recipe that a Method made in Python, of this name, would silently undo."""
+    known = section.entry.params.model_fields
+    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
+    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
+    given |= {k: v for k, v in common.items() if v}
+    for key, value in given.items():
+        found = ", ".join(value) if isinstance(value, dict) else value
+        raise RecipeError(
+            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
+            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )

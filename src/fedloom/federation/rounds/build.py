@@ -22,21 +22,24 @@ from fedloom.data.combine import loaded
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
-from fedloom.federation.recipes.schema import DataSection, MethodSection, Recipe
+from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltFederation
+from fedloom.federation.rounds.measure import models_to_measure, unmeasured
 from fedloom.federation.rounds.privacy import share_of, terms_of
-from fedloom.methods.method import Method
+from fedloom.methods.method import AGES, Method
 from fedloom.methods.peers.at_peers import at_peers
 from fedloom.methods.private import private
 from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
+from fedloom.models.own import is_whole
 from fedloom.models.tasks.own import Own, judged
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import pays
+from fedloom.training.stacked import refuse as refuse_stack
 
 
 def build_method(section: MethodSection) -> Method:
@@ -123,9 +126,47 @@ def method_of(recipe: Recipe) -> Method:
     method = build_method(recipe.method)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
-    refusals.pace(recipe, method)
-    refusals.numbered_apart(recipe, method)
+    _pace(recipe.peers, recipe.training.participation, method)
+    if recipe.peers is not None:
+        _numbered_apart(recipe.peers, recipe.training.participation, method)
     return method
+
+
+def _pace(peers: PeersSection | None, share: float, method: Method) -> None:
+    """Refuse ages of models without asynchronous peers, and partial participation with them."""
+    free = peers is not None and peers.mode == "asynchronous"
+    ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
+    if ages and not free:
+        raise RecipeError(
+            f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "
+            "peers: {mode: asynchronous} are not"
+        )
+    if free and share < 1:
+        raise RecipeError(
+            f"training.participation: {share} found, but asynchronous peers take part at their "
+            "own pace; peers.scenario has churn and dropout"
+        )
+
+
+def _numbered_apart(peers: PeersSection, share: float, method: Method) -> None:
+    """Refuse groups that peers number each for itself, where not every peer hears all others from the first round."""
+    if "groups" not in method.stage.traits.writes:
+        return
+    choose, warmup = peers.choose, peers.warmup
+    partly = {
+        f"peers.graph: {peers.graph.name}": peers.graph.name != "full",
+        "peers.choose": any(rule is not None for rule in (choose.top, choose.threshold, choose.groups)),
+        "peers.mode: asynchronous": peers.mode == "asynchronous",
+        "peers.scenario": peers.scenario is not None,
+        "peers.warmup.alone": warmup is not None and warmup.alone > 1,
+        f"training.participation: {share}": share < 1,
+    }
+    for what, there in partly.items():
+        if there:
+            raise RecipeError(
+                f"{what} found, but {method.name} begins with groups of the clients that a peer hears, and a group has "
+                "the same number at all peers only where each hears all others; set method.first: noise"
+            )
 
 
 def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset | None = None) -> Built:
@@ -144,7 +185,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
-    refusals.unmeasured(built)
+    unmeasured(built)
     return built
 
 
@@ -177,15 +218,26 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
     return scale.view(1, -1, 1, 1).float(), shift.view(1, -1, 1, 1).float()
 
 
-def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
-    """The recipe's model before a method changes it, with the weights that it begins with."""
-    model = recipe.model
+def _needs_parts(method: Method, module: MultiTask) -> None:
+    """Refuse methods that look into a model which is one module, for nobody knows where its features are."""
+    if not is_whole(module):
+        return
+    parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
+    for part in (*parts, *(rule for rule in method.rules if rule.features)):
+        raise RecipeError(
+            f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
+            "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
+        )
+
+
+def starting_model(model: ModelSection, seed: int, dataset: Dataset) -> MultiTask:
+    """The section's model before a method changes it, with the weights that it begins with."""
     module = build_model(
         model.entry,
         model.arguments,
         dataset.input_shape,
         dataset.tasks,
-        recipe.seed,
+        seed,
         model.weights,
         model.lora,
         dataset.signal,
@@ -238,17 +290,16 @@ def assemble(
     recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
-    terms = terms_of(recipe, len(federation.trainers))
-    if terms is not None and recipe.privacy is not None:
-        method = private(
-            method,
-            clip=recipe.privacy.clip,
-            noise=terms.noise,
-            share=share_of(recipe, terms),
-            local=terms.trust == "local",
-        )
-    module = starting_model(recipe, dataset)
-    refusals.needs_parts(method, module)
+    terms, section = None, recipe.privacy
+    if section is not None:
+        if recipe.peers is not None and section.trust == "central":
+            why = "peers have no server that adds noise; set trust: local"
+            raise RecipeError(f"privacy.trust: central found, but {why}")
+        terms = terms_of(section, recipe.training, len(federation.trainers))
+        share, local = share_of(recipe.training, terms), terms.trust == "local"
+        method = private(method, clip=section.clip, noise=terms.noise, share=share, local=local)
+    module = starting_model(recipe.model, recipe.seed, dataset)
+    _needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
     if recipe.model.start is not None:
         begin_with(module, recipe.model.start)
@@ -265,9 +316,32 @@ def assemble(
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
     built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms)
-    for refuse in refusals.ALL:
+    for refuse in (*refusals.ALL, _stacks, models_to_measure):
         refuse(built)
     return replace(built, stacked=_stacked(built))
+
+
+def _stacks(built: Built) -> None:
+    """Refuse stacked training together with something that cannot be stacked."""
+    if built.recipe.training.stacked is True:
+        workers = built.recipe.runtime.workers
+        if workers != "auto" and workers > 1:
+            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
+        _stackable(built)
+
+
+def _stackable(built: Built) -> None:
+    """Refuse what cannot be stacked."""
+    recipe, method = built.recipe, built.method
+    if isinstance(recipe.training.epochs, dict):
+        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
+    if method.phases or not method.turn.plain:
+        raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
+    if built.dataset.train.prefetch:
+        raise RecipeError(
+            f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
+        )
+    refuse_stack(built.module, recipe.training, method.rules)
 
 
 def _stacked(built: Built) -> bool:
@@ -276,7 +350,7 @@ def _stacked(built: Built) -> bool:
     if training.stacked != "auto":
         return training.stacked
     try:
-        refusals.stackable(built)
+        _stackable(built)
     except UserError:
         return False
     if not all(task.masks for task in built.dataset.tasks):

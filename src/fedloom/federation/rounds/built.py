@@ -45,7 +45,7 @@ class Built:
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
         """Client -> its attack, of the hostile ones."""
-        return attacks_of(self.recipe, self.federation, self.whole)
+        return attacks_of(self.recipe.attack, self.recipe.seed, self.federation, self.whole)
 
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:

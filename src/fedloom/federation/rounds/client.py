@@ -1,10 +1,11 @@
-"""The client's part of a round."""
+"""The client's part of a round: load what came and what it keeps, train, subtract, transform, pack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,39 +17,22 @@ from fedloom.core.stage import Identity
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
-from fedloom.federation.rounds.loading import load, load_personal, personal_state, task_messages
-from fedloom.federation.rounds.messages import Message, Payload
+from fedloom.federation.rounds.messages import Message, Payload, unpacked
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.methods.method import Method
-from fedloom.training.attack import HONEST, Attack
+from fedloom.training.attack import Attack
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, LocalResult, train
-from fedloom.training.rules import Phase
-
-
-def client_step(
-    method: Method,
-    model: FlatModel,
-    federation: BuiltFederation,
-    client: BuiltClient,
-    received: Message,
-    state: State,
-    ctx: Ctx,
-    training: Training,
-) -> tuple[Payload, LocalResult, State]:
-    """One client's part of a round: load, train, subtract, transform, pack.
-
-    `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
-    participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
-    """
-    part = part_of(method)(method, model, federation, client, ctx, client.settings(training))
-    return part.step(received, state)
+from fedloom.training.rules import LocalRule, Phase
 
 
 @dataclass(frozen=True, eq=False)
 class ClientRound:
-    """One client's part of a round, with the settings of its domain; see `client_step`."""
+    """One client's part of a round, with the settings of its domain: load, train, subtract, transform, pack.
+
+    `model` is scratch space: everything in it is overwritten.
+    """
 
     method: Method
     model: FlatModel
@@ -56,7 +40,8 @@ class ClientRound:
     client: BuiltClient
     ctx: Ctx
     training: Training
-    attack: Attack = HONEST
+    attack: Attack | None = None
+    """None: the client is honest."""
 
     @cached_property
     def params(self) -> Layout:
@@ -75,7 +60,11 @@ class ClientRound:
         return float(len((self.client if task is None else self.client.only(task)).train))
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """(what is sent, what training left, the client's new state)."""
+        """(what is sent, what training left, the client's new state).
+
+        `state` is what the client kept from its last participation ({} at first); it is not changed. If the update is
+        not finite, the state stays as it was.
+        """
         result, base = self._trained(received, state, self.client.id)
         return self.finish(base, state, result)
 
@@ -83,81 +72,88 @@ class ClientRound:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
         start = load(self.method, self.model, received, state)
         base = start[: self.params.d]
+        broadcast = {name: self._everywhere(value, base) for name, value in received.broadcast.items()}
+        return self._local(who, state, self.method.rules, self.method.phases, broadcast, start), base
 
-        def everywhere(value: Tensor) -> Tensor:
-            value = value.to(self.model.device)
-            return self.params.put(torch.zeros_like(base), self.shared, value) if value.ndim == 1 else value
+    def _everywhere(self, value: Tensor, like: Tensor) -> Tensor:
+        """A broadcast vector over all parameters; other tensors as they are."""
+        value = value.to(self.model.device)
+        return self.params.put(torch.zeros_like(like), self.shared, value) if value.ndim == 1 else value
 
-        broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-        added = Additions(rules=self.method.rules, phases=self.method.phases, broadcast=broadcast, received=start)
-        return self._local(who, added, state), base
-
-    def _local(self, who: str, added: Additions, memory: State) -> LocalResult:
+    def _local(
+        self,
+        who: str,
+        memory: State,
+        rules: Sequence[LocalRule],
+        phases: tuple[Phase, ...] = (),
+        broadcast: Mapping[str, Tensor] = MappingProxyType({}),
+        received: Tensor | None = None,
+    ) -> LocalResult:
         """Local training of the loaded model; `who` names the streams of random numbers."""
-        model, client, batch_size = self.model, self.client, self.training.batch_size
+        if "rules" in memory:
+            memory = {**memory, "rules": map_tensors(memory["rules"], lambda t: t.to(self.model.device))}
+        look = self._validate, self._losses, self._labels
+        added = Additions(self.params.spans(self.shared), rules, phases, broadcast, received, *look)
+        return train(self.model, self.client.work(who), self.training, self.ctx, added, memory)
 
-        def validate() -> dict[str, float]:
-            plain = {name: task for name, (task, _) in client.tasks.items()}
-            scores = evaluate(model, client.part("val"), plain, batch_size)
-            model.module.train()
-            return {name: score["loss"] for name, score in scores.items()}
+    def _validate(self) -> dict[str, float]:
+        plain = {name: task for name, (task, _) in self.client.tasks.items()}
+        scores = evaluate(self.model, self.client.part("val"), plain, self.training.batch_size)
+        self.model.module.train()
+        return {name: score["loss"] for name, score in scores.items()}
 
-        def losses() -> Tensor:
-            each = example_losses(model, client.train, client.tasks, batch_size)
-            model.module.train()
-            return each
+    def _losses(self) -> Tensor:
+        each = example_losses(self.model, self.client.train, self.client.tasks, self.training.batch_size)
+        self.model.module.train()
+        return each
 
-        def labels() -> Iterator[Mapping[str, Tensor]]:
-            for part, names in client.train.by_labels(client.tasks):
-                for batch in part.index.split(batch_size):
-                    yield part.examples.batch(batch, torch.device("cpu"), tasks=names)[1]
-
-        kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
-        if "rules" in kept:
-            kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
-        added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses, labels=labels)
-        return train(model, client.work(who), self.training, self.ctx, added, kept)
+    def _labels(self) -> Iterator[Mapping[str, Tensor]]:
+        for part, names in self.client.train.by_labels(self.client.tasks):
+            for batch in part.index.split(self.training.batch_size):
+                yield part.examples.batch(batch, torch.device("cpu"), tasks=names)[1]
 
     def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
         """From the trained model (`base` is where it started) to a payload and the client's new state."""
-        return finish([self], base[None], self.model.params[None], [state], [result])[0]
+        delta = self.model.params - base
+        return self._finished(base, delta, _finite(self.model, delta[None])[0], state, result)
 
     def _finished(
-        self, base: Tensor, delta: Tensor, state: State, result: LocalResult, packed: Mapping[str, Tensor] | None
+        self,
+        base: Tensor,
+        delta: Tensor,
+        fine: bool,
+        state: State,
+        result: LocalResult,
+        packed: Mapping[str, Tensor] | None = None,
     ) -> tuple[Payload, LocalResult, State]:
-        """As `finish`, from a finite change of the parameters (p), which may be packed already."""
-        method, client = self.method, self.client
-        row: Row = (client.id, None)
+        """As `finish`, from a change of the parameters (p), which may be packed already."""
+        method, row = self.method, (self.client.id, None)
+        if not fine:
+            return Payload(row, self.size(), finite=False), result, state
         new, X = self._kept(base, delta, result), self.params.take(delta, self.shared)[None]
-        n, extras = self.size(), self._extras(result)
+        n, extras = self.size(), self._extras(result) if method.extras else {}
         if packed is None:
-            payload, kept, updates = self._packed(
-                (row,), X, [n], {name: [value] for name, value in extras.items()}, state
-            )
-            X = updates.X
+            several = {name: [value] for name, value in extras.items()}
+            payload, kept, updates = self._packed((row,), X, [n], several, state)
             if not payload.finite:
                 return payload, result, state
-            new |= kept
+            X, new = updates.X, new | kept
             n, packed, extras = payload.n, payload.packed, {name: values[0] for name, values in payload.extra.items()}
         new |= method.turn.kept(self.params.take(base, self.shared), X[0])
-        # buffers that stay with the client were copied by `_kept`
-        buffers, integers = self._buffers() if method.buffers != "local" else (None, {})
-        sent = Payload(
-            row,
-            n,
-            packed,
-            extras,
-            auxiliary={name: self.params.take(result.extra[name], self.shared).to("cpu") for name in method.auxiliary},
-            support=self._support(tuple(client.tasks)) if method.wants_support else None,
-            buffers=buffers,
-            integers=integers,
-        )
-        return sent, result, new
+        beside: dict[str, Any] = {}
+        if method.auxiliary:
+            vectors = {name: self.params.take(result.extra[name], self.shared) for name in method.auxiliary}
+            beside["auxiliary"] = {name: vector.to("cpu") for name, vector in vectors.items()}
+        if method.wants_support:
+            beside["support"] = self._support(tuple(self.client.tasks))
+        if method.buffers != "local" and self.model.has_buffers:  # else they were copied by `_kept`
+            beside["buffers"], beside["integers"] = self._buffers()
+        return Payload(row, n, packed, extras, **beside), result, new
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Copies of the float buffers that may leave the client, and of integer buffers."""
         model, layout = self.model, self.model.layout
-        if not len(model.buffers) and not model.integers:
+        if not self.model.has_buffers:
             return None, {}
         shared = layout.buffers.take(model.buffers, self.method.shared_buffers(layout))
         buffers = shared.to("cpu", copy=True) if len(shared) else None
@@ -167,25 +163,24 @@ class ClientRound:
         """What a client keeps of a round, which changed its parameters by `delta`, for its next one; stages at the
         client add their own state.
         """
-        method, model, params = self.method, self.model, self.params
-        private, cpu = method.private_part(model.layout), torch.device("cpu")
-        new: State = {}
-        if private.blocks:
+        method, model, new = self.method, self.model, dict[str, Any]()
+        if method.private is not None and (private := method.private_part(model.layout)).blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
-            new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
+            own = self.params.take(base, private) + self.params.take(delta, private)
+            new["private"] = own.to("cpu")
         if result.optimizer:
             new["optimizer"] = result.optimizer
         if method.rules:
-            new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
-        for i, rule in enumerate(method.rules):
-            if rule.keeps_model and (personal := rule.personal(result.rules[str(i)])) is not None:
-                new["personal"] = personal_state(model, personal)
+            new["rules"] = map_tensors(result.rules, lambda t: t.to("cpu"))
+            for i, rule in enumerate(method.rules):
+                if rule.keeps_model and (personal := rule.personal(result.rules[str(i)])) is not None:
+                    new["personal"] = personal_state(model, personal)
         if method.buffers == "local":
             new["buffers"], new["integers"] = self._buffers()
-        layout = model.layout.buffers
-        own = layout.without(method.shared_buffers(model.layout))
-        if own.blocks:
-            new["private_buffers"] = layout.take(model.buffers, own).to(cpu, copy=True)
+        if (layout := model.layout.buffers).blocks:
+            mine = layout.without(method.shared_buffers(model.layout))
+            if mine.blocks:
+                new["private_buffers"] = layout.take(model.buffers, mine).to("cpu", copy=True)
         return new
 
     def _extras(self, result: LocalResult) -> dict[str, Any]:
@@ -203,7 +198,7 @@ class ClientRound:
 
     def _support(self, tasks: tuple[str, ...]) -> Tensor:
         """Which blocks received a gradient in training these tasks."""
-        trained = set(self.model.trained(tasks).names)
+        trained = set(self.model.layout.trained(tasks).names)
         return torch.tensor([b.name in trained for b in self.shared.blocks])
 
     def _packed(
@@ -218,12 +213,16 @@ class ClientRound:
 
         A client that sends nothing has a payload that is not finite.
         """
-        method, n = self.method, torch.tensor([float(size) for size in sizes], dtype=torch.float64)
+        method, n, kept = self.method, torch.tensor(sizes, dtype=torch.float64), dict[str, Any]()
         present = self.federation.present(self.client, self.shared, tuple(task for _, task in rows if task is not None))
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
-        updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
-        sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
-        kept = {name: value for name, value in (("edge", edge), ("attack", memory)) if value}
+        if not isinstance(method.edge, Identity):
+            updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
+            kept |= {"edge": edge} if edge else {}
+        sent: Updates | None = updates
+        if self.attack is not None:
+            sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
+            kept |= {"attack": memory} if memory else {}
         if sent is None:
             return Payload(rows[0], float(n.sum()), finite=False), kept, updates
         packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
@@ -245,8 +244,8 @@ class BesideRound(ClientRound):
         load_personal(model, memory)
         if not memory:
             model.params.copy_(base)
-        added = Additions(rules=self.method.turn.beside or (), broadcast={"anchor": base})
-        beside = self._local(f"{self.client.id}/personal", added, memory)
+        rules = self.method.turn.beside or ()
+        beside = self._local(f"{self.client.id}/personal", memory, rules, broadcast={"anchor": base})
         new["personal"] = memory
         if bool(torch.isfinite(model.vector).all()):
             more = {"rules": beside.rules, "optimizer": beside.optimizer}
@@ -325,23 +324,18 @@ def finish(
     delta = params - base
     fine = _finite(model, delta)
     packed = None
-    if len(turns) > 1 and isinstance(method.edge, Identity) and all(turn.attack is HONEST for turn in turns):
+    if len(turns) > 1 and isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
         X, present = first.params.take(delta, first.shared), first.federation.present(first.client, first.shared)
         packed = method.codec.pack_each(X, first.shared, present)
-    done = []
-    for k, (turn, before, change) in enumerate(zip(turns, base, delta, strict=True)):
-        if fine[k]:
-            done.append(turn._finished(before, change, states[k], results[k], packed[k] if packed else None))
-        else:
-            nothing = Payload((turn.client.id, None), turn.size(), finite=False)
-            done.append((nothing, results[k], states[k]))
-    return done
+    return [
+        turn._finished(before, change, fine[k], states[k], results[k], packed[k] if packed else None)
+        for k, (turn, before, change) in enumerate(zip(turns, base, delta, strict=True))
+    ]
 
 
 def _finite(model: FlatModel, delta: Tensor) -> list[bool]:
     """Of changes of the parameters (K x p): whether each, and the model's buffers, are finite."""
-    found: list[bool] = (row_norms(delta).isfinite() & torch.isfinite(model.buffers).all()).tolist()
-    return found
+    return [*map(bool, row_norms(delta).isfinite() & torch.isfinite(model.buffers).all())]
 
 
 def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:
@@ -353,3 +347,76 @@ def tune(method: Method, model: FlatModel, client: BuiltClient, training: Traini
     longer = training.model_copy(update=changes)
     work = replace(client.work(f"{client.id}/tune"), draws=("tune", client.id))
     train(model, work, longer, ctx, Additions(phases=(Phase(method.tune.select),)))
+
+
+def task_messages(
+    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message
+) -> dict[str, Message]:
+    """A received message as one message per task, each with a whole vector: the task's own, or that of all."""
+    tasks = federation.client(client).tasks
+    if not method.task_vectors:
+        return dict.fromkeys(tasks, received)
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
+    origin = params.take(model.initial[: params.d], shared).to("cpu")
+    start = dict.fromkeys(tasks, origin)
+    if received.tasks:
+        rows = tuple((client, task) for task in received.tasks)
+        X, _ = unpacked(method, shared, federation, rows, received.packed, origin.dtype)
+        start |= {task: origin + x for task, x in zip(received.tasks, X, strict=True)}
+    return {task: Message(vector, received.buffers, received.integers) for task, vector in start.items()}
+
+
+def for_task(
+    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message, task: str | None
+) -> Message:
+    """A message with the whole vector of one task; unchanged if tasks have no models of their own."""
+    return received if task is None else task_messages(method, model, federation, client, received)[task]
+
+
+def personal_state(model: FlatModel, params: Tensor, more: State | None = None) -> State:
+    """A client's own model as state."""
+    state = {"vector": torch.cat([params, model.buffers]), "integers": dict(model.integers), **(more or {})}
+    kept: State = map_tensors(state, lambda t: t.to("cpu", copy=True))
+    return kept
+
+
+def load_personal(model: FlatModel, personal: State) -> None:
+    """Load a client's own model, if there is one, over the loaded one."""
+    if personal:
+        model.vector.copy_(personal["vector"])
+        model.load_integers(personal["integers"])
+
+
+def load(method: Method, model: FlatModel, received: Message, state: State) -> Tensor:
+    """Load what the server sent, and what the client keeps for itself, into the model.
+
+    Returns the loaded vector, which nobody may change: what was sent where that is all of it, else a copy.
+    """
+    layout = model.layout
+    params, shared = layout.parameters, method.shared_part(layout)
+    vector = state["own"] if received.vector is None else received.vector
+    if shared is not params:  # all others are written below
+        rest = params.without(shared)
+        params.put(model.params, rest, params.take(model.initial[: params.d], rest))
+    params.put(model.params, shared, vector.to(model.device))
+    if "private" in state:
+        params.put(model.params, method.private_part(layout), state["private"].to(model.device))
+    if model.has_buffers:
+        _load_buffers(method, model, received, state)
+    loaded = model.vector
+    whole = vector.shape == loaded.shape and vector.dtype == loaded.dtype and vector.device == loaded.device
+    return vector if whole else loaded.clone()
+
+
+def _load_buffers(method: Method, model: FlatModel, received: Message, state: State) -> None:
+    """Load float buffers, the client's own among them, and integer buffers."""
+    layout = model.layout
+    shared = method.shared_buffers(layout)
+    model.buffers.copy_(model.initial[layout.parameters.d :])
+    model.load_integers(model.initial_integers)
+    buffers = state.get("buffers") if method.buffers == "local" else received.buffers
+    if buffers is not None:
+        layout.buffers.put(model.buffers, shared, buffers.to(model.device))
+    if "private_buffers" in state:
+        layout.buffers.put(model.buffers, layout.buffers.without(shared), state["private_buffers"].to(model.device))
+    model.load_integers(state.get("integers", {}) if method.buffers == "local" else dict(received.integers))

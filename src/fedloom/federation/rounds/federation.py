@@ -104,9 +104,9 @@ class BuiltClient:
 
     def settings(self, training: Training) -> Training:
         """The recipe's settings for this client."""
-        training = training.of(self.domain)
-        if self.batches == 1:
+        if self.batches == 1 and not isinstance(training.epochs, dict):
             return training
+        training = training.of(self.domain)
         return training.model_copy(update={"batch_size": round(self.batches * training.batch_size)})
 
     def part(self, split: str) -> Part:
@@ -129,8 +129,7 @@ class BuiltClient:
 
     def work(self, who: str) -> Work:
         """Its train examples, for all its tasks; `who` names the streams of random numbers."""
-        train = self.train
-        groups = tuple(apart(train.examples, train.index))
+        train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
         return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 
     def only(self, task: str) -> BuiltClient:

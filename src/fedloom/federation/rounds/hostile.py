@@ -12,20 +12,20 @@ from torch import Tensor
 from fedloom.core.context import Log, Row, State, generator, row_key
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.layout import Layout
-from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.recipes.schema import AttackSection
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.messages import Payload, unpacked
 from fedloom.methods.method import Method
 from fedloom.training.attack import HONEST, Attack, within
 
 
-def attacks_of(recipe: Recipe, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
+def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
     """Client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
 
     Where the federation is not whole, only its own clients, and only by their names.
     Raises RecipeError for an unknown client, where no client would be honest, and for an attack that would do nothing.
     """
-    section, clients = recipe.attack, sorted(federation.clients)
+    clients = sorted(federation.clients)
     if section is None:
         return {}
     if isinstance(section.clients, int):
@@ -34,7 +34,7 @@ def attacks_of(recipe: Recipe, federation: BuiltFederation, whole: bool) -> dict
                 f"attack.clients: {section.clients} found, but a node with its own data does not know the others, so "
                 "it cannot draw; list the clients' names"
             )
-        order = torch.randperm(len(clients), generator=generator(recipe.seed, "attack")).tolist()
+        order = torch.randperm(len(clients), generator=generator(seed, "attack")).tolist()
         names = sorted(clients[i] for i in order[: section.clients])
     else:
         names = sorted(name for name in set(section.clients) if whole or name in federation.clients)

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.errors import RecipeError
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.client import tune
+from fedloom.federation.rounds.client import for_task, load, load_personal, tune
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient
-from fedloom.federation.rounds.loading import for_task, load, load_personal, pack_tasks
-from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.messages import Message, pack_tasks
 from fedloom.federation.rounds.server import model_of
 from fedloom.federation.rounds.worker import POOL, EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder
@@ -61,6 +61,52 @@ class MeasuredGroup:
         m = self.model
         about = m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
         return EvalJob(key, *about, costly, pool=True)
+
+
+def models_to_measure(built: Built) -> None:
+    """Refuse evaluation.models that names only models which the method does not produce."""
+    wanted, there = built.recipe.evaluation.models, built.models
+    if set(wanted).isdisjoint(there):
+        found = ", ".join(wanted)
+        raise RecipeError(
+            f"evaluation.models: {found} found, but with {built.method.name} there is only the {there[0]} model of "
+            f"{'all clients' if there[0] == 'global' else 'each client'}, so final numbers would be missing; "
+            f"add {there[0]}"
+        )
+
+
+def unmeasured(built: Built) -> list[str]:
+    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
+
+    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
+    at a server of nodes, are taken to be there.
+    """
+    recipe, clients = built.recipe, built.federation.clients.values()
+    tasks = [task.name for task in built.federation.tasks]
+
+    def labelled(split: str, task: str) -> bool:
+        return any(len(client.part(split).of(task)) for client in clients if task in client.tasks)
+
+    here = any(labelled("train", task) for task in tasks)
+    gaps: dict[str, list[str]] = {}
+    possible = []
+    for split in ("test", "val"):
+        without = [task for task in tasks if here and not labelled(split, task)]
+        if not any(len(client.part(split)) for client in clients):
+            gaps[split] = [f"no client has {split} examples"]
+        elif without == tasks:
+            gaps[split] = [f"no {split} example has a label of a task of its client"]
+        else:
+            possible.append(split)
+            gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
+    wanted = recipe.evaluation.splits
+    said = [gap for split in wanted for gap in gaps[split]]
+    if not set(wanted) & set(possible):
+        could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
+        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
+    if recipe.early_stopping is not None and "val" not in possible:
+        raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
+    return said
 
 
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
@@ -242,7 +288,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
             "data": data,
         }
         for task in tasks
-        if len(client.part(split).of(task)) or not client.counted
+        if len(client.part(split).of(task)) or any(value == value for value in scores[task].values())
         for metric, value in scores[task].items()
     ]
 

@@ -1,9 +1,11 @@
-"""What is sent in a round, a Message to a client and a Payload from it, and how many bytes it has."""
+"""What is sent in a round, a Message to a client and a Payload from it, and what that costs: bytes and seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -12,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.codecs import ByteCount, by_block
-from fedloom.core.context import Row
+from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import EVERYONE, Rows, Updates
+from fedloom.core.updates import EVERYONE, RowList, Rows, Updates
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.methods.method import Method
 
@@ -126,6 +128,19 @@ def unpacked(
     return method.codec.unpack(packed, like), like
 
 
+def pack_tasks(
+    method: Method, layout: Layout, federation: BuiltFederation, state: State, client: str, tasks: Iterable[str]
+) -> Message:
+    """The vectors of some tasks, packed as the client will pack its own; tasks without a vector are left out."""
+    tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
+    packed: Mapping[str, Tensor] = {}
+    if tasks:
+        vectors = RowList(tuple(state["tasks"][task] for task in tasks))
+        rows = tuple((client, task) for task in tasks)
+        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
+    return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)
+
+
 @lru_cache
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A matrix of zeros that is only looked at: it takes no memory."""
@@ -149,15 +164,13 @@ def count_up(method: Method, layout: Layout, federation: BuiltFederation, payloa
     """Bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
-    shared = method.shared_part(layout)
-    rows = payload.rows
+    shared, rows = method.shared_part(layout), payload.rows
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
-        vectors = sum(v.nbytes for v in payload.auxiliary.values())
-        numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))
-        bytes_["side", None] = numbers + -(-bits // 8) + vectors
-    return _with_buffers(bytes_, method.shared_buffers(layout), payload.buffers, payload.integers)
+        vectors = (*payload.extra.values(), *payload.auxiliary.values())
+        bytes_["side", None] = 8 * len(rows) + sum(map(_size, vectors)) + -(-bits // 8)
+    return _with_buffers(bytes_, method, layout, payload)
 
 
 def _size(value: Any) -> int:
@@ -182,16 +195,48 @@ def count_down(
         bytes_ |= method.codec.count(message.packed, like)
     if message.broadcast:
         bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())
-    return _with_buffers(bytes_, method.shared_buffers(layout), message.buffers, message.integers)
+    return _with_buffers(bytes_, method, layout, message)
 
 
-def _with_buffers(
-    bytes_: ByteCount, shared: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
-) -> ByteCount:
-    if buffers is not None:
-        for block in shared.blocks:
+def _with_buffers(bytes_: ByteCount, method: Method, layout: Layout, sent: Message | Payload) -> ByteCount:
+    if sent.buffers is not None and len(sent.buffers):
+        for block in method.shared_buffers(layout).blocks:
             key = ("buffer", block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
-    if integers:
-        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in integers.values())
+            bytes_[key] = bytes_.get(key, 0) + block.size * sent.buffers.element_size()
+    if sent.integers:
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in sent.integers.values())
     return bytes_
+
+
+@dataclass
+class Ledger:
+    """What a round cost: bytes up and down per client, role and task, and seconds per phase."""
+
+    up: dict[str, ByteCount] = field(default_factory=dict)
+    down: dict[str, ByteCount] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to a phase."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    @property
+    def bytes(self) -> dict[str, list[dict[str, Any]]]:
+        """Per direction, one entry per client, role and task."""
+        return {
+            way: [
+                {"client": client, "role": role, "task": task, "bytes": count}
+                for client, counts in sorted(sent.items())
+                for (role, task), count in sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or ""))
+            ]
+            for way, sent in (("up", self.up), ("down", self.down))
+        }

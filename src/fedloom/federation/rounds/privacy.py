@@ -17,15 +17,11 @@ from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError
 from fedloom.core.extras import need
 from fedloom.federation.recipes.runtime import Privacy
-from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.federation import drawn_of
+from fedloom.training.config import Training
 
 LEARNS = 2.0
 """Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
-AGAIN = 2
-"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
-one before it, from whose checkpoint the run goes on where the newest one is damaged."""
-SPENT = "stopped: privacy budget spent"
 
 
 @dataclass(frozen=True)
@@ -66,20 +62,15 @@ class Terms:
             )
 
 
-def terms_of(recipe: Recipe, clients: int) -> Terms | None:
-    """The terms of a recipe with so many clients. Raises RecipeError where one round would cost too much."""
-    section = recipe.privacy
-    if section is None:
-        return None
-    if recipe.peers is not None and section.trust == "central":
-        raise RecipeError("privacy.trust: central found, but peers have no server that adds noise; set trust: local")
+def terms_of(section: Privacy, training: Training, clients: int) -> Terms:
+    """The terms of a recipe's section with so many clients. Raises RecipeError where one round would cost too much."""
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
             f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
             "giving one of them away altogether would be private"
         )
     fixed = section.trust == "central" and section.sampling == "fixed"
-    share = recipe.training.participation if section.trust == "central" else 1.0
+    share = training.participation if section.trust == "central" else 1.0
     drawn = drawn_of(clients, share) if fixed else share
     about: dict[str, Any] = {
         "delta": section.delta,
@@ -89,7 +80,7 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
         "clients": clients if fixed else 0,
         "drawn": drawn,
     }
-    noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, recipe.training.rounds)
+    noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, training.rounds)
     terms = Terms(noise, **about)
     if section.bound is not None and terms.last(section.bound, 1) < 1:
         raise RecipeError(
@@ -98,9 +89,9 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
     return terms
 
 
-def share_of(recipe: Recipe, terms: Terms) -> float:
+def share_of(training: Training, terms: Terms) -> float:
     """The part of all clients that is expected in a round."""
-    return terms.drawn / terms.clients if terms.clients else recipe.training.participation
+    return terms.drawn / terms.clients if terms.clients else training.participation
 
 
 def ratio(terms: Terms, d: int, clients: int, share: float) -> float:

@@ -24,6 +24,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -81,6 +82,8 @@ def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates
             if row not in bad and not size <= FAR * known:
                 text = f"of norm {size:.3g}, while {known:.3g} is usual" if math.isfinite(size) else "not finite"
                 bad[row] = f"{what} {text}"
+    if not bad:
+        return updates, sizes
     for (client, task), why in bad.items():
         ctx.log("update dropped", {**_at(ctx), **_key((client, task)), "why": why})
     if any(client == ctx.peer for client, _ in bad):  # nobody mixes without a model of its own
@@ -114,17 +117,13 @@ def careful(
     known = usual([*recent["updates"], now])
 
     def attempt(rows: Updates) -> tuple[State, str | None]:
-        said: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        said: list[Callable[[], None]] = []
         alive = {client for client, _ in rows.rows}
-        held = replace(
-            ctx,
-            log=lambda *what: said.append((ctx.log, what)),
-            record=lambda *what: said.append((ctx.record, what)),
-        )
-        new = step(rows, [p for p in came if p.row[0] in alive], held)
+        log, record = (lambda *what, speak=speak: said.append(partial(speak, *what)) for speak in (ctx.log, ctx.record))
+        new = step(rows, [p for p in came if p.row[0] in alive], replace(ctx, log=log, record=record))
         why = agree(_wrong(new, state, known))
-        for speak, what in said if why is None else ():
-            speak(*what)
+        for speak in said if why is None else ():
+            speak()
         return new, why
 
     new, why = attempt(updates)
@@ -142,14 +141,19 @@ def careful(
         if why is not None:
             return lost(state, ctx, why)
         now = usual(sizes[row] for row in left)
-    exposed = not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
-    for row, size in sizes.items() if exposed and len(sizes) >= FEW else ():
-        if row in left and size > LONG * known and row[0] != ctx.peer:
+    long = {row: size for row, size in sizes.items() if row in left and size > LONG * known and row[0] != ctx.peer}
+    if long and len(sizes) >= FEW and _exposed(stage):
+        for row, size in long.items():
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
             todo = "no robust rule bounds it: add one, such as method.add.clip={} (docs/robust.md)"
             ctx.log("long update", {**_at(ctx), **_key(row), "why": f"{because}, and {todo}"})
     without = sorted({p.row[0] for p in came} - {client for client, _ in left})
     return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
+
+
+def _exposed(stage: Stage) -> bool:
+    """Whether a single row may move what others get without bound."""
+    return not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
 
 
 def lost(state: State, ctx: Ctx, why: str) -> State:
@@ -178,9 +182,9 @@ def _wrong(new: State, before: State, known: float) -> str | None:
             was = max(start, _size(then))
             if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
                 return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
-    memory = [one for name, one in new["rule"].items() if one is not before["rule"].get(name)]
-    held = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
-    for what, tree in held.items():
+    memory = [one for name, one in new["rule"].items() if one and one is not before["rule"].get(name)]
+    held = ("the state of stages", new["stage"]), ("the memory of the server rule", memory), ("buffers", new["buffers"])
+    for what, tree in ((what, tree) for what, tree in held if tree is not None and len(tree)):
         largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
         if not math.isfinite(largest):
             return f"{what} would have nan or inf"

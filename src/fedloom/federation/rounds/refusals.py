@@ -12,89 +12,11 @@ import torch
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.stage import Stage, every, inner
 from fedloom.core.updates import Updates
-from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
+from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import nothing, rows_of
-from fedloom.methods.method import AGES, Method
 from fedloom.methods.peers.graph import candidates
-from fedloom.models.multitask import MultiTask
-from fedloom.models.own import is_whole
-from fedloom.training import stacked
 from fedloom.training.flat import integer_buffers
-
-
-def pace(recipe: Recipe, method: Method) -> None:
-    """Ages of models without asynchronous peers, and partial participation with them."""
-    free = recipe.peers is not None and recipe.peers.mode == "asynchronous"
-    ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
-    if ages and not free:
-        raise RecipeError(
-            f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "
-            "peers: {mode: asynchronous} are not"
-        )
-    if free and recipe.training.participation < 1:
-        raise RecipeError(
-            f"training.participation: {recipe.training.participation} found, but asynchronous peers take part at their "
-            "own pace; peers.scenario has churn and dropout"
-        )
-
-
-def numbered_apart(recipe: Recipe, method: Method) -> None:
-    """Groups that peers number each for itself, where not every peer hears all others from the first round on."""
-    peers, share = recipe.peers, recipe.training.participation
-    if peers is None or "groups" not in method.stage.traits.writes:
-        return
-    choose, warmup = peers.choose, peers.warmup
-    partly = {
-        f"peers.graph: {peers.graph.name}": peers.graph.name != "full",
-        "peers.choose": any(rule is not None for rule in (choose.top, choose.threshold, choose.groups)),
-        "peers.mode: asynchronous": peers.mode == "asynchronous",
-        "peers.scenario": peers.scenario is not None,
-        "peers.warmup.alone": warmup is not None and warmup.alone > 1,
-        f"training.participation: {share}": share < 1,
-    }
-    for what, there in partly.items():
-        if there:
-            raise RecipeError(
-                f"{what} found, but {method.name} begins with groups of the clients that a peer hears, and a group has "
-                "the same number at all peers only where each hears all others; set method.first: noise"
-            )
-
-
-def without_method(recipe: Recipe) -> None:
-    """A recipe that needs a Method made in Python, without one."""
-    section = recipe.method
-    if section.python is not None and not section.is_held:
-        raise RecipeError(
-            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
-            "it as method= in Python (fedloom.run, fedloom.resume)"
-        )
-
-
-def undone(section: MethodSection, name: str) -> None:
-    """Keys of a recipe that a Method made in Python, of this name, would silently undo."""
-    known = section.entry.params.model_fields
-    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
-    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
-    given |= {k: v for k, v in common.items() if v}
-    for key, value in given.items():
-        found = ", ".join(value) if isinstance(value, dict) else value
-        raise RecipeError(
-            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
-            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
-        )
-
-
-def needs_parts(method: Method, module: MultiTask) -> None:
-    """Methods that look into a model, where the model is one module of which nobody knows where its features are."""
-    if not is_whole(module):
-        return
-    parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
-    for part in (*parts, *(rule for rule in method.rules if rule.features)):
-        raise RecipeError(
-            f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
-            "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
-        )
 
 
 def judges_without_validation(built: Built) -> None:
@@ -183,7 +105,7 @@ def too_few_rows(built: Built) -> None:
         return
     if built.recipe.peers is not None:
         stages = [stage for stage in every(method.stage) if any(stage.unfit(None, 1))]
-        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if stages else {}
+        each = _heard(built.recipe.peers, built.recipe.seed, sorted(federation.clients)) if stages else {}
         for peer, heard in each.items():
             for why in (why for stage in stages for why in stage.unfit(None, heard + 1)):
                 raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
@@ -206,10 +128,10 @@ def too_few_rows(built: Built) -> None:
         raise RecipeError(f"method: {method.name}: {why}")
 
 
-def _heard(recipe: Recipe, peers: PeersSection, names: Sequence[str]) -> dict[str, int]:
+def _heard(peers: PeersSection, seed: int, names: Sequence[str]) -> dict[str, int]:
     """How many others each peer hears at most in a round."""
     section = peers.graph
-    graph = candidates(section.name, names, seed=recipe.seed, every=section.every, **section.params)
+    graph = candidates(section.name, names, seed=seed, every=section.every, **section.params)
     most = len(names) - 1 if peers.choose.top is None else peers.choose.top
     # where graphs are drawn anew, any peer may be heard one day
     return {peer: min(most, len(names) - 1 if section.every else len(graph.senders(peer))) for peer in names}
@@ -275,29 +197,6 @@ def epochs_by_domain(built: Built) -> None:
             )
 
 
-def stacks(built: Built) -> None:
-    """Stacked training together with something that cannot be stacked."""
-    if built.recipe.training.stacked is True:
-        workers = built.recipe.runtime.workers
-        if workers != "auto" and workers > 1:
-            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
-        stackable(built)
-
-
-def stackable(built: Built) -> None:
-    """Refuse what cannot be stacked."""
-    recipe, method = built.recipe, built.method
-    if isinstance(recipe.training.epochs, dict):
-        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
-    if method.phases or not method.turn.plain:
-        raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
-    if built.dataset.train.prefetch:
-        raise RecipeError(
-            f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
-        )
-    stacked.refuse(built.module, recipe.training, method.rules)
-
-
 def unprotected(built: Built) -> None:
     """What a private run would release of its clients without noise, or draw in a way that nobody accounted for."""
     recipe, method, section = built.recipe, built.method, built.recipe.privacy
@@ -344,52 +243,6 @@ def unprotected(built: Built) -> None:
         )
 
 
-def models_to_measure(built: Built) -> None:
-    """Models to measure none of which the method has."""
-    wanted, there = built.recipe.evaluation.models, built.models
-    if set(wanted).isdisjoint(there):
-        found = ", ".join(wanted)
-        raise RecipeError(
-            f"evaluation.models: {found} found, but with {built.method.name} there is only the {there[0]} model of "
-            f"{'all clients' if there[0] == 'global' else 'each client'}, so final numbers would be missing; "
-            f"add {there[0]}"
-        )
-
-
-def unmeasured(built: Built) -> list[str]:
-    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
-
-    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
-    at a server of nodes, are taken to be there.
-    """
-    recipe, clients = built.recipe, built.federation.clients.values()
-    tasks = [task.name for task in built.federation.tasks]
-
-    def labelled(split: str, task: str) -> bool:
-        return any(len(client.part(split).of(task)) for client in clients if task in client.tasks)
-
-    here = any(labelled("train", task) for task in tasks)
-    gaps: dict[str, list[str]] = {}
-    possible = []
-    for split in ("test", "val"):
-        without = [task for task in tasks if here and not labelled(split, task)]
-        if not any(len(client.part(split)) for client in clients):
-            gaps[split] = [f"no client has {split} examples"]
-        elif without == tasks:
-            gaps[split] = [f"no {split} example has a label of a task of its client"]
-        else:
-            possible.append(split)
-            gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
-    wanted = recipe.evaluation.splits
-    said = [gap for split in wanted for gap in gaps[split]]
-    if not set(wanted) & set(possible):
-        could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
-        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
-    if recipe.early_stopping is not None and "val" not in possible:
-        raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
-    return said
-
-
 def counts_without_noise(built: Built) -> None:
     """Statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
     table = built.dataset.table
@@ -409,8 +262,6 @@ ALL: tuple[Callable[[Built], None], ...] = (
     strangers,
     attacked,
     epochs_by_domain,
-    stacks,
     unprotected,
-    models_to_measure,
     counts_without_noise,
 )

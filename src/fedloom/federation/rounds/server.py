@@ -1,8 +1,8 @@
-"""The server's part of a round as pure functions: dispatch, collect, server_step."""
+"""The server's part of a round as pure functions: dispatch, collect, server_step, and the tail of all server steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,9 +15,8 @@ from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.federation.rounds.loading import pack_tasks
-from fedloom.federation.rounds.messages import ALL, Message, Payload, believed, blank, nothing
-from fedloom.federation.rounds.recovery import careful, nothing_came, usable
+from fedloom.federation.rounds.messages import ALL, Message, Payload, believed, blank, nothing, pack_tasks
+from fedloom.federation.rounds.recovery import Agree, careful, nothing_came, usable
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.methods.method import Method
 
@@ -54,7 +53,6 @@ def dispatch(
     method: Method, layout: Layout, federation: BuiltFederation, state: State, clients: Iterable[str]
 ) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
-    clients = list(clients)
     if method.task_vectors:
         held = {client: federation.client(client).tasks for client in clients}
         packed: dict[tuple[str, ...], Message] = {}
@@ -62,18 +60,24 @@ def dispatch(
             if (*tasks,) not in packed:
                 packed[*tasks,] = pack_tasks(method, layout, federation, state, client, tasks)
         return {client: packed[*tasks,] for client, tasks in held.items()}
+    keys = {client: client if client in state["personal"] else ALL for client in clients}
+    has_it = method.turn.start == "own"
+    vectors = {key: None if has_it and key != ALL else _sent(method, state, key) for key in {*keys.values()}}
+    heard = _broadcast(method, state, list(keys)) if any(rule.needs for rule in method.rules) else {}
+    rest = state["buffers"], state["integers"]
+    return {client: Message(vectors[key], *rest, heard.get(client, {})) for client, key in keys.items()}
+
+
+def _broadcast(method: Method, state: State, clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """What the rules of these clients need of the stages."""
     needed = frozenset[str]().union(*(rule.needs for rule in method.rules))
-    broadcast = method.stage.broadcast(state["stage"], clients, state["personal"]) if needed else {}
-    vectors: dict[str, Tensor | None] = {}
-    messages = {}
-    for client in clients:
-        key = client if client in state["personal"] else ALL
-        if key not in vectors:
-            has_it = method.turn.start == "own" and key != ALL
-            vectors[key] = None if has_it else method.server.dispatch(model_of(state, key), state["rule"][key])
-        mine = {name: value for name, value in broadcast.get(client, {}).items() if f"broadcast:{name}" in needed}
-        messages[client] = Message(vectors[key], state["buffers"], state["integers"], mine)
-    return messages
+    every = method.stage.broadcast(state["stage"], clients, state["personal"])
+    return {c: {name: v for name, v in mine.items() if f"broadcast:{name}" in needed} for c, mine in every.items()}
+
+
+def _sent(method: Method, state: State, key: str) -> Tensor:
+    """The vector that is sent to a client, or to all who have no model of their own (ALL)."""
+    return method.server.dispatch(model_of(state, key), state["rule"][key])
 
 
 def collect(
@@ -88,24 +92,24 @@ def collect(
 
     `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
     """
-    shared = method.shared_part(layout)
-    keys = tuple(sorted(rows, key=row_key))
-    expected = {row: i for i, row in enumerate(keys)}
-    stays_packed = method.codec.stays_packed
-    X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
+    shared, keys = method.shared_part(layout), tuple(sorted(rows, key=row_key))
+    expected, stays_packed = {row: i for i, row in enumerate(keys)}, method.codec.stays_packed
+    X = torch.zeros(0 if stays_packed else len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
-    parts: dict[int, tuple[Mapping[str, Tensor], Updates]] = {}
-    came: dict[int, Payload] = {}
+    parts, came = dict[int, tuple[Mapping[str, Tensor], Updates]](), dict[int, Payload]()
     for payload in payloads:
         if not payload.finite:
             continue
-        payload = believed(method, federation, payload)
+        if method.weights == "declared" or method.max_examples is not None:
+            payload = believed(method, federation, payload)
         i, k = expected[payload.rows[0]], len(payload.rows)
         if stays_packed:
             parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing(k, shared.d, dtype))
         elif payload.rows == keys[i : i + k]:
             place = X[i : i + k]
-            _put(place, method.codec.unpack(payload.packed, blank(shared, federation, payload.rows, place)))
+            unpacked = method.codec.unpack(payload.packed, blank(shared, federation, payload.rows, place))
+            if unpacked is not place:  # else they are there already
+                place.copy_(unpacked)
         else:  # some of its rows are missing
             like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
@@ -115,17 +119,13 @@ def collect(
         came[i] = replace(payload, packed={}, auxiliary={}, buffers=buffers)
         del payload  # before the next one arrives
     ordered = [came[i] for i in sorted(came)]
-    here = [expected[row] for payload in ordered for row in payload.rows]
-    given = method.codec.gather([parts[i] for i in sorted(parts)]) if parts else None
-    if given is None and len(here) < len(expected):
+    if parts:
+        packed = method.codec.gather([parts[i] for i in sorted(parts)])
+        return assembled(method, federation, shared, ordered, packed, beside), ordered
+    if sum(len(payload.rows) for payload in ordered) < len(keys):
+        here = [expected[row] for payload in ordered for row in payload.rows]
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
-    return assembled(method, federation, shared, ordered, X if given is None else given, beside), ordered
-
-
-def _put(place: Tensor, rows: Tensor) -> None:
-    """Copy rows to their place, unless they are there already."""
-    if rows is not place:
-        place.copy_(rows)
+    return assembled(method, federation, shared, ordered, X, beside), ordered
 
 
 def assembled(
@@ -137,26 +137,22 @@ def assembled(
     auxiliary: Mapping[str, Tensor],
 ) -> Updates:
     """Rows X with the other values of the payloads, which are in the order of the rows."""
+    rows = tuple(row for payload in payloads for row in payload.rows)
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
-    return Updates(
-        shared,
-        tuple(row for payload in payloads for row in payload.rows),
-        X,
-        n,
-        torch.ones_like(n) if method.weights == "uniform" else n.clone(),
-        present=_presence(method, federation, shared, payloads),
-        support=_support(shared, payloads) if method.wants_support else None,
-        extra=_extras(payloads),
-        auxiliary=auxiliary,
-    )
+    weight = torch.ones_like(n) if method.weights == "uniform" else n.clone()
+    present = None if _all_present(method, federation) else _presence(federation, shared, payloads)
+    support = _support(shared, payloads) if method.wants_support else None
+    extra = _extras(payloads) if payloads and payloads[0].extra else {}
+    return Updates(shared, rows, X, n, weight, None, present, extra, auxiliary=auxiliary, support=support)
 
 
-def _presence(
-    method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
-) -> Tensor | None:
-    """Which blocks the rows have (K x blocks), or None for all."""
-    if federation.unified and not method.turn.by_task:
-        return None
+def _all_present(method: Method, federation: BuiltFederation) -> bool:
+    """Whether every row has all blocks."""
+    return federation.unified and not method.turn.by_task
+
+
+def _presence(federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]) -> Tensor:
+    """Which blocks the rows have (K x blocks)."""
     masks = [federation.present(federation.client(p.row[0]), shared, tuple(p.tasks)) for p in payloads]
     return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
 
@@ -170,7 +166,7 @@ def _support(shared: Layout, payloads: Sequence[Payload]) -> Tensor:
 def _extras(payloads: Sequence[Payload]) -> dict[str, Any]:
     """The extras of the rows: name -> K values."""
     extra: dict[str, Any] = {}
-    for name in payloads[0].extra if payloads else ():
+    for name in payloads[0].extra:
         extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
     return extra
 
@@ -190,25 +186,45 @@ def server_step(
     and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`).
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
-    updates, sizes = usable(updates, came, ctx)
+
+    def start(clients: Sequence[str]) -> Tensor:
+        return bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
+
+    return aggregated(method, layout, federation, updates, came, state, ctx, start)
+
+
+def aggregated(
+    method: Method,
+    layout: Layout,
+    federation: BuiltFederation,
+    updates: Updates,
+    came: Sequence[Payload],
+    state: State,
+    ctx: Ctx,
+    start: Callable[[Sequence[str]], Tensor],
+    back: Callable[[Updates], Iterable[tuple[Row, Tensor]]] = lambda out: zip(out.rows, out.vectors(), strict=True),
+    agree: Agree = lambda why: why,
+) -> State:
+    """The tail of every server step: the state after the stages, the server rule and the judgement of what came out.
+
+    `start` gives the vectors from which clients started, `back` the whole rows of a result, where these are several
+    processes'; `agree` makes known to all what one of them found.
+    """
     hides = method.stage.traits.hides
+    updates, sizes = usable(updates, came, ctx)
     if not len(updates) and not hides:
         return nothing_came(state, ctx)
     if "base" in method.stage.traits.reads:
-        clients = [client for client, _ in updates.rows]
-        base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
-        updates = updates.replace(base=base)
+        updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
         out, stage = method.stage(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-        return settled(
-            method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.vectors(), strict=True), came
-        )
+        return settled(method, layout, federation, {**state, "stage": stage}, back(out), came)
 
     # how long rows are usually is their own secret, too
-    return careful(updates, {} if hides else sizes, came, state, ctx, step, method.stage)
+    return careful(updates, {} if hides else sizes, came, state, ctx, step, method.stage, agree)
 
 
 def settled(
@@ -228,10 +244,10 @@ def settled(
     if method.task_vectors:
         rows = list(rows)
         # views keep the whole matrix alive, so they are only used if they replace every vector
-        every = len(rows) == len(federation.tasks)
-        vectors = {str(task): x if every else x.clone() for (_, task), x in rows}
+        whole = len(rows) == len(federation.tasks)
+        vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
         return {**new, "tasks": {**state["tasks"], **vectors}}
-    still = _still(method, federation, method.shared_part(layout), came)
+    still = () if _all_present(method, federation) else _still(method, federation, method.shared_part(layout), came)
     for key, update in rows:
         # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
@@ -259,9 +275,9 @@ def _still(
     method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
 ) -> tuple[Columns, ...]:
     """Columns that no row has."""
-    present = _presence(method, federation, shared, payloads)
-    if present is None or method.stage.traits.hides:
+    if method.stage.traits.hides:
         return ()
+    present = _presence(federation, shared, payloads)
     nobody = Layout(tuple(b for b, there in zip(shared.blocks, present.any(0).tolist(), strict=True) if not there))
     return shared.spans(nobody)
 
@@ -304,6 +320,6 @@ def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
 def bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
     """The vectors from which clients started (K x d); not copied if all started from the same one."""
     if not state["personal"]:
-        return method.server.dispatch(state["model"], state["rule"][ALL]).expand(len(clients), -1)
+        return _sent(method, state, ALL).expand(len(clients), -1)
     keys = [client if client in state["personal"] else ALL for client in clients]
-    return torch.stack([method.server.dispatch(model_of(state, key), state["rule"][key]) for key in keys])
+    return torch.stack([_sent(method, state, key) for key in keys])

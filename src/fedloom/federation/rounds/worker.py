@@ -15,13 +15,12 @@ from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory
 from fedloom.federation.recipes.runtime import Evaluation
-from fedloom.federation.rounds.client import ClientRound, finish, part_of, tune
+from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
 from fedloom.federation.rounds.evaluation import Kept, Scores, answers, confusions, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.federation.rounds.loading import for_task, load, load_personal
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.methods.method import Method
-from fedloom.training.attack import HONEST, Attack
+from fedloom.training.attack import Attack
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
@@ -50,9 +49,9 @@ class Setup:
 
     def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
         """A client's part of a round, with the examples that it trains on."""
-        client, attack = self.federation.trainers[name], self.attacks.get(name, HONEST)
-        examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
-        if examples is not client.train.examples:
+        client, attack = self.federation.trainers[name], self.attacks.get(name)
+        if attack is not None:
+            examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
             client = replace(client, train=replace(client.train, examples=examples))
         settings = client.settings(self.training)
         return part_of(self.method)(self.method, model, self.federation, client, ctx, settings, attack)
@@ -155,7 +154,14 @@ class Worker:
             payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
-            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
+            why = f"{error}"
+            if "more than 1 value per channel" in why:
+                why = (
+                    f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "
+                    "examples): give it more, choose a batch_size that leaves no single one, or use a model without "
+                    "batch norm"
+                )
+            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {why}") from error
         trained = self._scores(client, job.round) if evaluate_trained else {}
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
 
@@ -173,7 +179,7 @@ class Worker:
                 if not job.state:
                     begun[id(job.message.vector)] = base
             stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
-        shared = model.spans(s.method.shared_part(model.layout))
+        shared = model.layout.parameters.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training):
             start = time.perf_counter()
             params, results = train_stacked(model, members, s.training, ctx, shared, s.method.rules)
@@ -270,3 +276,18 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free all resources."""
         ...
+
+
+class InProcess:
+    """One worker, here."""
+
+    def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
+        self.worker = Worker(setup, check_device(devices[0]))
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results in the order of the jobs."""
+        for job in jobs:
+            yield self.worker.run(job, **options)
+
+    def close(self) -> None:
+        """Nothing to give back."""

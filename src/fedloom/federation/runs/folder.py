@@ -27,7 +27,6 @@ from fedloom.federation.recipes.runtime import EarlyStopping
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs import checkpoint, mirror
 from fedloom.federation.runs.audit import Audit
-from fedloom.federation.runs.ledger import Ledger
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.federation.runs.recorded import (
     LOGS,
@@ -227,15 +226,15 @@ class RunFolder:
                 untold.append({"event": _CHANGED, "keys": text})
         return untold
 
-    def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
-        """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, if there are any, to their file."""
+    def write_round(self, line: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
+        """Append one round to metrics.jsonl, the bytes `sent` to bytes.jsonl, and any diagnostics to their file."""
         if self._events:
             line = {**line, "events": [*self._events, *line["events"]]}
             self._events = []
         looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
         line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
-        bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
-        logs = {_METRICS: {**line, "seconds": ledger.seconds}, _BYTES: bytes_}
+        bytes_ = {"round": line["round"], **sent}
+        logs = {_METRICS: line, _BYTES: bytes_}
         if len(looked) > 1:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from fedloom.core.errors import UserError
 from fedloom.core.extras import need
-from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs.checkpoint import write_text
 from fedloom.federation.runs.reader import Run, number_of
 
@@ -25,7 +24,7 @@ MEMORY = "track.json"
 
 
 class Tracker(Protocol):
-    """Keeps a run's numbers elsewhere. Made of the recipe, the run folder and the id of the run, if it has one."""
+    """Keeps a run's numbers elsewhere. Made of the recipe (plain values), the run folder and the id of a known run."""
 
     id: str
     last: int
@@ -40,7 +39,7 @@ class TensorBoard:
 
     id, last = "", -1
 
-    def __init__(self, recipe: Recipe, folder: Path, known: str | None) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, known: str | None) -> None:
         writer = need("torch.utils.tensorboard", "track").SummaryWriter
         self._writer = writer(str(folder / "tensorboard"), purge_step=0)
 
@@ -59,7 +58,7 @@ class MLflow:
     The experiment is MLFLOW_EXPERIMENT_NAME, else fedloom. Characters that MLflow refuses in names are replaced.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, known: str | None) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, known: str | None) -> None:
         # with MLflow's default of seven attempts, a missing server would delay a run by minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self._mlflow = need("mlflow", "track")
@@ -79,7 +78,7 @@ class MLflow:
         experiment = found.experiment_id if found is not None else self._client.create_experiment(called, place)
         self.id, self.last = self._client.create_run(experiment, run_name=folder.absolute().name).info.run_id, -1
         param = self._mlflow.entities.Param
-        values = flat(recipe.model_dump(mode="json"))
+        values = flat(config)
         self._send(100, params=[param(_allowed(key), value[:6000]) for key, value in values.items()])
 
     def _send(self, most: int, **named: list[Any]) -> None:
@@ -103,7 +102,7 @@ class Wandb:
     newest folder is the one for `wandb sync`.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, known: str | None) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, known: str | None) -> None:
         wandb = need("wandb", "track")
         self.id = known or uuid.uuid4().hex[:12]
         self._run = wandb.init(
@@ -113,7 +112,7 @@ class Wandb:
             dir=str(folder),
             name=folder.absolute().name,
             project=os.environ.get("WANDB_PROJECT", "fedloom"),
-            config=recipe.model_dump(mode="json"),
+            config=dict(config),
             settings=wandb.Settings(console="off"),
         )
         self.last = self._run.starting_step - 1
@@ -125,7 +124,7 @@ class Wandb:
         self._run.finish(exit_code=0 if ok else 1)
 
 
-TRACKERS: Mapping[str, Callable[[Recipe, Path, str | None], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[Mapping[str, Any], Path, str | None], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": Wandb,
@@ -133,7 +132,7 @@ TRACKERS: Mapping[str, Callable[[Recipe, Path, str | None], Tracker]] = {
 
 
 class Tracking:
-    """Sends a run's rounds to the tracker that its recipe names; `tell` receives the reason if tracking stops.
+    """Sends a run's rounds to the tracker that its recipe names (`config`); `tell` receives why tracking stops.
 
     MLflow keeps both values of a step that is sent twice, and wandb may lose what was sent just before a process was
     killed. So a tracker says which round it has last, and is then sent the rounds that it lacks, from the files of the
@@ -142,15 +141,15 @@ class Tracking:
     Raises UserError if a package that it needs is not installed.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._tracker: Tracker | None = None
-        if (name := recipe.runtime.track) is not None:
-            self._do(lambda: self._start(name, recipe, folder))
+        if (name := config["runtime"]["track"]) is not None:
+            self._do(lambda: self._start(name, config, folder))
 
-    def _start(self, name: str, recipe: Recipe, folder: Path) -> None:
+    def _start(self, name: str, config: Mapping[str, Any], folder: Path) -> None:
         memory = json.loads((folder / MEMORY).read_text("utf-8")) if (folder / MEMORY).is_file() else {}
-        self._tracker = TRACKERS[name](recipe, folder, memory.get(name))
+        self._tracker = TRACKERS[name](config, folder, memory.get(name))
         if self._tracker.id != memory.get(name, ""):
             write_text(folder / MEMORY, json.dumps({name: self._tracker.id}))
         run = Run.read(folder)

@@ -1,20 +1,4 @@
-"""CFL: one model, until the clients of a cluster no longer agree; then two.
-
-IFCA and RR-Cluster: several models; each client takes the one that fits its data best.
-
-FedSoft: personal models drawn to several cluster models, by shares.
-
-FedSPD: a model for each cluster of examples; each client mixes them by its shares.
-
-FedSTA: a body for all tasks, heads and tails for clients with the same task.
-
-FedPMT: clients with different subsets of the tasks, and a model for each single task between them.
-
-FedBone, emulated: attention against past updates, then projection of conflicts.
-
-ColNet: groups of equal tasks, whose leaders resolve conflicts between groups.
-
-MaT-FL: encoders of similar clients are averaged, grouped anew every round."""
+"""Clusters of clients or tasks: CFL, IFCA, RR-Cluster, FedSoft, FedSPD, FedSTA, FedPMT, FedBone, ColNet and MaT-FL."""
 
 from __future__ import annotations
 
@@ -23,15 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
 @m.METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021")
 def cfl(
     *,
-    eps1: Annotated[float, Field(ge=0)] | None = None,
-    eps2: Annotated[float, Field(ge=0)] | None = None,
-    start: Annotated[int, Field(ge=0)] = 20,
+    eps1: NonNegative | None = None,
+    eps2: NonNegative | None = None,
+    start: Natural = 20,
     relative: bool = True,
     linkage: Literal["single", "complete"] = "single",
     share: Literal["everything", "encoder"] = "everything",
@@ -63,14 +48,12 @@ def cfl(
 
     Couples tasks by design: clusters are formed from whole updates, whatever their tasks.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     defaults = (0.2, 0.4) if relative else (0.4, 1.6)
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]
     return m.Method(
         name="cfl",
         stage=stages.SplittingClusters(eps[0], eps[1], start, relative, linkage),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
@@ -79,9 +62,9 @@ def cfl(
 @m.METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020")
 def ifca(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """The server keeps C models and sends all; a client trains the one with the smallest loss on its training data.
@@ -116,13 +99,11 @@ def ifca(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="ifca",
         local=(training.BestCluster(clusters),),
         stage=stages.ChosenClusters(clusters, first, noise),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         buffers="local",
     )
 
@@ -130,10 +111,10 @@ def ifca(
 @m.METHODS.register("rr-cluster", source="RR-Cluster: Yang, Hu, Kim, Li, 2025 (arXiv 2508.06183)")
 def rr_cluster(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    least: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
+    least: Count = 2,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """IFCA in which at least `least` clients move each model: large clusters lend clients to small ones, at random.
@@ -165,13 +146,11 @@ def rr_cluster(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="rr-cluster",
         local=(training.BestCluster(clusters),),
         stage=stages.ChosenClusters(clusters, first, noise, least=least),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         buffers="local",
     )
 
@@ -179,12 +158,12 @@ def rr_cluster(
 @m.METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022")
 def fedsoft(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    lam: Annotated[float, Field(ge=0)] = 0.1,
-    every: Annotated[int, Field(ge=1)] = 2,
+    clusters: Count = 2,
+    lam: NonNegative = 0.1,
+    every: Count = 2,
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-4,
     first: Literal["groups", "noise"] = "groups",
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Each client keeps its own model and is drawn to C cluster models, to each by the share of data that it fits best.
@@ -213,15 +192,12 @@ def fedsoft(
 
     Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedsoft",
         local=(training.SoftAnchors(clusters, lam, every, floor),),
         stage=stages.SoftClusters(clusters, first, noise, floor),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
@@ -229,10 +205,10 @@ def fedsoft(
 @m.METHODS.register("fedspd", source="FedSPD: Lin, Yagan, Joe-Wong, UAI 2025 (PMLR 286)")
 def fedspd(
     *,
-    clusters: Annotated[int, Field(ge=1)] = 2,
-    least: Annotated[int, Field(ge=1)] = 10,
-    tune: Annotated[int, Field(ge=0)] = 5,
-    noise: Annotated[float, Field(ge=0)] = 1.0,
+    clusters: Count = 2,
+    least: Count = 10,
+    tune: Natural = 5,
+    noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Examples, not clients, are in clusters: a client trains one of C models a round, on the examples that it fits.
@@ -256,21 +232,18 @@ def fedspd(
 
     Add-ons and a server step as with ifca. Couples tasks by design: clusters are made of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Tune
-
     return m.Method(
         name="fedspd",
-        local=(training.DrawnCluster(clusters, least), *([Tune(tune)] if tune else [])),
+        local=(training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])),
         stage=stages.ChosenClusters(clusters, "noise", noise, mixed=True),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
 
 
 @m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")
-def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
+def fedsta(*, every: Count | None = None) -> m.Method:
     """One encoder for all tasks; decoders and heads stay personal or are averaged among clients with the same task.
 
     theta_enc <- theta_enc + mean_k Delta_k,enc;  every `every` rounds, for each task: theta_k,dec <- the mean of the
@@ -287,16 +260,19 @@ def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
     decoders are averaged keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in
     each round, and FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     if every is None:
-        return m.Method(name="fedsta", private=ALL_BUT_ENCODER, weights="uniform")
+        return m.Method(name="fedsta", private=m.ALL_BUT_ENCODER, weights="uniform")
     own = stages.Every(every, stages.PerTask(stages.SimilarGroups(1)))
     return m.Method(name="fedsta", stage=stages.PartlyShared("encoder", stages.Mean(), own), weights="uniform")
 
 
+@parameters("fedloom.methods.clusters.aggregation:SingleTaskModels")
+class SingleTaskModelsSettings:
+    attenuation: UnitInterval = 0.5
+
+
 @m.METHODS.register("fedpmt", source="FedPMT: Xin, Li, Niu, Wu, Chen, JPDC 205, 2025")
-def fedpmt(*, attenuation: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Method:
+def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
     """The server makes a model for each task of all clients' models, and each client's model of those of its tasks.
 
     theta_t = sum_k a_kt n_k w_k / sum_k a_kt n_k,  a_kt = 1 where client k holds task t, else `attenuation`
@@ -319,16 +295,18 @@ def fedpmt(*, attenuation: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Metho
     and heal are refused, because there is no mean whose place or weights they could take.
     """
     own = stages.PerTask(stages.SimilarGroups(1))
-    mix = stages.Split({"encoder": stages.SingleTaskModels(attenuation), "*": own})
+    mix = stages.Split({"encoder": mean, "*": own})
     return m.Method(name="fedpmt", stage=mix, buffers="local")
 
 
+@parameters("fedloom.methods.clusters.aggregation:HistoryAttention")
+class HistoryAttentionSettings:
+    beta: BelowOne = 0.9
+    temperature: Positive = 1.0
+
+
 @m.METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
-def fedbone(
-    *,
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,
-    temperature: Annotated[float, Field(gt=0)] = 1.0,
-) -> m.Method:
+def fedbone(history: stages.HistoryAttention) -> m.Method:
     """Emulated: updates that agree with past ones count more, conflicts are projected away, then the mean.
 
     a_k = softmax_k(cos(Delta_k, H) / temperature);  rows K a_k Delta_k -> PCGrad -> u = sum_k p_k rows_k;
@@ -350,13 +328,17 @@ def fedbone(
 
     Couples tasks by design: weights compare a client's update with the history of all.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
+    return m.Method(name="fedbone", stage=history, private=m.ALL_BUT_ENCODER)
 
-    return m.Method(name="fedbone", stage=stages.HistoryAttention(beta, temperature), private=ALL_BUT_ENCODER)
+
+@parameters("fedloom.methods.clusters.aggregation:TaskLeaders")
+class TaskLeadersSettings:
+    c: BelowOne = 0.4
+    alpha: NonNegative = 1.0
 
 
 @m.METHODS.register("colnet", source="Feng et al., 2025 (arXiv 2501.10347)")
-def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[float, Field(ge=0)] = 1.0) -> m.Method:
+def colnet(leaders: stages.TaskLeaders) -> m.Method:
     """Clients with the same tasks average their encoders; the groups' leaders mix them and resolve conflicts.
 
     v_g and Delta_g: uniform means of a group's encoders before the round and of its updates. All clients of g end at
@@ -373,25 +355,25 @@ def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[flo
 
     Couples tasks by design: leaders of the groups of tasks exchange updates.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="colnet",
-        stage=stages.TaskLeaders(c, alpha),
-        private=ALL_BUT_ENCODER,
+        stage=leaders,
+        private=m.ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",
     )
 
 
+@parameters("fedloom.methods.clusters.aggregation:SimilarGroups")
+class SimilarGroupsSettings:
+    groups: Count = 2
+    soft: bool = False
+    threshold: Annotated[float, Field(gt=-1)] = 0.0
+    source: Literal["centred-weights", "update"] = "centred-weights"
+
+
 @m.METHODS.register("matfl", source="MaT-FL: Cai et al., CVPR Workshops 2023")
-def matfl(
-    *,
-    groups: Annotated[int, Field(ge=1)] = 2,
-    soft: bool = False,
-    threshold: Annotated[float, Field(gt=-1)] = 0.0,
-    source: Literal["centred-weights", "update"] = "centred-weights",
-) -> m.Method:
+def matfl(mix: stages.SimilarGroups) -> m.Method:
     """Each round clients are grouped by their encoders; a client receives the mean encoder of its group.
 
     r_k = w_k - mean_j w_j over the participants' trained encoders; average linkage on 1 - cos(r_j, r_k) until `groups`
@@ -418,12 +400,10 @@ def matfl(
 
     Couples tasks by design: groups are formed from the models of all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="matfl",
-        stage=stages.SimilarGroups(groups, soft, threshold, source),
-        private=ALL_BUT_ENCODER,
+        stage=mix,
+        private=m.ALL_BUT_ENCODER,
         weights="uniform",
         buffers="local",
     )

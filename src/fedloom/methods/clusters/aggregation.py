@@ -22,8 +22,17 @@ from fedloom.core.gram import gram, nonzero
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
+from fedloom.core.spread import cut, join, total
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
+from fedloom.methods.clusters import (
+    HistoryAttentionSettings,
+    SimilarGroupsSettings,
+    SingleTaskModelsSettings,
+    TaskLeadersSettings,
+)
+from fedloom.methods.conflict.aggregation import PCGrad
+from fedloom.methods.fdse import CosineMixSettings
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
 
@@ -84,8 +93,11 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
     return Updates(updates.layout, rows, X, sizes, sizes)
 
 
+_CHUNK = 1 << 20
+
+
 @dataclass(frozen=True)
-class SimilarGroups(Stage):
+class SimilarGroups(SimilarGroupsSettings, Stage):
     """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
 
     Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
@@ -93,15 +105,7 @@ class SimilarGroups(Stage):
     With as many groups as rows every client stays alone, bit for bit; one group is the mean of all models.
     """
 
-    groups: int = 2
-    soft: bool = False
-    threshold: float = 0.0
-    source: Literal["centred-weights", "update"] = "centred-weights"
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ValueError(f"groups: expected at least 1, found {self.groups}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -147,11 +151,6 @@ class SplittingClusters(Aggregation):
     relative: bool = True
     linkage: Literal["single", "complete"] = "single"
     stage: Stage = Mean()
-
-    def __post_init__(self) -> None:
-        if not self.stage.traits.reduces:
-            raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
-        self._close("SplittingClusters")
 
     @cached_property
     def traits(self) -> Traits:
@@ -230,7 +229,7 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CosineMix(Stage):
+class CosineMix(CosineMixSettings, Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
     Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A
@@ -238,12 +237,7 @@ class CosineMix(Stage):
     participants are mixed, and weights play no part.
     """
 
-    tau: float = 0.5
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise ValueError(f"tau: expected a number above 0, found {self.tau}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -253,7 +247,7 @@ class CosineMix(Stage):
 
 
 @dataclass(frozen=True)
-class TaskLeaders(Stage):
+class TaskLeaders(TaskLeadersSettings, Stage):
     """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
 
     With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
@@ -261,14 +255,8 @@ class TaskLeaders(Stage):
     out if there is only one group. `safeguards` are those of `fedloom.peers`.
     """
 
-    c: float = 0.4
-    alpha: float = 1.0
     safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.c < 1 or not self.alpha >= 0:
-            raise ValueError(f"{self!r}: expected 0 <= c < 1 and alpha >= 0")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -292,19 +280,14 @@ class TaskLeaders(Stage):
 
 
 @dataclass(frozen=True)
-class SingleTaskModels(Stage):
+class SingleTaskModels(SingleTaskModelsSettings, Stage):
     """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
 
     theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
     others, w_j the `weight`. So 1 leaves one model for all, and with 0 rows without a common task never meet.
     """
 
-    attenuation: float = 0.5
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.attenuation <= 1:
-            raise ValueError(f"attenuation: expected a number from 0 to 1, found {self.attenuation}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -315,3 +298,52 @@ class SingleTaskModels(Stage):
         parts = (holds + self.attenuation * (1 - holds)) * updates.weight.cpu()[:, None]
         of_task = parts / parts.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
         return updates.replace(X=mixed_models(updates, holds / holds.sum(1, keepdim=True) @ of_task.t())), state
+
+
+def agreement(updates: Updates, direction: Tensor) -> Tensor:
+    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
+    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
+    square = torch.zeros(1, dtype=torch.float64)
+    for a in range(0, updates.layout.d, _CHUNK):
+        part = direction[a : a + _CHUNK].double()
+        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
+        square += (part @ part).cpu()
+    inner, square = total(inner), total(square)
+    if updates.mixing is not None:
+        inner = updates.mixing.cpu() @ inner
+    G = gram(updates)
+    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
+    return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class HistoryAttention(HistoryAttentionSettings, Aggregation):
+    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
+
+    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
+    """
+
+    stage: Stage = PCGrad() >> Mean()
+
+    @cached_property
+    def traits(self) -> Traits:
+        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """H = 0."""
+        return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        k = len(updates)
+        history = cut(updates.layout, state["history"]).to(updates.data)
+        if k and bool(state["history"].any()):
+            share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
+            updates = updates.mixed(torch.diag(k * share))
+        out, inner = self.stage(updates, state["stage"], ctx)
+        history = self.beta * history + (1 - self.beta) * out.X[0]
+        return out, {"history": join(updates.layout, history), "stage": inner}
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
+        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

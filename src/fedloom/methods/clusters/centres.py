@@ -18,6 +18,7 @@ from fedloom.core.gram import gram
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, weighted_mean
 from fedloom.core.outline import Box
+from fedloom.core.settings.section import Count, NonNegative
 from fedloom.core.stage import Identity, Stage, Traits, inner
 from fedloom.core.updates import Updates
 from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
@@ -48,15 +49,6 @@ def first_models(updates: Updates, update: Tensor, count: int, first: First, noi
         draw = torch.randn(len(update), generator=generator(ctx.seed, 1, "cluster", j), dtype=update.dtype)
         models.append(start + update + size * draw.to(update.device))
     return models
-
-
-def _check(count: int, first: str, noise: float) -> None:
-    if count < 1:
-        raise ValueError(f"count: expected at least 1, found {count}")
-    if first not in ("groups", "noise"):
-        raise ValueError(f"first: expected 'groups' or 'noise', found {first!r}")
-    if not noise >= 0:
-        raise ValueError(f"noise: expected a number of at least 0, found {noise}")
 
 
 def _names(count: int, first: First) -> set[str]:
@@ -112,18 +104,12 @@ class ChosenClusters(Aggregation):
     mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
     """
 
-    count: int = 2
+    count: Count = 2
     first: First = "groups"
-    noise: float = 1.0
+    noise: NonNegative = 1.0
     stage: Stage = Mean()
     least: int = 0
     mixed: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self.count, self.first, self.noise)
-        if not self.stage.traits.reduces:
-            raise ValueError(f"ChosenClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
-        self._close("ChosenClusters")
 
     @cached_property
     def traits(self) -> Traits:
@@ -209,13 +195,10 @@ class SoftClusters(Identity):
     the first round (see `first_models`).
     """
 
-    count: int = 2
+    count: Count = 2
     first: First = "groups"
-    noise: float = 1.0
+    noise: NonNegative = 1.0
     floor: float = 1e-4
-
-    def __post_init__(self) -> None:
-        _check(self.count, self.first, self.noise)
 
     @cached_property
     def traits(self) -> Traits:

@@ -1,23 +1,21 @@
-"""PCGrad, GradVac, CAGrad, ConFIG and the minimum-norm direction as add-ons.
-
-Weightings of TorchJD as add-ons: UPGrad, DualProj, Aligned-MTL, IMTL-G, FairGrad (extra `methods`).
-
-FAMO: weights under which all clients' losses fall at the same rate, from losses alone.
-
-FedGA: aggregation weights that follow the generalisation gap."""
+"""Rules for updates that conflict: PCGrad, GradVac, CAGrad, ConFIG, minimum norm, those of TorchJD, FAMO and FedGA."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import BelowOne, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
+@parameters("fedloom.methods.conflict.aggregation:PCGrad")
+class PCGradSettings:
+    reduction: Literal["mean", "sum"] = "mean"
+
+
 @m.ADDONS.register("pcgrad", source="PCGrad: Yu et al., NeurIPS 2020")
-def pcgrad(method: m.Method, *, reduction: Literal["mean", "sum"] = "mean") -> m.Method:
+def pcgrad(method: m.Method, rule: stages.PCGrad) -> m.Method:
     """Project each client's update against those it conflicts with, then combine as the method does.
 
     v = Delta_i;  for j != i in random order: if <v, Delta_j> < 0:  v <- v - <v, Delta_j> / |Delta_j|^2 Delta_j
@@ -44,11 +42,16 @@ def pcgrad(method: m.Method, *, reduction: Literal["mean", "sum"] = "mean") -> m
     heal: history and mask come from raw rows, and the mask is applied to projected rows; listed before heal: heal sees
     projected rows only. cagrad and min-norm come after this add-on. Local training shares nothing and is refused.
     """
-    return method.plus(stages.PCGrad(reduction), at="server")
+    return method.plus(rule, at="server")
+
+
+@parameters("fedloom.methods.conflict.aggregation:GradVac")
+class GradVacSettings:
+    beta: UnitInterval = 0.5
 
 
 @m.ADDONS.register("gradvac", source="GradVac: Wang, Tsvetkov, Firat, Cao, ICLR 2021")
-def gradvac(method: m.Method, *, beta: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Method:
+def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
     """Turn each client's update towards those it is less aligned with than usual, then combine as the method does.
 
     v = Delta_i;  for j != i in random order, with c = cos(v, Delta_j) and the target t = t_ij:
@@ -70,16 +73,17 @@ def gradvac(method: m.Method, *, beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     is that of the method without it, bit for bit. With FedDEA: `feddea` acts at the client, so first. With pcgrad,
     heal, cagrad: as pcgrad with these. Local training shares nothing and is refused.
     """
-    return method.plus(stages.GradVac(beta), at="server")
+    return method.plus(rule, at="server")
+
+
+@parameters("fedloom.methods.conflict.aggregation:CAGrad")
+class CAGradSettings:
+    c: BelowOne = 0.4
+    rescale: Literal["none", "1+c^2", "1+c"] = "none"
 
 
 @m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021")
-def cagrad(
-    method: m.Method,
-    *,
-    c: Annotated[float, Field(ge=0, lt=1)] = 0.4,
-    rescale: Literal["none", "1+c^2", "1+c"] = "none",
-) -> m.Method:
+def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
     """Replace the mean by the direction near it that is best for the client it serves worst.
 
     g_0 = sum_k p_k Delta_k,  g_w = sum_k w_k Delta_k,  phi = c |g_0|
@@ -102,11 +106,16 @@ def cagrad(
     sets weights of coordinates, which it would not read, and with methods that have no plain mean to replace (local
     training, a mean already replaced).
     """
-    return method.combined_by(stages.CAGrad(c, rescale))
+    return method.combined_by(rule)
+
+
+@parameters("fedloom.methods.conflict.aggregation:MinNorm")
+class MinNormSettings:
+    unit: bool = True
 
 
 @m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025")
-def min_norm(method: m.Method, *, unit: bool = True) -> m.Method:
+def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
     """Replace the mean by the shortest convex combination of the updates, made unit vectors and rescaled.
 
     r_k = Delta_k / |Delta_k|;  w* = argmin |sum_k w_k r_k| over w >= 0, sum w = 1;
@@ -129,7 +138,7 @@ def min_norm(method: m.Method, *, unit: bool = True) -> m.Method:
     With pcgrad: after it. Refused with rules that set weights (heal, fedga), which it would not read, and with methods
     that have no plain mean to replace (local training, a mean already replaced).
     """
-    return method.combined_by(stages.MinNorm(unit))
+    return method.combined_by(rule)
 
 
 @m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025")
@@ -210,8 +219,13 @@ def dualproj(method: m.Method) -> m.Method:
     return method.combined_by(stages.DualProj())
 
 
+@parameters("fedloom.methods.conflict.aggregation:AlignedMTL")
+class AlignedMTLSettings:
+    scale: Literal["min", "median", "rmse"] = "min"
+
+
 @m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023")
-def aligned_mtl(method: m.Method, *, scale: Literal["min", "median", "rmse"] = "min") -> m.Method:
+def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
     """Replace the mean by the mean of the updates after their matrix was given equal singular values.
 
     G = V diag(s^2) V';  B = sigma V diag(1/s) V';  u = sum_k (B p)_k Delta_k
@@ -232,7 +246,7 @@ def aligned_mtl(method: m.Method, *, scale: Literal["min", "median", "rmse"] = "
     With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with rules that set
     weights of coordinates (heal) and with methods that have no plain mean to replace.
     """
-    return method.combined_by(stages.AlignedMTL(scale))
+    return method.combined_by(rule)
 
 
 @m.ADDONS.register("imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021")
@@ -261,8 +275,13 @@ def imtl_g(method: m.Method) -> m.Method:
     return method.combined_by(stages.IMTLG())
 
 
+@parameters("fedloom.methods.conflict.aggregation:FairGrad")
+class FairGradSettings:
+    alpha: Positive = 1.0
+
+
 @m.ADDONS.register("fairgrad", source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022")
-def fairgrad(method: m.Method, *, alpha: Annotated[float, Field(gt=0)] = 1.0) -> m.Method:
+def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     """Replace the mean by the alpha-fair combination of the updates; alpha = 1 is the bargaining solution of Nash-MTL.
 
     w > 0 with G w = w^(-1/alpha) (componentwise);  u = sum_k w_k Delta_k / sum_k w_k
@@ -284,16 +303,17 @@ def fairgrad(method: m.Method, *, alpha: Annotated[float, Field(gt=0)] = 1.0) ->
     With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with methods that have
     no plain mean to replace.
     """
-    return method.combined_by(stages.FairGrad(alpha))
+    return method.combined_by(rule)
+
+
+@parameters("fedloom.methods.conflict.gap:LossWeights")
+class LossWeightsSettings:
+    step: NonNegative = 0.025
+    decay: NonNegative = 0.01
 
 
 @m.ADDONS.register("famo", source="FAMO: Liu, Feng, Stone, Liu, NeurIPS 2023")
-def famo(
-    method: m.Method,
-    *,
-    step: Annotated[float, Field(ge=0)] = 0.025,
-    decay: Annotated[float, Field(ge=0)] = 0.01,
-) -> m.Method:
+def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
     """Weigh clients so that the logarithms of their losses fall at the same rate.
 
     z = softmax(xi);  the weight of client k is z_k / l_k, made to sum to 1
@@ -318,17 +338,19 @@ def famo(
 
     Couples tasks by design: weights compare the losses of all clients.
     """
-    return method.with_local(training.ValidationLosses()).plus(stages.LossWeights(step, decay), at="server")
+    return method.with_local(training.ValidationLosses()).plus(rule, at="server")
+
+
+@parameters("fedloom.methods.conflict.gap:GapWeights")
+class GapWeightsSettings:
+    step: NonNegative = 0.2
+    relative: bool = True
+    centre: bool = False
+    floor: BelowOne = 0.0
 
 
 @m.METHODS.register("fedga", source="Zhang et al., CVPR 2023")
-def fedga(
-    *,
-    step: Annotated[float, Field(ge=0)] = 0.2,
-    relative: bool = True,
-    centre: bool = False,
-    floor: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-) -> m.Method:
+def fedga(rule: stages.GapWeights) -> m.Method:
     """A client that aggregation hurts gains weight.
 
     gap_k = loss_k(global model) - loss_k(trained model of client k) on k's validation data;
@@ -351,6 +373,6 @@ def fedga(
     return m.Method(
         name="fedga",
         local=(training.ValidationLosses(),),
-        stage=stages.GapWeights(step, relative, centre, floor) >> stages.Mean(),
+        stage=rule >> stages.Mean(),
         weights="uniform",
     )

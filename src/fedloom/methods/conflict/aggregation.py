@@ -11,27 +11,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.errors import UserError
 from fedloom.core.extras import need
 from fedloom.core.gram import conflict_averse, conflict_free, gram, min_norm, nonzero, normalised
-from fedloom.core.layout import Layout
-from fedloom.core.mean import Mean, column_groups, problems, weighted_mean
-from fedloom.core.outline import Box
-from fedloom.core.spread import cut, join, total
-from fedloom.core.stage import Stage, Traits, inner
+from fedloom.core.mean import column_groups, problems, weighted_mean
+from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import Rescale, rescaling
+from fedloom.methods.conflict import (
+    AlignedMTLSettings,
+    CAGradSettings,
+    FairGradSettings,
+    GradVacSettings,
+    MinNormSettings,
+    PCGradSettings,
+)
 
 _COLUMNS = 1 << 16  # at a time in float64
+
+Rescale = Literal["none", "1+c^2", "1+c", "1.5+c^2"]
+
+
+def rescaling(rescale: Rescale, c: float) -> float:
+    """What CAGrad's direction is divided by."""
+    return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c, "1.5+c^2": 1.5 + c * c}[rescale]
+
+
+def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
+    """w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
+
+    g_w = sum_i w_i X_i and g_0 is the plain mean of the rows. Exact but for round-off at any scale of the rows, where
+    the release's solver stops at uniform weights once updates are shorter than about 0.01. Zero rows get w = 0 but
+    count in g_0. Where every choice is equally good, w is uniform: over all rows if they are all equal or all zero, and
+    over the rows that are not zero if their mean vanishes or c = 0.
+
+    Raises ValueError unless gram is square and 0 <= c < 1.
+    """
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"conflict_averse_weights: expected a square matrix, found shape {tuple(gram.shape)}")
+    if not 0 <= c < 1:
+        raise ValueError(f"conflict_averse_weights: expected 0 <= c < 1, found {c}")
+    return solved(gram.detach().cpu().double(), c)[0]
+
+
+def solved(G: Tensor, c: float) -> tuple[Tensor, float]:
+    """(w, lam): the direction is the mean plus lam sum_i w_i X_i."""
+    n = len(G)
+    uniform = torch.full((n,), 1 / max(n, 1), dtype=torch.float64)
+    w, lam = conflict_averse(G, uniform, c)
+    if n and (not bool(w.any()) or float(G.max() - G.min()) <= 1e-14 * float(G.max())):
+        w = uniform
+    return w, lam
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
@@ -50,21 +86,14 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PCGrad(Stage):
-    """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
+class PCGrad(PCGradSettings, Stage):
+    """Project each row against the rows it conflicts with, in a random order; see the add-on `pcgrad`. Rows stay K.
 
-    Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction` "sum"
-    multiplies every block by the number of rows that have it, so that a mean with equal weights becomes the paper's
-    sum. Each row's order is drawn anew every round, the same whoever else takes part. Rows without conflict come back
-    bit for bit (for "mean").
+    `reduction` "sum" multiplies every block by the number of rows that have it. Each row's order is drawn anew every
+    round, the same whoever else takes part.
     """
 
-    reduction: Literal["mean", "sum"] = "mean"
     traits = Traits("mix", separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"PCGrad: reduction must be 'mean' or 'sum', found {self.reduction!r}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         k = len(updates)
@@ -92,21 +121,10 @@ def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class GradVac(Stage):
-    """Turn each row towards the rows with which it is less aligned than usual (Wang et al., ICLR 2021). Rows stay K.
+class GradVac(GradVacSettings, Stage):
+    """Turn each row towards the rows with which it is less aligned than usual; see the add-on `gradvac`."""
 
-    For each row i, v starts as X_i, and meets the other rows j in a random order: c = cos(v, X_j); if c is below the
-    target t_ij, v += |v| (t sqrt(1 - c^2) - c sqrt(1 - t^2)) / (|X_j| sqrt(1 - t^2)) X_j, so that their cosine is the
-    target. Then t_ij <- (1 - beta) t_ij + beta c, from 0, for pairs that are both there. All t = 0 is PCGrad. A target
-    counts as at most 0.99, because v grows without bound as it nears 1.
-    """
-
-    beta: float = 0.5
     traits = Traits("mix", separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"GradVac: expected beta from 0 to 1, found {self.beta}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         keys, k = [row_key(row) for row in updates.rows], len(updates)
@@ -132,26 +150,14 @@ _ALIGNED = 0.99
 
 
 @dataclass(frozen=True)
-class CAGrad(Stage):
-    """The direction near the mean that is best for the worst-off row (Liu et al., NeurIPS 2021).
+class CAGrad(CAGradSettings, Stage):
+    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`.
 
-    u = g_0 + c |g_0| g_w / |g_w|, divided by 1, 1+c^2 or 1+c (`rescale`); g_0 is the mean by `weight`, g_w the convex
-    combination of the rows that minimises <g_w, g_0> + c |g_0| |g_w|. c = 0 is the mean, bit for bit.
-
-    If g_w vanishes (within a millionth of its parts), u is g_0. Zero rows count in g_0 but not in g_w. If some clients
-    lack blocks, columns that the same rows have form a problem of their own, solved among those rows: so nothing is
-    diluted, and |u - g_0| <= c |g_0| holds in each problem.
+    If some clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows:
+    so nothing is diluted, and |u - g_0| <= c |g_0| holds in each problem.
     """
 
-    c: float = 0.4
-    rescale: Rescale = "none"
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.c < 1:
-            raise ValueError(f"CAGrad: expected 0 <= c < 1, found {self.c}")
-        if self.rescale not in ("none", "1+c^2", "1+c"):
-            raise ValueError(f"CAGrad: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.c == 0:
@@ -167,13 +173,7 @@ class CAGrad(Stage):
 
 @dataclass(frozen=True)
 class ConFIG(Stage):
-    """The direction with the same cosine to all rows, as long as the mean reaches along it (Liu et al., ICLR 2025).
-
-    v = pinv(R) 1 with the unit rows R, and u = <g_0, v> v / |v|^2 with the mean g_0 by `weight`. If such a direction
-    does not exist, v is the nearest in the sense of least squares; if it vanishes, or the mean points away from it,
-    there is no step. Zero rows count in g_0 only. If some clients lack blocks, columns that the same rows have form a
-    problem of their own, solved among those rows.
-    """
+    """The direction with the same cosine to all rows, as long as the mean reaches along it; see the add-on `config`."""
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
@@ -190,7 +190,7 @@ def shares(weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MinNorm(Stage):
+class MinNorm(MinNormSettings, Stage):
     """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
 
     With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
@@ -198,7 +198,6 @@ class MinNorm(Stage):
     clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows.
     """
 
-    unit: bool = True
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -302,10 +301,8 @@ class DualProj(Weighting):
 
 
 @dataclass(frozen=True)
-class AlignedMTL(Weighting):
+class AlignedMTL(AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
-
-    scale: Scale = "min"
 
     def made(self, p: Tensor) -> Any:
         return _library().AlignedMTLWeighting(p, scale_mode=self.scale)
@@ -322,15 +319,10 @@ class IMTLG(Weighting):
 
 
 @dataclass(frozen=True)
-class FairGrad(Weighting):
+class FairGrad(FairGradSettings, Weighting):
     """The alpha-fair combination, its coefficients divided by their sum (Ban and Ji, ICML 2024)."""
 
-    alpha: float = 1.0
     traits = _EQUAL
-
-    def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"FairGrad: expected alpha above 0, found {self.alpha}")
 
     def made(self, p: Tensor) -> Any:
         return _library("scipy").FairGradWeighting(self.alpha)
@@ -339,66 +331,3 @@ class FairGrad(Weighting):
         """The solution of G w = w^(-1/alpha), divided by its sum."""
         w = super().weights(G, p)
         return w / w.sum()
-
-
-_CHUNK = 1 << 20
-
-
-def agreement(updates: Updates, direction: Tensor) -> Tensor:
-    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
-    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
-    square = torch.zeros(1, dtype=torch.float64)
-    for a in range(0, updates.layout.d, _CHUNK):
-        part = direction[a : a + _CHUNK].double()
-        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
-        square += (part @ part).cpu()
-    inner, square = total(inner), total(square)
-    if updates.mixing is not None:
-        inner = updates.mixing.cpu() @ inner
-    G = gram(updates)
-    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
-    return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class HistoryAttention(Aggregation):
-    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
-
-    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
-    """
-
-    beta: float = 0.9
-    temperature: float = 1.0
-    stage: Stage = PCGrad() >> Mean()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta: expected a number of at least 0 and below 1, found {self.beta}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature: expected a number above 0, found {self.temperature}")
-        if not self.stage.traits.reduces:
-            raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
-        self._close("HistoryAttention")
-
-    @cached_property
-    def traits(self) -> Traits:
-        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
-
-    def init(self, layout: Layout) -> State:
-        """H = 0."""
-        return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
-
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        k = len(updates)
-        history = cut(updates.layout, state["history"]).to(updates.data)
-        if k and bool(state["history"].any()):
-            share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
-            updates = updates.mixed(torch.diag(k * share))
-        out, inner = self.stage(updates, state["stage"], ctx)
-        history = self.beta * history + (1 - self.beta) * out.X[0]
-        return out, {"history": join(updates.layout, history), "stage": inner}
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
-        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

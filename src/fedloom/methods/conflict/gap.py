@@ -15,6 +15,7 @@ from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.foreign import Number
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.conflict import GapWeightsSettings, LossWeightsSettings
 from fedloom.training.rules import LocalRule, View
 
 
@@ -56,23 +57,13 @@ def adjusted(
 
 
 @dataclass(frozen=True)
-class GapWeights(Stage):
-    """Writes weights that follow the generalisation gap (FedGA, Zhang et al., CVPR 2023).
+class GapWeights(GapWeightsSettings, Stage):
+    """Writes weights that follow the generalisation gap; the method `fedga` has the equations.
 
-    The gap of a round is a client's loss under the aggregated model minus its loss under its own trained model, both on
-    its validation data. The client measures the first when it receives the next model, so the weights of a round stem
-    from the gaps of the round before; only clients that took part in both rounds have one. The step falls linearly to 0
-    over the run's rounds, if their number is known.
-
-    relative  divide the gap by the trained model's loss, because losses of different tasks have different scales
-    centre    subtract the mean gap first
-    floor     smallest weight before normalising; 0 can silence a client for good
+    The client measures the aggregated model's loss when it receives the next one, so the weights of a round stem from
+    the gaps of the round before; only clients that took part in both rounds have one.
     """
 
-    step: float = 0.2
-    relative: bool = True
-    centre: bool = False
-    floor: float = 0.0
     traits = Traits(
         "mix",
         reads={"extra:loss_received", "extra:loss_trained", "rounds"},
@@ -110,17 +101,13 @@ class GapWeights(Stage):
 
 
 @dataclass(frozen=True)
-class LossWeights(Stage):
-    """Writes weights under which the logarithms of all clients' losses fall alike (FAMO, Liu et al., NeurIPS 2023).
+class LossWeights(LossWeightsSettings, Stage):
+    """Writes weights under which the logarithms of all clients' losses fall alike; see the add-on `famo`.
 
-    z = softmax(xi), weight_k = z_k / loss_k. Of the clients that were also there in the round before, those whose loss
-    fell by a smaller share gain: with delta_k = log loss_k(t-1) - log loss_k(t), xi takes a step of Adam (`step`) along
-    -(z_k (delta_k - sum_j z_j delta_j) + decay xi_k), z and the sum over these clients. The loss is that of the model
-    as received; below 1e-8 it counts as 1e-8, and one that is not finite gives no weight and moves nothing.
+    Sums run over the clients that were also there in the round before. A loss below 1e-8 counts as 1e-8; one that is
+    not finite gives no weight and moves nothing.
     """
 
-    step: float = 0.025
-    decay: float = 0.01
     traits = Traits(
         "mix",
         reads={"extra:loss_received"},
@@ -129,10 +116,6 @@ class LossWeights(Stage):
         presence="coupled",
         extras={"loss_received": Number()},
     )
-
-    def __post_init__(self) -> None:
-        if not (self.step >= 0 and self.decay >= 0):
-            raise ValueError(f"LossWeights: expected step and decay of at least 0, found {self.step} and {self.decay}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)

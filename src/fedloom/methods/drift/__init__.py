@@ -1,22 +1,11 @@
-"""FedOpt: an optimiser at the server that takes the mean update as its gradient.
-
-FedACG: clients start from where the server's momentum will lead.
-
-FedNova: updates normalised by how much each local gradient counts in them.
-
-SCAFFOLD: control variates against client drift.
-
-FedDyn: a dynamic regulariser.
-
-NTK-FedAvg: federated averaging of a linearised model."""
+"""Methods against client drift: FedOpt, FedACG, FedNova, SCAFFOLD, FedDyn and NTK-FedAvg."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import BelowOne, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -24,10 +13,10 @@ from fedloom.methods import registry as m
 def fedopt(
     *,
     optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = "adam",
-    step: Annotated[float, Field(gt=0)] | None = None,
-    b1: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    b2: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    eps: Annotated[float, Field(gt=0)] | None = None,
+    step: Positive | None = None,
+    b1: BelowOne | None = None,
+    b2: BelowOne | None = None,
+    eps: Positive | None = None,
 ) -> m.Method:
     """The mean update is a gradient for an optimiser at the server: Adam, Yogi, Adagrad, or momentum.
 
@@ -58,25 +47,23 @@ def fedopt(
     lasting effect (nor has `server-step`): report runs with and without `rescale`. With momentum the factor stays, and
     1/(1 - b1) comes on top.
     """
-    from fedloom.core.server import Adaptive, Momentum, ServerRule
-
     if b2 is not None and optimizer in ("momentum", "adagrad"):
         raise ValueError(f"fedopt: b2 plays no part with optimizer {optimizer}")
     if eps is not None and optimizer == "momentum":
         raise ValueError("fedopt: eps plays no part with optimizer momentum")
     if optimizer == "momentum":
-        rule: ServerRule = Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
+        rule: m.ServerRule = m.Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
     else:
         first = (0.0 if optimizer == "adagrad" else 0.9) if b1 is None else b1
-        rule = Adaptive(optimizer, 0.01 if step is None else step, first, 0.99 if b2 is None else b2, eps or 1e-3)
+        rule = m.Adaptive(optimizer, 0.01 if step is None else step, first, 0.99 if b2 is None else b2, eps or 1e-3)
     return m.Method(name="fedopt", server=rule)
 
 
 @m.METHODS.register("fedacg", source="Kim, Kim, Han, CVPR 2024")
 def fedacg(
     *,
-    lam: Annotated[float, Field(ge=0, lt=1)] = 0.85,
-    beta: Annotated[float, Field(ge=0)] = 1e-3,
+    lam: BelowOne = 0.85,
+    beta: NonNegative = 1e-3,
 ) -> m.Method:
     """Clients start from a lookahead, theta + lam m, and are held near it; m is the server's momentum.
 
@@ -98,13 +85,16 @@ def fedacg(
     that: m <- lam m + sum_k p_k T(Delta_k). Lower lam, or set `rescale: false`, before concluding anything from a run
     that diverges. Coordinates that no client chose still move by lam m.
     """
-    from fedloom.core.server import Lookahead
+    return m.Method(name="fedacg", local=(training.Proximal(2 * beta),), server=m.Lookahead(lam), weights="uniform")
 
-    return m.Method(name="fedacg", local=(training.Proximal(2 * beta),), server=Lookahead(lam), weights="uniform")
+
+@parameters("fedloom.methods.drift.aggregation:NormaliseSteps")
+class NormaliseStepsSettings:
+    tau_eff: Literal["weights", "steps"] = "weights"
 
 
 @m.METHODS.register("fednova", source="Wang et al., NeurIPS 2020")
-def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weights", "steps"] = "weights") -> m.Method:
+def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Method:
     """Normalised averaging: clients that take more local steps do not pull the optimum to themselves.
 
     u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k, both over the rows that have a block. a_k is the sum
@@ -125,7 +115,7 @@ def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weight
     return m.Method(
         name="fednova",
         local=(training.Proximal(mu), *rules) if mu else rules,
-        stage=stages.NormaliseSteps(tau_eff) >> stages.Mean(),
+        stage=normalise >> stages.Mean(),
     )
 
 
@@ -156,8 +146,13 @@ def scaffold() -> m.Method:
     )
 
 
+@parameters("fedloom.methods.drift.rules:Dual")
+class DualSettings:
+    alpha: Positive = 0.01
+
+
 @m.METHODS.register("feddyn", source="Acar et al., ICLR 2021")
-def feddyn(*, alpha: Annotated[float, Field(gt=0)] = 0.01) -> m.Method:
+def feddyn(rule: training.Dual) -> m.Method:
     """A quadratic and a linear term make local optima agree with the global one.
 
     Client: loss + alpha <y, h_k> + (alpha/2) |y - base|^2; then h_k += theta_k - base. So -alpha h_k is the paper's
@@ -177,9 +172,7 @@ def feddyn(*, alpha: Annotated[float, Field(gt=0)] = 0.01) -> m.Method:
     `feddea: {at: edge}` these are transformed and the factor 1/rho piles up in h (use a smaller alpha); with
     `feddea: {at: server}` they are raw, and the server's mean stays the mean of the clients' h_k.
     """
-    return m.Method(
-        name="feddyn", local=(training.Dual(alpha),), stage=stages.DualShift(stages.Mean()), weights="uniform"
-    )
+    return m.Method(name="feddyn", local=(rule,), stage=stages.DualShift(stages.Mean()), weights="uniform")
 
 
 @m.METHODS.register(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
+from fedloom.methods.drift import NormaliseStepsSettings
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,6 @@ class DualShift(Aggregation):
 
     stage: Stage
 
-    def __post_init__(self) -> None:
-        if not self.stage.traits.reduces:
-            raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
-        self._close("DualShift")
-
     @cached_property
     def traits(self) -> Traits:
         return Traits.around(inner(self), reduces=True)
@@ -97,14 +92,12 @@ class DualShift(Aggregation):
 
 
 @dataclass(frozen=True)
-class NormaliseSteps(Stage):
+class NormaliseSteps(NormaliseStepsSettings, Stage):
     """Divides each row by a_k and multiplies it by tau_eff (FedNova, eq. 6 and section 4).
 
     tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step counts
     ("steps"), over the rows that have the block. Equal a_k change nothing. A client that took no step is dropped.
     """
-
-    tau_eff: Literal["weights", "steps"] = "weights"
 
     @cached_property
     def traits(self) -> Traits:

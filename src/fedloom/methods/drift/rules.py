@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.layout import Columns
+from fedloom.methods.drift import DualSettings
 from fedloom.training.rules import LocalRule, View
 
 
@@ -55,17 +56,11 @@ class ControlVariate(LocalRule):
 
 
 @dataclass(frozen=True)
-class Dual(LocalRule):
+class Dual(DualSettings, LocalRule):
     """Adds alpha <y, h_k> + (alpha/2) |y - base|^2 to the loss; afterwards h_k grows by y - base (FedDyn).
 
     h_k is the sum of the client's own raw updates, so -alpha h_k is the paper's gradient memory.
     """
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"alpha: expected a number above 0, found {self.alpha}")
 
     def init(self, base: Tensor) -> State:
         """h_k = 0."""

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Finite, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 from fedloom.methods.basic import fedavg
 
-Above = Annotated[float, Field(gt=0)]
-Least = Annotated[float, Field(ge=0)]
 SOURCE = "F2DC: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration"
 
 
-@m.ADDONS.register("feature-modules", source=SOURCE + ", Table 3")
-def feature_modules(
-    method: m.Method,
-    *,
-    layers: tuple[str, ...] = (),
-    scope: Literal["aggregate", "identity", "local"] = "aggregate",
-    correct: bool = True,
-    sigma: Above = 0.1,
-    tau: Above = 0.06,
-    lambda1: Least = 0.8,
-    lambda2: Least = 1.0,
-    form: Literal["paper", "release"] = "paper",
-    hidden: Annotated[int, Field(ge=1)] | None = None,
-    noise: Literal["gumbel", "logistic"] = "gumbel",
-    noisy_eval: bool = False,
-) -> m.Method:
+@parameters("fedloom.methods.f2dc.rules:AttachFeatureModules")
+class AttachFeatureModulesSettings:
+    layers: tuple[str, ...] = ()
+    sigma: Positive = 0.1
+    form: Literal["paper", "release"] = "paper"
+    hidden: Count | None = None
+    noise: Literal["gumbel", "logistic"] = "gumbel"
+    noisy_eval: bool = False
+    scope: Literal["aggregate", "identity", "local"] = "aggregate"
+    correct: bool = True
+
+
+@parameters("fedloom.methods.f2dc.rules:FeatureModules")
+class FeatureModulesSettings:
+    tau: Positive = 0.06
+    lambda1: NonNegative = 0.8
+    lambda2: NonNegative = 1.0
+
+
+@m.ADDONS.register(
+    "feature-modules",
+    source=SOURCE + ", Table 3",
+    order=("layers", "scope", "correct", "sigma", "tau", "lambda1", "lambda2", "form"),
+)
+def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rule: training.FeatureModules) -> m.Method:
     """F2DC's decoupler and corrector (DFD + DFC) on any method; its server stays as it is.
 
     Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
@@ -53,16 +59,13 @@ def feature_modules(
     For tasks with one class per example; composes with every method whose encoder has maps. A linearised encoder is
     refused.
     """
-    from fedloom.core.layout import Select
-
-    attach = training.AttachFeatureModules(layers, sigma, form, hidden, noise, noisy_eval, scope, correct)
-    changed = replace(method.with_local(training.FeatureModules(tau, lambda1, lambda2)), model=(*method.model, attach))
-    if scope == "aggregate" or method.shares_nothing:
+    changed = replace(method.with_local(rule), model=(*method.model, attach))
+    if attach.scope == "aggregate" or method.shares_nothing:
         return changed
     if method.private is None:
-        return replace(changed, private=Select(role="private"))
+        return replace(changed, private=m.Select(role="private"))
     if isinstance(method.private, str):
-        return replace(changed, private=Select(role=(method.private, "private")))
+        return replace(changed, private=m.Select(role=(method.private, "private")))
     if method.private.exclude is None:
         raise ValueError(
             f"{method.name}: {method.private} is private there, and private modules do not go together with it"
@@ -70,15 +73,16 @@ def feature_modules(
     return changed  # everything but some part of the network is private, so the modules are too
 
 
+@parameters("fedloom.methods.f2dc.aggregation:DomainWeights")
+class DomainWeightsSettings:
+    discrepancy: Literal["total", "class", "none"] = "total"
+    alpha: Finite = 1.0
+    beta: Finite = 0.4
+    domains: Count | None = None
+
+
 @m.ADDONS.register("domain-weights", source=SOURCE + ", eqs. 10-11")
-def domain_weights(
-    method: m.Method,
-    *,
-    discrepancy: Literal["total", "class", "none"] = "total",
-    alpha: float = 1.0,
-    beta: float = 0.4,
-    domains: Annotated[int, Field(ge=1)] | None = None,
-) -> m.Method:
+def domain_weights(method: m.Method, rule: stages.DomainWeights) -> m.Method:
     """Weights that grow with a client's data and fall with its domain discrepancy (DaA).
 
     d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2), B_k^c = n_k / N, Q the number of domains (eq. 10);
@@ -94,7 +98,7 @@ def domain_weights(
 
     Couples tasks by design: weights compare a client's data with that of all clients.
     """
-    return method.plus(stages.DomainWeights(alpha, beta, domains, None, discrepancy), at="server")
+    return method.plus(rule, at="server")
 
 
 @m.METHODS.register("f2dc", source=SOURCE)

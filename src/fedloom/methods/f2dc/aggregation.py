@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.settings.section import Count
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.f2dc import DomainWeightsSettings
 
 Discrepancy = Literal["total", "class", "none"]
 
@@ -28,35 +29,15 @@ def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, 
 
 
 @dataclass(frozen=True)
-class DomainWeights(Stage):
-    """Writes weights that grow with a client's data and fall with its domain discrepancy (F2DC, eqs. 10-11).
+class DomainWeights(DomainWeightsSettings, Stage):
+    """Writes weights that grow with a client's data and fall with its domain discrepancy; see `domain-weights`.
 
-    N and all sums run over the clients of the round. `classes` is C, the number of classes; by default the length of
-    the extra `classes`. `domains` is Q; by default the number of different domains seen so far, which is right from the
-    first round if all clients take part.
-
-    discrepancy   "total": every B_k^c is n_k / N, as the paper has it, so d_k = sqrt(C/2) |n_k/N - 1/Q|. "class": the
-                  form before that simplification, n_k^c / n^c; a class that nobody has counts as 1/Q. It reads the
-                  extra `classes`, the number of examples of each class (C). "none": weights n_k / N, as in the release,
-                  where alpha and beta have no effect.
-
-    With more clients than domains, n_k / N is far below 1/Q, so d_k falls with n_k and the weights are nearly uniform.
-    Raises ValueError for numbers out of range.
+    `classes` is C, the number of classes; by default the length of the extra `classes`, the number of examples of each
+    class (C). `discrepancy` "class" reads it too; a class that nobody has counts as 1/Q. "total" is
+    d_k = sqrt(C/2) |n_k/N - 1/Q|. With "none" alpha and beta have no effect.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.4
-    domains: int | None = None
-    classes: int | None = None
-    discrepancy: Discrepancy = "total"
-
-    def __post_init__(self) -> None:
-        if any(count is not None and count < 1 for count in (self.classes, self.domains)):
-            raise ValueError(f"DomainWeights: expected at least 1 class and domain, found {self!r}")
-        if not (math.isfinite(self.alpha) and math.isfinite(self.beta)):
-            raise ValueError(f"DomainWeights: expected finite alpha and beta, found {self.alpha} and {self.beta}")
-        if self.discrepancy not in ("total", "class", "none"):
-            raise ValueError(f"DomainWeights: discrepancy must be total, class or none, found {self.discrepancy!r}")
+    classes: Count | None = None
 
     @property
     def traits(self) -> Traits:

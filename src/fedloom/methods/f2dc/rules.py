@@ -23,6 +23,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Checked
+from fedloom.methods.f2dc import AttachFeatureModulesSettings, FeatureModulesSettings
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
@@ -260,7 +262,7 @@ class _Behind:
 
 
 @dataclass(frozen=True)
-class AttachFeatureModules:
+class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
     """Puts a `FeatureModule` behind each of the encoder's modules in `layers`; by default behind its last map.
 
     They become the encoder's module `attached`. With `scope` "aggregate" they have the role "adapter" and are part of
@@ -268,15 +270,6 @@ class AttachFeatureModules:
 
     Raises RecipeError if the encoder has no such module or no maps, or if no task is a classification.
     """
-
-    layers: tuple[str, ...] = ()
-    sigma: float = 0.1
-    form: Form = "paper"
-    hidden: int | None = None
-    noise: Noise = "gumbel"
-    noisy_eval: bool = False
-    scope: Scope = "aggregate"
-    correct: bool = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         if isinstance(model.encoder, Linearised):
@@ -333,16 +326,12 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class FeatureModules(LocalRule):
+class FeatureModules(FeatureModulesSettings, LocalRule):
     """Adds lambda1 L_DFD + lambda2 L_DFC of every attached feature module to the loss (F2DC, eqs. 5 to 9).
 
     `AttachFeatureModules` must have given the model these modules. The wrong label is the most confident wrong class of
     the main classifier. Clients without a classification task train as if there were no modules.
     """
-
-    tau: float = 0.06
-    lambda1: float = 0.8
-    lambda2: float = 1.0
 
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lambda1 == 0 and self.lambda2 == 0:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
-@m.METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025")
-def fdse(
-    *,
-    lam: Annotated[float, Field(ge=0)] = 0.01,
-    beta: float = 0.1,
-    tau: Annotated[float, Field(gt=0)] = 0.5,
-    form: Literal["paper", "release"] = "paper",
-) -> m.Method:
+@parameters("fedloom.methods.fdse.rules:Consistency")
+class ConsistencySettings:
+    lam: NonNegative = 0.01
+    beta: float = 0.1
+    form: Literal["paper", "release"] = "paper"
+
+
+@parameters("fedloom.methods.clusters.aggregation:CosineMix")
+class CosineMixSettings:
+    tau: Positive = 0.5
+
+
+@m.METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025", order=("lam", "beta", "tau", "form"))
+def fdse(rule: training.Consistency, mix: stages.CosineMix) -> m.Method:
     """Each layer of the encoder is an extractor, shared by all, and an eraser of the client's own domain shift.
 
     Layer: x = norm_e(extractor(input)), half of the channels; y = [x, eraser(x)] + shift, the eraser depthwise;
@@ -47,15 +52,12 @@ def fdse(
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that
     set weights (heal) or replace a mean are refused.
     """
-    from fedloom.core.layout import Select
     from fedloom.models.erased import ERASERS, Erase
 
     return m.Method(
         name="fdse",
         model=(Erase(),),
-        local=(training.Consistency(lam, beta, form),),
-        stage=stages.PartlyShared(
-            Select(exclude=ERASERS), stages.PerBlock(stages.MinNorm()), stages.PerBlock(stages.CosineMix(tau))
-        ),
+        local=(rule,),
+        stage=stages.PartlyShared(m.Select(exclude=ERASERS), stages.PerBlock(stages.MinNorm()), stages.PerBlock(mix)),
         weights="uniform",
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.methods.fdse import ConsistencySettings
 from fedloom.models.erased import erased_layers
 from fedloom.training.rules import LocalRule, View
 
@@ -80,16 +81,12 @@ def released_consistency(
 
 
 @dataclass(frozen=True)
-class Consistency(LocalRule):
+class Consistency(ConsistencySettings, LocalRule):
     """Adds lam times FDSE's term to the loss, `consistency` or, with `form` "release", `released_consistency`.
 
     `Erase` must have given the model its layers. The term starts once the received statistics have counted a batch,
     that is in round 2; if they never leave a client (buffers local), in the client's second round.
     """
-
-    lam: float = 0.01
-    beta: float = 0.1
-    form: Literal["paper", "release"] = "paper"
 
     def begin(self, view: View, state: State) -> State:
         """The received statistics, if there are any."""

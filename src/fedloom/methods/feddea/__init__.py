@@ -1,8 +1,4 @@
-"""FedDEA: keep the largest part of each update and rescale it.
-
-FedDEA's Figure 2 as an add-on that only records.
-
-Controls: what a method has to beat before its own idea gets the credit."""
+"""FedDEA, a record of the dimensions that updates activate, and controls that a method has to beat."""
 
 from __future__ import annotations
 
@@ -12,19 +8,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages
+from fedloom.core.settings.section import Positive, Share, parameters
 from fedloom.methods import registry as m
 
 
+@parameters("fedloom.methods.feddea.aggregation:TopMagnitude")
+class TopMagnitudeSettings:
+    rho: Share = 0.5
+    keep: Literal["largest", "smallest", "random"] = "largest"
+    rescale: bool = True
+    per_block: bool = False
+
+
 @m.ADDONS.register("feddea", source="FedDEA, eq. 2-6")
-def feddea(
-    method: m.Method,
-    *,
-    rho: Annotated[float, Field(gt=0, le=1)] = 0.5,
-    keep: Literal["largest", "smallest", "random"] = "largest",
-    rescale: bool = True,
-    per_block: bool = False,
-    at: Literal["edge", "server"] = "edge",
-) -> m.Method:
+def feddea(method: m.Method, rule: stages.TopMagnitude, *, at: Literal["edge", "server"] = "edge") -> m.Method:
     """Keep the floor(rho d) largest coordinates of each client's update and multiply them by 1/rho.
 
     T(Delta)_i = Delta_i / rho where |Delta_i| is among the k = max(1, floor(rho d)) largest, else 0. d counts the
@@ -44,16 +41,17 @@ def feddea(
     task's decoder by the number of clients. Compare with `server-step` (the same larger step without selection) and
     `support-mean` (no division) before crediting the selection.
     """
-    return method.plus(stages.TopMagnitude(rho, keep, rescale, per_block), at=at)
+    return method.plus(rule, at=at)
+
+
+@parameters("fedloom.methods.feddea.aggregation:ActivatedDimensions")
+class ActivatedDimensionsSettings:
+    rho: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    bins: Annotated[int, Field(ge=1, le=4096)] = 64
 
 
 @m.ADDONS.register("activated-dimensions", source="FedDEA, Figure 2")
-def activated_dimensions(
-    method: m.Method,
-    *,
-    rho: Annotated[float, Field(gt=0, lt=1)] = 0.1,
-    bins: Annotated[int, Field(ge=1, le=4096)] = 64,
-) -> m.Method:
+def activated_dimensions(method: m.Method, records: stages.ActivatedDimensions) -> m.Method:
     """Record which dimensions each update activates and how far the clients agree; changes nothing.
 
     A_k = the floor(rho d) largest |Delta_k|, without exact zeros; overlap of two clients = |A & B| / k, in general
@@ -76,7 +74,7 @@ def activated_dimensions(
     """
     if method.shares_nothing:
         method = replace(method, private=None, stage=stages.Identity(), buffers="local")
-    return method.plus(stages.ActivatedDimensions(rho, bins), at="server")
+    return method.plus(records, at="server")
 
 
 @m.ADDONS.register("support-mean")
@@ -100,7 +98,7 @@ def support_mean(method: m.Method) -> m.Method:
 
 
 @m.ADDONS.register("server-step")
-def server_step(method: m.Method, *, step: Annotated[float, Field(gt=0)]) -> m.Method:
+def server_step(method: m.Method, *, step: Positive) -> m.Method:
     """Control: the method with a server step, theta <- theta + step * u.
 
     Why: keeping the largest coordinates and multiplying by 1/rho makes an update longer, by at least 1/sqrt(rho) (for
@@ -113,10 +111,8 @@ def server_step(method: m.Method, *, step: Annotated[float, Field(gt=0)]) -> m.M
     The method's server rule must be the plain one with step 1: a method with a server optimiser has a step of its own.
     Local training shares nothing and is refused.
     """
-    from fedloom.core.server import Plain
-
     if method.shares_nothing:
         raise ValueError(f"{method.name}: a server step would change nothing, for everything is private")
-    if method.server != Plain():
+    if method.server != m.Plain():
         raise ValueError(f"{method.name}: server-step takes the place of Plain(step=1.0), but it has {method.server!r}")
-    return replace(method, server=Plain(step))
+    return replace(method, server=m.Plain(step))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.feddea import ActivatedDimensionsSettings, TopMagnitudeSettings
 
 _CHUNK = 1 << 20  # values at a time, where a row of intermediate values would otherwise be made
 _SMALL = 1 << 13  # fewer values than this are sorted
@@ -74,24 +75,13 @@ def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class TopMagnitude(Stage):
+class TopMagnitude(TopMagnitudeSettings, Stage):
     """Keep each update's floor(rho d) largest coordinates and rescale them by 1/rho (FedDEA, eq. 2-6).
 
     d counts the coordinates that the row has. Ties go to the lowest index; at least one coordinate is kept; rho = 1
     is the identity, bit for bit. `keep` "smallest" and "random" and `rescale=False` are the paper's ablations;
     `per_block` chooses within each tensor instead of over the whole vector.
     """
-
-    rho: float
-    keep: Literal["largest", "smallest", "random"] = "largest"
-    rescale: bool = True
-    per_block: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rho <= 1:
-            raise ValueError(f"rho: expected 0 < rho <= 1, found {self.rho}")
-        if self.keep not in ("largest", "smallest", "random"):
-            raise ValueError(f"keep: expected largest, smallest or random, found {self.keep!r}")
 
     @property
     def traits(self) -> Traits:
@@ -145,7 +135,7 @@ _COLUMNS = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32
 
 
 @dataclass(frozen=True)
-class ActivatedDimensions(Stage):
+class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     """Record which dimensions each row activates: its floor(rho d) largest in magnitude. Every row passes as it is.
 
     Two records a round, for two choices of the d columns: "encoder", all blocks of the encoder, and "all". The second
@@ -163,15 +153,7 @@ class ActivatedDimensions(Stage):
     B|.
     """
 
-    rho: float = 0.1
-    bins: int = 64
     traits = Traits("matrix", writes=frozenset(), presence="block")
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rho < 1:
-            raise ValueError(f"rho: expected 0 < rho < 1, found {self.rho}")
-        if self.bins < 1:
-            raise ValueError(f"bins: expected at least 1, found {self.bins}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates):

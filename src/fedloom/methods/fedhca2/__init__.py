@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from fedloom import stages
+from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.methods import registry as m
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 @m.METHODS.register("fedhca2", source="Lu, Huang, Yang, Sirejiding, Ding, Lu, CVPR 2024")
 def fedhca2(
     *,
-    c: Annotated[float, Field(ge=0, lt=1)] = 0.4,
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.1,
-    lr: Annotated[float, Field(ge=0)] = 0.01,
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4,
+    c: BelowOne = 0.4,
+    alpha: UnitInterval = 0.1,
+    beta: UnitInterval = 0.1,
+    lr: NonNegative = 0.01,
+    momentum: BelowOne = 0.9,
+    weight_decay: NonNegative = 1e-4,
     rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2",
     average_identical: bool = True,
     project: bool = False,
@@ -81,19 +80,18 @@ def fedhca2(
     """
     rules: dict[str, Callable[[], Stage]] = {
         "conflict-averse": lambda: stages.HyperConflictAverse(
-            c, alpha, lr, momentum, weight_decay, rescale, average_identical, project
+            alpha, lr, momentum, weight_decay, project, c, rescale, average_identical
         ),
         "cross-attention": lambda: stages.HyperCrossAttention(beta, lr, momentum, weight_decay, project),
         "mean": stages.Mean,
         "none": stages.Identity,
     }
-    from fedloom.core.layout import Select
 
     return m.Method(
         name="fedhca2",
         # "*": decoders, or no columns at all where a model has none
         stage=stages.Split({"encoder": rules[encoder](), "*": rules[decoder]()}),
-        private=Select(role="head"),
+        private=m.Select(role="head"),
         buffers="local",
         weights="uniform",
     )
@@ -119,9 +117,7 @@ def across_tasks(method: m.Method) -> m.Method:
 
     Couples tasks by design: decoders of all tasks are averaged.
     """
-    from fedloom.core.layout import Select
-
-    heads = Select(role="head")
+    heads = m.Select(role="head")
     if isinstance(found := method.stage, stages.Attention) and method.private is None:
         across = stages.AttentionAcrossTasks(found.alpha, found.sigma, found.scale)
         return replace(method, stage=across, private=heads)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,47 +18,25 @@ from torch import Tensor
 from fedloom.core.context import Broadcast, Ctx, State, row_key
 from fedloom.core.gram import gram, inner_products
 from fedloom.core.layout import Block, Layout
+from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import Rescale, rescaling, solved
+from fedloom.methods.conflict.aggregation import rescaling, solved
 from fedloom.methods.personal.aggregation import Attention, attention
 
 KIND = "hyper-weights"
 
 
+@dataclass(frozen=True)
 class _Learner(Stage):
-    """What both stages share: weights that are learned as torch.optim.SGD would, in closed form.
+    """Weights of both stages: they begin at `start` and are learned as torch.optim.SGD would, in closed form."""
 
-    Their initial value is called `init` in the constructor and the repr, but `start` as a field, because `init` is the
-    method of every stage that makes its first state.
-    """
-
-    start: float
-    lr: float
-    momentum: float
-    weight_decay: float
-    project: bool
-
-    def _check(self) -> None:
-        name = type(self).__name__
-        if not 0 <= self.start <= 1:
-            raise ValueError(f"{name}: expected 0 <= init <= 1, found {self.start}")
-        for key in ("lr", "weight_decay"):
-            if not getattr(self, key) >= 0:
-                raise ValueError(f"{name}: expected {key} >= 0, found {getattr(self, key)}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"{name}: expected 0 <= momentum < 1, found {self.momentum}")
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        self._check()
-
-    def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        text = ", ".join(f"{'init' if name == 'start' else name}={value!r}" for name, value in values.items())
-        return f"{type(self).__name__}({text})"
+    start: UnitInterval = 0.1
+    lr: NonNegative = 0.01
+    momentum: BelowOne = 0.9
+    weight_decay: NonNegative = 1e-4
+    project: bool = False
 
     @property
     def _fresh(self) -> State:
@@ -73,53 +51,21 @@ class _Learner(Stage):
         return {"weight": _used(weight) if self.project else weight, "momentum": velocity}
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True)
 class HyperConflictAverse(_Learner):
-    """Adds to each row alpha_i times a conflict-averse direction U of all rows (FedHCA2, CVPR 2024, Algorithm 1).
+    """Adds to each row alpha_i times a conflict-averse direction U of all rows; see the method `fedhca2`, encoders.
 
-    row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
-    with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
-
-    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use:
-    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
-    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long;
-    `project` clamps the weight itself after each step. A client learns only if it took part in the round that made U.
-    Absent clients keep their state; if all rows are zero, no state changes.
-
-    `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
-    replaced by their mean, while U and the gradients use the original rows. Without these extras nothing is averaged. A
-    row counts as zero in blocks that it lacks, and nothing is added there.
+    v = g in the first step. Absent clients keep their state; if all rows are zero, no state changes. Identical rows
+    have the same extras "domain" and "tasks"; U and the gradients use the original ones. A row counts as zero in blocks
+    that it lacks, and nothing is added there.
 
     With all alpha 0, and no identical rows, every row comes back bit for bit. Two passes over the matrix; the product
     with it is computed when X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
     """
 
-    c: float
-    start: float
-    lr: float
-    momentum: float
-    weight_decay: float
-    rescale: Rescale
-    average_identical: bool
-    project: bool
-
-    def __init__(
-        self,
-        c: float = 0.4,
-        init: float = 0.1,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        rescale: Rescale = "1+c^2",
-        average_identical: bool = True,
-        project: bool = False,
-    ) -> None:
-        self._set(c=c, start=init, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        self._set(rescale=rescale, average_identical=average_identical, project=project)
-        if not 0 <= self.c < 1:
-            raise ValueError(f"HyperConflictAverse: expected 0 <= c < 1, found {self.c}")
-        if self.rescale not in ("none", "1+c^2", "1+c"):
-            raise ValueError(f"HyperConflictAverse: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
+    c: BelowOne = 0.4
+    rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2"
+    average_identical: bool = True
 
     @property
     def traits(self) -> Traits:
@@ -166,41 +112,20 @@ class HyperConflictAverse(_Learner):
         return same / same.sum(dim=1, keepdim=True)
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True)
 class HyperCrossAttention(_Learner):
-    """Adds to each decoder a learned share of what it finds in all decoders' updates (FedHCA2, Algorithm 2).
+    """Adds to each decoder a learned share of what it finds in all decoders' updates; see the method `fedhca2`.
 
-    decoder k, tensor p:  Delta_kp <- Delta_kp + clamp(beta_kl, 0, 1) A_kp,
-    A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
-
-    A decoder is a (client, task): each that a client has; in a unified model, where every client has all, each that was
-    trained (`support`). Tensors of different tasks correspond if they have the same shape and the same name after the
-    task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer is a tensor's
-    name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
-
-    beta is learned as alpha in `HyperConflictAverse`, with the sum over a layer's tensors of <next Delta_kp, A_kp>.
+    Tensors of different tasks correspond if they have the same shape and the same name after the task's:
+    decoders.TASK.fuse.weight is fuse.weight. A layer is a tensor's name without .weight or .bias. Columns that belong
+    to no task count as a decoder of their own.
 
     softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
     themselves. A single decoder gets its own update again, times beta. With beta 0 every row comes back bit for bit.
     State: two numbers for each decoder and layer, and A of the last round. Records the round's betas, not clamped.
     """
 
-    start: float
-    lr: float
-    momentum: float
-    weight_decay: float
-    project: bool
     traits = Traits("matrix", wants={"support"}, presence="coupled")
-
-    def __init__(
-        self,
-        init: float = 0.1,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        project: bool = False,
-    ) -> None:
-        self._set(start=init, lr=lr, momentum=momentum, weight_decay=weight_decay, project=project)
 
     def init(self, layout: Layout) -> State:
         """No known decoder; nothing was added."""

@@ -7,18 +7,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages
+from fedloom.core.settings.section import UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
+@parameters("fedloom.methods.heal.aggregation:Heal")
+class HealSettings:
+    tau: Annotated[float, Field(ge=-1, lt=1)] = 0.3
+    beta: UnitInterval = 0.4
+    zeros: Literal["paper", "none"] = "paper"
+    weights: Literal["replace", "multiply"] = "replace"
+
+
 @m.ADDONS.register("heal", source="FedHEAL: Chen, Huang, Ye, CVPR 2024")
-def heal(
-    method: m.Method,
-    *,
-    tau: Annotated[float, Field(ge=-1, lt=1)] = 0.3,
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.4,
-    zeros: Literal["paper", "none"] = "paper",
-    weights: Literal["replace", "multiply"] = "replace",
-) -> m.Method:
+def heal(method: m.Method, rule: stages.Heal) -> m.Method:
     """Average each coordinate over the clients that move it consistently; weigh clients by how far they move.
 
     q_ki = share of client k's earlier rounds in which Delta_ki had the sign it has now;  M_ki = [q_ki > tau], all ones
@@ -56,4 +58,4 @@ def heal(
 
     Couples tasks by design: weights compare the lengths of all clients' masked updates.
     """
-    return method.plus(stages.Heal(tau, beta, zeros, weights), at="server")
+    return method.plus(rule, at="server")

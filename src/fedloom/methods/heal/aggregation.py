@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,46 +13,20 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.heal import HealSettings
 
 _CHUNK = 1 << 18  # columns at a time, so that no K x d intermediate is made beside the mask
 _MOST = torch.iinfo(torch.int16).max
 
 
 @dataclass(frozen=True)
-class Heal(Stage):
-    """Masks by consistency and weights by distance (FedHEAL, Chen, Huang, Ye, CVPR 2024), for the mean that follows.
+class Heal(HealSettings, Stage):
+    """Masks by consistency and weights by distance, for the mean that follows; the add-on `heal` has the equations.
 
-    q_ki   the share of client k's earlier rounds in which coordinate i had the sign that it has now
-    M_ki = [q_ki > tau]; all ones in a client's first round
-    dw_k = (1 - beta) dw_k + beta |M_k X_k| / sum_j |M_j X_j|,   w_k = w_k + dw_k   (j over the participants)
-    u_i  = sum_k w_k M_ki X_ki / sum_k w_k M_ki                                     (0 where everything is masked)
-
-    X passes as it is; M is written as `coef` (bool) and w as `weight`: in place of the weights so far or, with
-    `weights` "multiply", multiplied with them. w starts at 1 / (number of clients), dw at 0; the Mean normalises w over
-    the participants.
-
-    `zeros` says how an exact zero counts. "paper": together with negative updates, so a decoder that a client never
-    trains is perfectly consistent and still dilutes the mean. "none": as no evidence; it is masked out and does not
-    enter the history, and q is a share of the rounds in which the coordinate was not zero (1 if there were none).
-
-    The history counts a client's own rounds; that of an absent client does not change. If all rows are zero, no state
-    changes. State: per client one or two int16 vectors (d) and three numbers.
+    X passes as it is; M is written as `coef` (bool) and w as `weight`, in place of the weights so far or multiplied
+    with them. Where no round of a client moved a coordinate, `zeros` "none" counts q as 1. State: per client one or two
+    int16 vectors (d) and three numbers.
     """
-
-    tau: float = 0.3
-    beta: float = 0.4
-    zeros: Literal["paper", "none"] = "paper"
-    weights: Literal["replace", "multiply"] = "replace"
-
-    def __post_init__(self) -> None:
-        if not self.tau < 1:
-            raise ValueError(f"tau: expected a number below 1, found {self.tau}; nothing is as consistent as that")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta: expected a number from 0 to 1, found {self.beta}")
-        if self.zeros not in ("paper", "none"):
-            raise ValueError(f"zeros: expected 'paper' or 'none', found {self.zeros!r}")
-        if self.weights not in ("replace", "multiply"):
-            raise ValueError(f"weights: expected 'replace' or 'multiply', found {self.weights!r}")
 
     @property
     def traits(self) -> Traits:

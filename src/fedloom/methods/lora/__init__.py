@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
-
-from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -30,16 +28,20 @@ def fedsa_lora(method: m.Method) -> m.Method:
     see A, heads and decoders only. Refused without `model.lora`, and with methods that keep other blocks at their
     clients, such as FedPer.
     """
-    from fedloom.core.layout import Select
     from fedloom.models.changes import Factors
 
     if method.private is not None:
         raise ValueError(f"{method.name}: private blocks are there already, beside which fedsa-lora would keep B")
-    return replace(method, model=(*method.model, Factors()), private=Select(name="*.lora_B.*"))
+    return replace(method, model=(*method.model, Factors()), private=m.Select(name="*.lora_B.*"))
+
+
+@parameters("fedloom.methods.lora.aggregation:ExactFactors")
+class ExactFactorsSettings:
+    scale: Positive = 1.0
 
 
 @m.ADDONS.register("fedex-lora", source="FedEx-LoRA: Singhal, Ponkshe, Vepakomma, ACL 2025")
-def fedex_lora(method: m.Method, *, scale: Annotated[float, Field(gt=0)] = 1.0) -> m.Method:
+def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
     """Average the factors, and add to the frozen weight what averaging factors leaves out of their product.
 
     A = sum_k p_k A_k,  B = sum_k p_k B_k,  W <- W + s (sum_k p_k B_k A_k - B A)
@@ -58,21 +60,18 @@ def fedex_lora(method: m.Method, *, scale: Annotated[float, Field(gt=0)] = 1.0) 
     with a server step or optimiser (the mean of the products would no longer be met), with training in phases, with
     rules that set weights of coordinates (heal), and with methods that have no plain mean to replace.
     """
-    from fedloom.core.codecs import Sparse
-    from fedloom.core.server import Plain
-
-    if method.server != Plain():
+    if method.server != m.Plain():
         raise ValueError(f"{method.name}: fedex-lora takes the place of Plain(step=1.0), but it has {method.server!r}")
-    exact = replace(_beside_weights(method, "fedex-lora", scale), codec=Sparse())
-    return exact.combined_by(stages.ExactFactors(scale))
+    exact = replace(_beside_weights(method, "fedex-lora", rule.scale), codec=m.Sparse())
+    return exact.combined_by(rule)
 
 
 @m.ADDONS.register("flora", source="FLoRA: Wang et al., Federated Fine-Tuning with Heterogeneous LoRA, NeurIPS 2024")
 def flora(
     method: m.Method,
     *,
-    scale: Annotated[float, Field(gt=0)] = 1.0,
-    ranks: dict[str, Annotated[int, Field(ge=1)]] | None = None,
+    scale: Positive = 1.0,
+    ranks: dict[str, Count] | None = None,
 ) -> m.Method:
     """Give clients low-rank factors of ranks of their own, and add the sum of their products to the frozen weight.
 
@@ -95,8 +94,6 @@ def flora(
     keep one beside the shared one (ditto), with feddyn, whose clients would remember factors and its server products,
     and with rows of tasks (matu).
     """
-    from fedloom.core.codecs import Cropped
-
     if method.own_model:
         raise ValueError(
             f"{method.name}: a model of the client's own, which trains all weights, and flora do not go together"
@@ -107,17 +104,15 @@ def flora(
             "do not go together"
         )
     products = stages.FactorProducts(scale, ranks or {})
-    low = replace(_beside_weights(method, "flora", scale), codec=Cropped(), stage=products >> method.stage)
+    low = replace(_beside_weights(method, "flora", scale), codec=m.Cropped(), stage=products >> method.stage)
     return low.with_local(training.OwnRank())
 
 
 def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
     """The method with weights beside low-rank factors in the matrix of updates, which local training leaves alone."""
-    from fedloom.core.layout import Select
     from fedloom.models.changes import FreeAdaptedWeights
-    from fedloom.training.rules import Phase
 
     if method.phases:
         raise ValueError(f"{method.name}: training in phases and {name} do not go together")
-    frozen = Phase(Select(exclude=Select(name="*.base_layer.weight")))
+    frozen = m.Phase(m.Select(exclude=m.Select(name="*.base_layer.weight")))
     return replace(method, model=(*method.model, FreeAdaptedWeights(scale)), local=(*method.local, frozen))

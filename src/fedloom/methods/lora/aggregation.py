@@ -16,12 +16,13 @@ from fedloom.core.mean import weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import shares
+from fedloom.methods.lora import ExactFactorsSettings
 
 _A, _B, _W = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
 
 
 @dataclass(frozen=True)
-class ExactFactors(Stage):
+class ExactFactors(ExactFactorsSettings, Stage):
     """The mean, and in each weight W beside factors A and B the residual: scale (sum_k p_k B_k A_k - Bm Am).
 
     A_k and B_k are a row's factors after its training (base + X), Am and Bm their means by `weight`, so that afterwards
@@ -29,12 +30,7 @@ class ExactFactors(Stage):
     weights gets the mean alone. Singhal, Ponkshe, Vepakomma: FedEx-LoRA, ACL 2025.
     """
 
-    scale: float = 1.0
     traits = Traits("matrix", reads={"X", "weight", "base"}, reduces=True, presence="block")
-
-    def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"ExactFactors: expected a scale above 0, found {self.scale}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         out, layout = weighted_mean(replace(updates, coef=None)), updates.layout

@@ -1,31 +1,31 @@
-"""MaTU: a client has many tasks and sends one vector.
-
-Each task of a client trained alone and sent by itself, as MaTU's paper compares with."""
+"""MaTU: one vector for all tasks of a client; and tasks that are trained and sent by themselves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Natural, UnitInterval, parameters
 from fedloom.methods import registry as m
 
-Share = Annotated[float, Field(ge=0, le=1)]
+
+@parameters("fedloom.methods.matu.aggregation:TaskVectors")
+class TaskVectorsSettings:
+    rho: UnitInterval = 0.4
+    kappa: Natural = 3
+    epsilon: UnitInterval = 0.5
+    combine: Literal["normalized", "sum", "half", "average"] = "normalized"
+    cross: Literal["similar", "uniform", "none"] = "similar"
+    source: Literal["masked", "unified", "reconstructed"] = "masked"
 
 
 @m.METHODS.register(
     "matu", source="MaTU: Tsouvalas, Ozcelebi, Meratnia, Many-Task Federated Fine-Tuning via Unified Task Vectors"
 )
 def matu(
+    vectors: stages.TaskVectors,
     *,
-    rho: Share = 0.4,
-    kappa: Annotated[int, Field(ge=0)] = 3,
-    epsilon: Share = 0.5,
-    combine: Literal["normalized", "sum", "half", "average"] = "normalized",
-    cross: Literal["similar", "uniform", "none"] = "similar",
-    source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
     delta_w: bool = False,
 ) -> m.Method:
@@ -72,23 +72,19 @@ def matu(
 
     Couples tasks by design: task vectors of similar tasks are combined.
     """
-    from fedloom.core.codecs import Unified
-    from fedloom.core.layout import Select
-    from fedloom.methods.method import EachTask
     from fedloom.models.changes import FreeAdaptedWeights
-    from fedloom.training.rules import Phase
 
     # what is aggregated of the encoder, and what local training changes in it
-    tau, trained = Select(role="encoder"), Select(role="encoder")
+    tau, trained = m.Select(role="encoder"), m.Select(role="encoder")
     if delta_w:
-        tau, trained = Select(name="*.base_layer.weight"), Select(role="adapter")
+        tau, trained = m.Select(name="*.base_layer.weight"), m.Select(role="adapter")
     method = m.Method(
         name="matu",
-        codec=Unified(),
-        stage=stages.TaskVectors(rho, kappa, epsilon, combine, cross, source),
-        private=Select(exclude=tau) if heads == "local" else trained if delta_w else None,
-        local=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
-        turn=EachTask(),
+        codec=m.Unified(),
+        stage=vectors,
+        private=m.Select(exclude=tau) if heads == "local" else trained if delta_w else None,
+        local=(m.Phase(trained),) if heads == "frozen" else (m.Phase(m.Select(exclude=tau)),) if delta_w else (),
+        turn=m.EachTask(),
     )
     return (
         replace(method, model=(FreeAdaptedWeights(),), local=(*method.local, training.MergeFactors()))
@@ -115,10 +111,8 @@ def by_task(method: m.Method) -> m.Method:
     For methods with one model at the server. Refused with a model of the client's own beside it, vectors beside the
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
-    from fedloom.methods.method import EachTask, Received
-
     if method.turn.by_task:
         raise ValueError(f"{method.name}: rows (client, task) are there already")
-    if method.turn != Received():
+    if method.turn != m.Received():
         raise ValueError(f"{method.name}: {method.turn!r} and rows (client, task) do not go together")
-    return replace(method, turn=EachTask())
+    return replace(method, turn=m.EachTask())

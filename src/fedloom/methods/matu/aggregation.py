@@ -12,12 +12,13 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.mean import rows_of_tasks
 from fedloom.core.stage import Stage, Traits
-from fedloom.core.taskvectors import Combine, Cross, Source, Upload, aggregate_tasks
+from fedloom.core.taskvectors import Upload, aggregate_tasks
 from fedloom.core.updates import EVERYONE, Updates
+from fedloom.methods.matu import TaskVectorsSettings
 
 
 @dataclass(frozen=True)
-class TaskVectors(Stage):
+class TaskVectors(TaskVectorsSettings, Stage):
     """New task vectors (T x d, rows ("*", task)) from rows (client, task): MaTU, eqs. 3 to 7.
 
     Columns that belong to no task go through `aggregate_tasks`, which explains the parameters. Rows that are still
@@ -27,19 +28,7 @@ class TaskVectors(Stage):
     Records the similarity of tasks (eq. 5) and each task's partners (eq. 6) in every round.
     """
 
-    rho: float = 0.4
-    kappa: int = 3
-    epsilon: float = 0.5
-    combine: Combine = "normalized"
-    cross: Cross = "similar"
-    source: Source = "masked"
-
     traits = Traits("matrix", reads={"X", "weight"}, writes={"X", "tasks"}, reduces=True, presence="coupled")
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("rho", 0, 1), ("epsilon", 0, 1), ("kappa", 0, float("inf"))):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name}: expected a number from {low} to {high}, found {getattr(self, name)}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         holders, layout = rows_of_tasks(updates), updates.layout

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from fedloom import stages
+from fedloom.core.settings.section import BelowOne, Count, NonNegative, Share, parameters
 from fedloom.methods import registry as m
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @m.ADDONS.register("ties", source="TIES-Merging: Yadav et al., NeurIPS 2023")
@@ -38,7 +33,7 @@ def ties(method: m.Method, *, keep: Share = 0.2) -> m.Method:
 
 
 @m.ADDONS.register("dare", source="DARE: Yu et al., Language Models are Super Mario, ICML 2024")
-def dare(method: m.Method, *, drop: Annotated[float, Field(ge=0, lt=1)] = 0.9) -> m.Method:
+def dare(method: m.Method, *, drop: BelowOne = 0.9) -> m.Method:
     """Drop most coordinates of each update at random and rescale the rest, then combine as the method does.
 
     T(Delta)_i = Delta_i / (1 - drop) for floor((1 - drop) d) coordinates drawn at random, else 0; E[T(Delta)] = Delta
@@ -59,10 +54,14 @@ def dare(method: m.Method, *, drop: Annotated[float, Field(ge=0, lt=1)] = 0.9) -
     return method.plus(stages.TopMagnitude(1 - drop, keep="random"))
 
 
+@parameters("fedloom.methods.merging.aggregation:ConsensusMask")
+class ConsensusMaskSettings:
+    lam: NonNegative = 0.4
+    least: Count = 2
+
+
 @m.ADDONS.register("consensus", source="TALL masks and consensus merging: Wang et al., ICML 2024")
-def consensus(
-    method: m.Method, *, lam: Annotated[float, Field(ge=0)] = 0.4, least: Annotated[int, Field(ge=1)] = 2
-) -> m.Method:
+def consensus(method: m.Method, rule: stages.ConsensusMask) -> m.Method:
     """Average the updates, but only where at least some clients find a coordinate important.
 
     m_k,i = [|Delta_k,i| >= lam |S_i - Delta_k,i|],  S = sum_k Delta_k
@@ -82,7 +81,7 @@ def consensus(
     pcgrad, gradvac: after them. Refused with rules that set weights of coordinates (heal) and with methods that have no
     plain mean to replace.
     """
-    return method.combined_by(stages.ConsensusMask(lam, least))
+    return method.combined_by(rule)
 
 
 @m.ADDONS.register("iso-c", source="Iso-C: Marczak et al., No Task Left Behind, ICML 2025")

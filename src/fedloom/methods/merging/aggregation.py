@@ -16,6 +16,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import shares
+from fedloom.methods.merging import ConsensusMaskSettings
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,14 @@ class ElectedMean(Merging):
 
 
 @dataclass(frozen=True)
-class ConsensusMask(Merging):
+class ConsensusMask(ConsensusMaskSettings, Merging):
     """The mean, where at least `least` rows find a coordinate important (TALL masks: Wang et al., ICML 2024).
 
     Row k finds coordinate i important if |X_ki| >= lam |S_i - X_ki|, S the sum of the rows. A tensor that fewer than
     `least` rows have asks all of these.
     """
 
-    lam: float = 0.4
-    least: int = 2
     traits = _BY_COLUMN
-
-    def __post_init__(self) -> None:
-        if not self.lam >= 0 or self.least < 1:
-            raise ValueError(f"ConsensusMask: expected lam >= 0 and least >= 1, found {self.lam} and {self.least}")
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
         others = (parts.sum(0) - parts).abs()

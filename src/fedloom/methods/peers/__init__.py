@@ -1,28 +1,25 @@
-"""DFMTL: models of similar clients are mixed, by similarity of updates and of tasks.
-
-Gossip averaging: everybody mixes with its neighbours on a graph.
-
-A discount on old models, for peers that do not wait for each other."""
+"""Mixing among peers: DFMTL, gossip averaging, and a discount on old models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from fedloom import stages
+from fedloom.core.settings.section import Count, Natural, NonNegative, Share, UnitInterval, parameters
 from fedloom.methods import registry as m
+
+
+@parameters("fedloom.methods.peers.aggregation:SimilarityMix")
+class SimilarityMixSettings:
+    top: Natural = 3
+    alpha: UnitInterval = 0.5
+    step: Share = 1.0
+    include_self: bool = True
 
 
 @m.METHODS.register("dfmtl", source="DFMTL thesis, Zurich, chapters 4 to 6")
 def dfmtl(
-    *,
-    top: Annotated[int, Field(ge=0)] = 3,
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
-    step: Annotated[float, Field(gt=0, le=1)] = 1.0,
-    include_self: bool = True,
-    warmup: Annotated[int, Field(ge=1)] = 1,
-    share: Literal["everything", "encoder"] = "everything",
+    mix: stages.SimilarityMix, *, warmup: Count = 1, share: Literal["everything", "encoder"] = "everything"
 ) -> m.Method:
     """Every client's trained model becomes a mean of itself and of the `top` most similar ones.
 
@@ -42,13 +39,10 @@ def dfmtl(
 
     Couples tasks by design: neighbours are chosen among all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
-    mix: stages.Stage = stages.SimilarityMix(top, alpha, step, include_self)
     return m.Method(
         name="dfmtl",
         stage=mix if warmup == 1 else stages.Switch(warmup, stages.Mean(), mix),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
@@ -59,7 +53,7 @@ def dpsgd(
     *,
     topology: str = "ring",
     options: dict[str, Any] | None = None,
-    every: Annotated[int, Field(ge=0)] = 0,
+    every: Natural = 0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Every client's trained model becomes a mean of itself and its neighbours' on an undirected graph.
@@ -78,19 +72,22 @@ def dpsgd(
 
     Couples tasks by design: the graph has all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-
     return m.Method(
         name="dpsgd",
         stage=stages.Gossip(topology, options or {}, every),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",
     )
 
 
+@parameters("fedloom.methods.peers.aggregation:Staleness")
+class StalenessSettings:
+    a: NonNegative = 0.5
+
+
 @m.ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
-def staleness(method: m.Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> m.Method:
+def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
     """Old models count less: every weight is multiplied by (1 + s)^-a.
 
     s is the number of own local rounds that a peer has ended since a neighbour's model was made; 0 for its own model.
@@ -103,4 +100,4 @@ def staleness(method: m.Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> m.
     For `peers: {mode: asynchronous}` only: elsewhere all models are of one instant, and it is refused. A method that
     reads no weights is refused too. a = 0 changes nothing.
     """
-    return method.plus(stages.Staleness(a), at="server")
+    return method.plus(rule, at="server")

@@ -20,9 +20,11 @@ from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.layout import Layout
 from fedloom.core.mean import mixed_models, weighted_mean
 from fedloom.core.outline import Box
+from fedloom.core.settings.section import BelowOne, Natural
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.methods.conflict.averse import Rescale, rescaling
+from fedloom.methods.conflict.aggregation import Rescale
+from fedloom.methods.peers import SimilarityMixSettings, StalenessSettings
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
@@ -112,16 +114,11 @@ class ConflictAverseMix(Stage):
     actions of the safeguards are recorded; the solver's weights are remembered for smoothing.
     """
 
-    c: float = 0.4
+    c: BelowOne = 0.4
     rescale: Rescale = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
-
-    def __post_init__(self) -> None:
-        rescaling(self.rescale, self.c)
-        if not 0 <= self.c < 1:
-            raise ValueError(f"ConflictAverseMix: expected 0 <= c < 1, found {self.c}")
 
     def init(self, layout: Layout) -> State:
         """No weights yet."""
@@ -172,10 +169,11 @@ class Gossip(Stage):
 
     topology: str = "ring"
     params: Mapping[str, Any] = field(default_factory=dict)
-    every: int = 0
+    every: Natural = 0
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if resolved(self.topology, self.params).get("directed"):
             raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
 
@@ -188,7 +186,7 @@ class Gossip(Stage):
 
 
 @dataclass(frozen=True)
-class SimilarityMix(Stage):
+class SimilarityMix(SimilarityMixSettings, Stage):
     """Every trained model becomes a mean of itself and the `top` most similar, by similarity (DFMTL thesis, 4.2-4.3).
 
     Similarity is `alpha` times the overlap of tasks (with equal weights, from the extra "tasks") plus 1 - `alpha` times
@@ -196,15 +194,7 @@ class SimilarityMix(Stage):
     `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix the models of the same instant.
     """
 
-    top: int = 3
-    alpha: float = 0.5
-    step: float = 1.0
-    include_self: bool = True
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
-
-    def __post_init__(self) -> None:
-        if self.top < 0 or not 0 <= self.alpha <= 1 or not 0 < self.step <= 1:
-            raise ValueError(f"{self!r}: expected top >= 0, 0 <= alpha <= 1 and 0 < step <= 1")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
@@ -239,19 +229,14 @@ class SimilarityMix(Stage):
 
 
 @dataclass(frozen=True)
-class Staleness(Stage):
+class Staleness(StalenessSettings, Stage):
     """Multiplies each weight by (1 + s)^-a (the polynomial discount of FedAsync: Xie, Koyejo, Gupta, 2019).
 
     s is the row's extra "staleness": the receiver's local rounds that have ended since the row was made. a = 0 changes
     nothing.
     """
 
-    a: float = 0.5
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
-
-    def __post_init__(self) -> None:
-        if not self.a >= 0:
-            raise ValueError(f"Staleness: expected a >= 0, found {self.a}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)

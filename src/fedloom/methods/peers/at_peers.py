@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fedloom.core.combine import Switch
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import NonNegative
 from fedloom.core.stage import every
 from fedloom.methods.method import Method
 from fedloom.methods.peers.aggregation import AtPeer, ConflictAverseMix
@@ -25,12 +26,8 @@ class InterCluster(LocalRule):
     the rule does nothing.
     """
 
-    mu: float
+    mu: NonNegative
     needs = frozenset({"broadcast:others", "broadcast:pull"})
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
 
     def grad(self, view: View, state: State) -> None:
         if "pull" not in view.broadcast:

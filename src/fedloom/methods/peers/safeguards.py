@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.gram import cancels, gram
+from fedloom.core.settings.section import BelowOne, Checked, Positive
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.averse import Rescale, conflict_averse_weights, rescaling
+from fedloom.methods.conflict.aggregation import Rescale, conflict_averse_weights, rescaling
+
+_Size = Annotated[Positive, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
-class Safeguards:
+class Safeguards(Checked):
     """The policy. None switches a part off; they act in this order.
 
     nonfinite   "leave-out" (layer 4): rows with nan or inf are left out, and where the solver has no finite answer all
@@ -38,24 +42,16 @@ class Safeguards:
 
     nonfinite: Literal["leave-out"] | None = "leave-out"
     normalise: Literal["own-norm"] | None = None
-    clip: float | None = 10.0
-    ridge: float | None = 1e-3
+    clip: _Size | None = 10.0
+    ridge: _Size | None = 1e-3
     bounds: tuple[float, float] | None = (0.0, 1.0)
-    ema: float | None = 0.9
-    clip_result: float | None = None
+    ema: BelowOne | None = 0.9
+    clip_result: _Size | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clip", "clip_result", "ridge"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a number above 0, or None, found {value}")
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise ValueError(f"ema: expected 0 <= ema < 1, or None, found {self.ema}")
+        super().__post_init__()
         if self.bounds is not None and not 0 <= self.bounds[0] < self.bounds[1] <= 1:
             raise ValueError(f"bounds: expected 0 <= low < high <= 1, or None, found {self.bounds}")
-        for name, allowed in (("nonfinite", "leave-out"), ("normalise", "own-norm")):
-            if getattr(self, name) not in (allowed, None):
-                raise ValueError(f"{name}: expected {allowed!r} or None, found {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, eq=False)

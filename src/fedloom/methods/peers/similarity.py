@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Layout
+from fedloom.core.settings.section import Checked, Count
 
 Scale = Literal["unit", "cosine"]
 Normalise = Literal["none", "min-max", "z-score"]
@@ -263,7 +264,7 @@ _MAP_CHUNK = 1 << 20  # entries of a dense map at a time
 
 
 @dataclass(frozen=True)
-class Sketch:
+class Sketch(Checked):
     """A random linear map S from d to m numbers with E <Sx, Sy> = <x, y>, the same wherever the seed is the same.
 
     "count": every coordinate is added to one random bucket with a random sign (Charikar, Chen and Farach-Colton,
@@ -274,15 +275,9 @@ class Sketch:
     be. Memory is O(m) beside the vector and a chunk of constant size. d need not be known.
     """
 
-    m: int = 2048
+    m: Count = 2048
     seed: int = 0
     kind: Kind = "count"
-
-    def __post_init__(self) -> None:
-        if self.m < 1:
-            raise ValueError(f"m: expected at least 1, found {self.m}")
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, found {self.kind!r}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Sketch of a vector (d to m), or of each row (n x d to n x m). float32, on the CPU.

@@ -1,18 +1,4 @@
-"""Ditto: a personal model beside the global one.
-
-pFedMe: personal models on the Moreau envelope of the loss.
-
-FedAMP: personal models drawn to models that resemble them.
-
-FedMTL: MOCHA's coupled tasks, for networks.
-
-FedPer: personal layers.
-
-FedRep: first the head, then the shared representation.
-
-FedBABU: only the body learns; heads are tuned at the end.
-
-FedBN: batch norm stays with the client."""
+"""Personal models and layers: Ditto, pFedMe, FedAMP, FedMTL, FedPer, FedRep, FedBABU and FedBN."""
 
 from __future__ import annotations
 
@@ -21,11 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
 @m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
-def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
+def ditto(*, lam: NonNegative = 0.1) -> m.Method:
     """FedAvg, and beside it each client trains a model of its own that is held near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
@@ -39,20 +26,18 @@ def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     lam = 0 is local training beside FedAvg; a large lam gives the global model. Computation and client memory double.
     With FedDEA: the global stream only.
     """
-    from fedloom.methods.method import Beside
-    from fedloom.methods.personal.rules import Anchor
+    return m.Method(name="ditto", turn=m.Beside((training.Anchor(lam),)))
 
-    return m.Method(name="ditto", turn=Beside((Anchor(lam),)))
+
+@parameters("fedloom.methods.personal.rules:Envelope")
+class EnvelopeSettings:
+    lam: Positive = 15.0
+    inner: Count = 5
+    outer: Positive = 0.005
 
 
 @m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
-def pfedme(
-    *,
-    lam: Annotated[float, Field(gt=0)] = 15.0,
-    inner: Annotated[int, Field(ge=1)] = 5,
-    outer: Annotated[float, Field(gt=0)] = 0.005,
-    beta: Annotated[float, Field(gt=0)] = 1.0,
-) -> m.Method:
+def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
     """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
     For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
@@ -66,19 +51,21 @@ def pfedme(
 
     With FedDEA: the selection acts on the update of w.
     """
-    from fedloom.core.server import Plain
-    from fedloom.methods.personal.rules import Envelope
+    return m.Method(name="pfedme", local=(rule,), server=m.Plain(beta), weights="uniform")
 
-    return m.Method(name="pfedme", local=(Envelope(lam, inner, outer),), server=Plain(beta), weights="uniform")
+
+@parameters("fedloom.methods.personal.aggregation:Attention")
+class AttentionSettings:
+    alpha: Positive = 1.0
+    sigma: Positive = 1.0
+    scale: Literal["absolute", "median"] = "absolute"
 
 
 @m.METHODS.register("fedamp", source="Huang et al., AAAI 2021")
 def fedamp(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
-    alpha: Annotated[float, Field(gt=0)] = 1.0,
-    sigma: Annotated[float, Field(gt=0)] = 1.0,
-    scale: Literal["absolute", "median"] = "absolute",
+    lam: NonNegative = 1.0,
+    attention: stages.Attention,
     start: Literal["own", "mix"] = "own",
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
@@ -99,25 +86,32 @@ def fedamp(
 
     Couples tasks by design: clients are drawn to all similar models.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedamp",
-        local=(training.Anchor(lam / alpha, start),),
-        stage=stages.Attention(alpha, sigma, scale),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        local=(training.Anchor(lam / attention.alpha, start),),
+        stage=attention,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
 
+@parameters("fedloom.methods.personal.aggregation:TaskCovariance")
+class TaskCovarianceSettings:
+    centre: bool = True
+    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
+
+
+@parameters("fedloom.methods.personal.rules:TaskCoupling")
+class TaskCouplingSettings:
+    lam: NonNegative = 1e-3
+
+
 @m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
 def fedmtl(
+    rule: training.TaskCoupling,
+    relation: stages.TaskCovariance,
     *,
-    lam: Annotated[float, Field(ge=0)] = 1e-3,
-    centre: bool = True,
-    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """Each client keeps its own model; a learned relation of the tasks couples them.
@@ -136,15 +130,12 @@ def fedmtl(
 
     Couples tasks by design: relations are learned between all clients.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.method import Own
-
     return m.Method(
         name="fedmtl",
-        local=(training.TaskCoupling(lam),),
-        stage=stages.TaskCovariance(centre, floor),
-        private=ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=Own(),
+        local=(rule,),
+        stage=relation,
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
+        turn=m.Own(),
         buffers="local",
     )
 
@@ -166,16 +157,14 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
     FedSTA without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared
     parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER, Select
-
     if personal == "heads":
         if layers:
             raise ValueError(
                 "fedper: `layers` go with `personal: decoders`; with `personal: heads` decoders are shared"
             )
         return m.Method(name="fedper", private="head")
-    shared = Select(role="encoder", exclude=Select(name=tuple(layers)))
-    return m.Method(name="fedper", private=Select(exclude=shared) if layers else ALL_BUT_ENCODER)
+    shared = m.Select(role="encoder", exclude=m.Select(name=tuple(layers)))
+    return m.Method(name="fedper", private=m.Select(exclude=shared) if layers else m.ALL_BUT_ENCODER)
 
 
 @m.METHODS.register("fedrep", source="Collins et al., ICML 2021")
@@ -193,15 +182,12 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
 
     With FedDEA, rho counts the encoder's parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Phase
-
-    phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
-    return m.Method(name="fedrep", local=phases, private=ALL_BUT_ENCODER)
+    phases = (m.Phase(m.ALL_BUT_ENCODER, head), m.Phase("encoder", 1 - head))
+    return m.Method(name="fedrep", local=phases, private=m.ALL_BUT_ENCODER)
 
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
-def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
+def fedbabu(*, tune: Natural = 5) -> m.Method:
     """The heads stay at their common initialisation; the encoder is trained and averaged.
 
     A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model
@@ -216,13 +202,10 @@ def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
     A random frozen decoder of a dense task is far harsher than a random linear classifier.
     With FedDEA, rho counts the encoder's parameters only.
     """
-    from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.training.rules import Phase, Tune
-
     return m.Method(
         name="fedbabu",
-        private=ALL_BUT_ENCODER,
-        local=(Phase("encoder"), *([Tune(tune)] if tune else [])),
+        private=m.ALL_BUT_ENCODER,
+        local=(m.Phase("encoder"), *([m.Tune(tune)] if tune else [])),
         weights="uniform",
     )
 
@@ -238,7 +221,5 @@ def fedbn(*, norms: Literal["batch", "all"] = "batch") -> m.Method:
     There is no single global model: each client is measured with its own batch norm. A network without batch norm makes
     this FedAvg with uniform weights. With FedDEA, rho counts the shared parameters only.
     """
-    from fedloom.core.layout import Select
-
-    private = Select(kind="batch-norm") if norms == "batch" else Select(role="norm")
+    private = m.Select(kind="batch-norm") if norms == "batch" else m.Select(role="norm")
     return m.Method(name="fedbn", private=private, buffers="local", weights="uniform")

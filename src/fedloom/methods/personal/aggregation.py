@@ -18,6 +18,7 @@ from fedloom.core.context import Broadcast, State
 from fedloom.core.gram import gram
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.personal import AttentionSettings, TaskCovarianceSettings
 
 _CHUNK = 1 << 20
 
@@ -72,18 +73,10 @@ def _stacked(models: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
 
 
 @dataclass(frozen=True)
-class Attention(Identity):
+class Attention(AttentionSettings, Identity):
     """Broadcasts to each client the mix u_k = sum_j xi_kj w_j of all latest models (FedAMP; see `attention`)."""
 
-    alpha: float = 1.0
-    sigma: float = 1.0
-    scale: Literal["absolute", "median"] = "absolute"
     traits = Traits(writes={"broadcast:anchor"}, separable=True)
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "sigma"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a number above 0, found {getattr(self, name)}")
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """u_k for clients that have a model; nothing before the first round."""
@@ -96,7 +89,7 @@ class Attention(Identity):
 
 
 @dataclass(frozen=True)
-class TaskCovariance(Identity):
+class TaskCovariance(TaskCovarianceSettings, Identity):
     """Broadcasts each client's part of the regulariser tr(W Omega W') (MOCHA, Smith et al., NeurIPS 2017).
 
     Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; relation = Omega_kk and peers = v_k are
@@ -105,8 +98,6 @@ class TaskCovariance(Identity):
     cannot differ is left out of Omega.
     """
 
-    centre: bool = True
-    floor: float = 1e-7
     traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.methods.personal import EnvelopeSettings, TaskCouplingSettings
 from fedloom.training.rules import LocalRule, View
 
 
@@ -39,10 +40,9 @@ class Anchor(LocalRule):
 
 
 @dataclass(frozen=True)
-class TaskCoupling(LocalRule):
+class TaskCoupling(TaskCouplingSettings, LocalRule):
     """Adds the gradient 2 lam (Omega_kk y + v_k) of lam tr(W Omega W'), the other models being frozen (MOCHA)."""
 
-    lam: float
     needs = frozenset({"broadcast:relation", "broadcast:peers"})
 
     def grad(self, view: View, state: State) -> None:
@@ -54,16 +54,12 @@ class TaskCoupling(LocalRule):
 
 
 @dataclass(frozen=True)
-class Envelope(LocalRule):
+class Envelope(EnvelopeSettings, LocalRule):
     """Trains theta, the minimiser of F(theta) + (lam/2) |theta - w|^2, and moves w towards it (pFedMe).
 
     Each batch takes `inner` optimiser steps on theta, then w <- w - outer lam (w - theta). The update sent is that of
     w; theta is the client's personal model and is where the next round's inner steps begin.
     """
-
-    lam: float = 15.0
-    inner: int = 5
-    outer: float = 0.005
 
     @property
     def repeat(self) -> int:

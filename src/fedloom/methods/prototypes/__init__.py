@@ -1,14 +1,4 @@
-"""FedProto: features drawn to the clients' mean features of each class.
-
-FedTGP: features drawn to prototypes that the server trains to be apart.
-
-FedSA: features and classifiers tied to anchors that hardly move.
-
-FPL: features contrasted with clusters of the clients' prototypes.
-
-FedRCL: supervised contrast within the batch, with a penalty on features that are too alike.
-
-MOON: model-contrastive local training."""
+"""Prototypes and contrast of features: FedProto, FedTGP, FedSA, FPL, FedRCL and MOON."""
 
 from __future__ import annotations
 
@@ -17,13 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
 @m.METHODS.register("fedproto", source="Tan et al., AAAI 2022")
 def fedproto(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
+    lam: NonNegative = 1.0,
     distance: Literal["mse", "norm"] = "mse",
     by: Literal["clients", "counts"] = "clients",
     share: Literal["everything", "nothing"] = "everything",
@@ -43,14 +34,12 @@ def fedproto(
     one do not count. For tasks with one class per example, each with its own prototypes; others are trained as in
     FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.
     """
-    from fedloom.core.layout import EVERYTHING
-
     keep = stages.MeanPrototypes(by)
     return m.Method(
         name="fedproto",
         local=(training.CollectPrototypes(), training.PrototypePull(lam, distance)),
         stage=keep if share == "nothing" else keep >> stages.Mean(),
-        private=EVERYTHING if share == "nothing" else None,
+        private=m.EVERYTHING if share == "nothing" else None,
         buffers="local" if share == "nothing" else "mean",
     )
 
@@ -58,11 +47,11 @@ def fedproto(
 @m.METHODS.register("fedtgp", source="Zhang, Liu, Hua, Cao, AAAI 2024")
 def fedtgp(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
-    server_epochs: Annotated[int, Field(ge=0)] = 100,
-    server_lr: Annotated[float, Field(gt=0)] = 0.01,
-    server_batch_size: Annotated[int, Field(ge=1)] = 10,
-    limit: Annotated[float, Field(ge=0)] = 100.0,
+    lam: NonNegative = 1.0,
+    server_epochs: Natural = 100,
+    server_lr: Positive = 0.01,
+    server_batch_size: Count = 10,
+    limit: NonNegative = 100.0,
     over: Literal["known", "batch"] = "known",
 ) -> m.Method:
     """As FedProto, with global prototypes that a generator at the server learns from the clients'.
@@ -91,13 +80,18 @@ def fedtgp(
     )
 
 
+@parameters("fedloom.methods.prototypes.aggregation:MovingAnchors")
+class MovingAnchorsSettings:
+    momentum: UnitInterval = 0.9999
+
+
 @m.METHODS.register("fedsa", source="Zhou et al., AAAI 2025")
 def fedsa(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
-    margin: Annotated[float, Field(ge=0)] = 1.0,
-    calibration: Annotated[float, Field(ge=0)] = 1.0,
-    momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999,
+    lam: NonNegative = 1.0,
+    margin: NonNegative = 1.0,
+    calibration: NonNegative = 1.0,
+    anchors: stages.MovingAnchors,
 ) -> m.Method:
     """Features are drawn to one anchor a class, apart from the others by a margin; heads must classify the anchors.
 
@@ -116,16 +110,22 @@ def fedsa(
     parameters only.
     """
     rule = training.SemanticAnchors(pull=lam, margin=margin, calibration=calibration)
-    return m.Method(name="fedsa", local=(rule,), stage=stages.MovingAnchors(momentum) >> stages.Mean())
+    return m.Method(name="fedsa", local=(rule,), stage=anchors >> stages.Mean())
 
 
-@m.METHODS.register("fpl", source="Huang et al., CVPR 2023")
-def fpl(
-    *,
-    temperature: Annotated[float, Field(gt=0)] = 0.02,
-    partition: Literal["last", "first"] = "last",
-    over: Literal["known", "batch"] = "known",
-) -> m.Method:
+@parameters("fedloom.methods.prototypes.aggregation:ClusteredPrototypes")
+class ClusteredPrototypesSettings:
+    partition: Literal["last", "first"] = "last"
+
+
+@parameters("fedloom.methods.prototypes.rules:ClusterContrast")
+class ClusterContrastSettings:
+    temperature: Positive = 0.02
+    over: Literal["known", "batch"] = "known"
+
+
+@m.METHODS.register("fpl", source="Huang et al., CVPR 2023", order=("temperature", "partition", "over"))
+def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.Method:
     """Features are drawn to the clusters of their class's prototypes, away from other classes', and to their mean.
 
     loss + mean over examples of -log( sum_{c in P_y} e^(cos(z, c)/T) / sum_{c in P} e^(cos(z, c)/T) ) + |z - u_y|^2,
@@ -146,20 +146,20 @@ def fpl(
     """
     return m.Method(
         name="fpl",
-        local=(training.CollectPrototypes(), training.ClusterContrast(temperature, over)),
-        stage=stages.ClusteredPrototypes(partition) >> stages.Mean(),
+        local=(training.CollectPrototypes(), rule),
+        stage=keep >> stages.Mean(),
     )
 
 
 @m.METHODS.register("fedrcl", source="Seo, Kim, Kim, Han, CVPR 2024")
 def fedrcl(
     *,
-    lam: Annotated[float, Field(ge=0)] = 1.0,
-    penalty: Annotated[float, Field(ge=0)] = 1.0,
-    temperature: Annotated[float, Field(gt=0)] = 0.05,
+    lam: NonNegative = 1.0,
+    penalty: NonNegative = 1.0,
+    temperature: Positive = 0.05,
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.7,
-    positives: Annotated[int, Field(ge=1)] = 1,
-    negatives: Annotated[int, Field(ge=1)] = 2,
+    positives: Count = 1,
+    negatives: Count = 2,
     levels: tuple[str, ...] | None = None,
     over_levels: Literal["sum", "mean"] = "sum",
 ) -> m.Method:
@@ -185,8 +185,14 @@ def fedrcl(
     return m.Method(name="fedrcl", model=(training.TapLevels(levels),), local=(rule,))
 
 
+@parameters("fedloom.methods.prototypes.rules:ModelContrast")
+class ModelContrastSettings:
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
+
+
 @m.METHODS.register("moon", source="Li, He, Song, CVPR 2021")
-def moon(*, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5) -> m.Method:
+def moon(rule: training.ModelContrast) -> m.Method:
     """Features are drawn to those of the received model and away from those of the client's own last model.
 
     loss + mu mean over the batch of -log( e^(s_g/T) / (e^(s_g/T) + e^(s_p/T)) ), s_g = cos(z, z_global),
@@ -201,4 +207,4 @@ def moon(*, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[floa
     Costs two more encoder passes a batch, and one model of memory per client. mu = 0 is FedAvg, bit for bit. With
     FedDEA the previous model is the client's own, untransformed.
     """
-    return m.Method(name="moon", local=(training.ModelContrast(mu, temperature),))
+    return m.Method(name="moon", local=(rule,))

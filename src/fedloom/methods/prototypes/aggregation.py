@@ -7,19 +7,21 @@ keeps its prototypes. Tasks are kept apart; `fedloom.methods.prototypes.rules` i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, derive_seed
 from fedloom.core.foreign import Array, Sender
 from fedloom.core.layout import Layout
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings
 from fedloom.methods.prototypes.maths import (
     PrototypeGenerator,
     Prototypes,
@@ -115,10 +117,6 @@ class MeanPrototypes(KeepsPrototypes):
 
     by: Literal["counts", "clients"] = "counts"
 
-    def __post_init__(self) -> None:
-        if self.by not in ("counts", "clients"):
-            raise ValueError(f"MeanPrototypes: by must be 'counts' or 'clients', found {self.by!r}")
-
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """Means and counts of all classes."""
         new = _latest(before, aggregated(prototypes, self.by))
@@ -131,14 +129,8 @@ class MeanPrototypes(KeepsPrototypes):
 
 
 @dataclass(frozen=True)
-class ClusteredPrototypes(KeepsPrototypes):
+class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
     """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
-
-    partition: Literal["first", "last"] = "last"
-
-    def __post_init__(self) -> None:
-        if self.partition not in ("first", "last"):
-            raise ValueError(f"ClusteredPrototypes: partition must be 'first' or 'last', found {self.partition!r}")
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """Clusters of all classes, in the order of classes."""
@@ -161,14 +153,10 @@ class TrainedPrototypes(KeepsPrototypes):
     The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
     """
 
-    epochs: int = 100
-    lr: float = 0.01
-    batch_size: int = 10
-    limit: float = 100.0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch_size < 1 or not self.lr > 0 or not 0 <= self.limit < math.inf:
-            raise ValueError(f"expected epochs and limit of at least 0, lr above 0, batch_size above 0; found {self!r}")
+    epochs: Natural = 100
+    lr: Positive = 0.01
+    batch_size: Count = 10
+    limit: Annotated[NonNegative, Field(allow_inf_nan=False)] = 100.0
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """The generator's parameters, and which classes are known."""
@@ -198,18 +186,12 @@ class TrainedPrototypes(KeepsPrototypes):
 
 
 @dataclass(frozen=True)
-class MovingAnchors(KeepsPrototypes):
+class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
     """One anchor a class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
 
     The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
     of all classes are broadcast.
     """
-
-    momentum: float = 0.9999
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise ValueError(f"momentum: expected a number from 0 to 1, found {self.momentum}")
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """The anchors of all classes."""

@@ -21,7 +21,9 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Checked
 from fedloom.methods.f2dc.rules import map_channels
+from fedloom.methods.prototypes import ClusterContrastSettings, ModelContrastSettings
 from fedloom.methods.prototypes.maths import (
     ClusterPrototypes,
     Over,
@@ -163,14 +165,12 @@ class PrototypePull(LocalRule):
 
 
 @dataclass(frozen=True)
-class ClusterContrast(LocalRule):
+class ClusterContrast(ClusterContrastSettings, LocalRule):
     """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL).
 
     `over` as in `PrototypePull`.
     """
 
-    temperature: float = 0.02
-    over: Over = "known"
     features = True
     needs = BROADCAST
 
@@ -238,7 +238,7 @@ class _Tap:
 
 
 @dataclass(frozen=True)
-class TapLevels:
+class TapLevels(Checked):
     """Keeps the outputs of the encoder's modules in `levels` in training, for `RelaxedContrast`.
 
     None means the encoder's stages except the last, which gives the features; an encoder without stages has no levels.
@@ -303,7 +303,7 @@ class RelaxedContrast(LocalRule):
 
 
 @dataclass(frozen=True)
-class ModelContrast(LocalRule):
+class ModelContrast(ModelContrastSettings, LocalRule):
     """Adds mu * mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))) to the loss (MOON, eq. 3).
 
     s_g and s_p are cosine similarities of the batch's encoder features with the features of the received model and of
@@ -311,8 +311,6 @@ class ModelContrast(LocalRule):
     client's first round has no own model and so no term. State: the last model, parameters and buffers.
     """
 
-    mu: float = 1.0
-    temperature: float = 0.5
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages
+from fedloom.core.settings.section import Count, Natural, Positive, parameters
 from fedloom.methods import registry as m
 
-F = Annotated[int, Field(ge=0)] | None
-Within = Literal["tasks", "all"]
+RULES = ("Krum", "MultiKrum", "NearestMix", "GeometricMedian", "ClipNorms", "TrimmedMean", "Median")
+
+
+@parameters(*(f"fedloom.methods.robust.aggregation:{rule}" for rule in RULES))
+class RobustSettings:
+    f: Natural | None = None
+    within: Literal["tasks", "all"] = "tasks"
 
 
 @m.ADDONS.register("krum", source="Krum: Blanchard et al., NeurIPS 2017")
-def krum(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def krum(method: m.Method, rule: stages.Krum) -> m.Method:
     """Take, of the clients with the same tasks, the update that lies closest to most others.
 
     s_i = sum of |Delta_i - Delta_j|^2 over the K - f rows nearest to i, itself among them;  u = Delta_i, least s_i.
@@ -34,11 +38,11 @@ def krum(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method
 
     Refused with methods without a plain mean (local training, personal mixes), and at peers.
     """
-    return method.combined_by(stages.Krum(f, within) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())
 
 
 @m.ADDONS.register("multi-krum", source="Krum: Blanchard et al., NeurIPS 2017")
-def multi_krum(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def multi_krum(method: m.Method, rule: stages.MultiKrum) -> m.Method:
     """Average, of the clients with the same tasks, the K - f updates that lie closest to most others.
 
     s_i as in krum;  u = the mean of the K - f updates with the least s_i. For groups, `f`, `within`, what is refused
@@ -50,11 +54,11 @@ def multi_krum(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.
 
     With 6 clients of one task and 2 of another, all honest, f = 2 and `within: all`, the smaller task gets weight 0.
     """
-    return method.combined_by(stages.MultiKrum(f, within) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())
 
 
 @m.ADDONS.register("nnm", source="NNM: Allouah et al., AISTATS 2023")
-def nnm(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def nnm(method: m.Method, rule: stages.NearestMix) -> m.Method:
     """Replace each update by the mean of the K - f updates nearest to it, for the robust rule that follows.
 
     Delta_i <- (1 / (K - f)) sum of the K - f rows nearest to i, itself among them. For groups, `f` and `within` see
@@ -68,11 +72,11 @@ def nnm(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
 
     Refused with methods that share nothing, and at peers.
     """
-    return method.plus(stages.NearestMix(f, within), at="server")
+    return method.plus(rule, at="server")
 
 
 @m.ADDONS.register("rfa", source="RFA: Pillutla, Kakade, Harchaoui, IEEE TSP 2022")
-def rfa(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def rfa(method: m.Method, rule: stages.GeometricMedian) -> m.Method:
     """Replace the mean of the clients with the same tasks by their geometric median.
 
     u = argmin_v sum_i |Delta_i - v|, by Weiszfeld: v = sum_i c_i Delta_i, c_i ~ 1 / max(nu, |Delta_i - v|).
@@ -85,18 +89,17 @@ def rfa(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
 
     Withstands fewer than half of a group, without f.
     """
-    return method.combined_by(stages.GeometricMedian(f, within) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())
+
+
+@parameters("fedloom.methods.robust.aggregation:CentredClip")
+class CentredClipSettings(RobustSettings):
+    limit: Positive | None = None
+    steps: Count = 5
 
 
 @m.ADDONS.register("centred-clip", source="Centred clipping: Karimireddy, He, Jaggi, ICML 2021")
-def centred_clip(
-    method: m.Method,
-    *,
-    limit: Annotated[float, Field(gt=0)] | None = None,
-    steps: Annotated[int, Field(ge=1)] = 5,
-    f: F = None,
-    within: Within = "tasks",
-) -> m.Method:
+def centred_clip(method: m.Method, rule: stages.CentredClip) -> m.Method:
     """Average the clients with the same tasks with every update's distance from the average clipped.
 
     v <- v + (1/K) sum_i (Delta_i - v) min(1, limit / |Delta_i - v|), `steps` times from v = 0;  u = v.
@@ -108,11 +111,11 @@ def centred_clip(
 
     Among peers v begins at the peer's own update, all rows that it hears are one group, and no majority is needed.
     """
-    return method.combined_by(stages.CentredClip(f, within, limit, steps) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())
 
 
 @m.ADDONS.register("clip", source="Norm clipping: Sun et al., 2019; at peers ClippedGossip: He et al., 2022")
-def clip(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def clip(method: m.Method, rule: stages.ClipNorms) -> m.Method:
     """Shorten updates that are longer than the median one of the clients with the same tasks; then as the method does.
 
     Delta_i <- Delta_i min(1, c / |Delta_i|),  c = median of |Delta_j| over the clients with the same tasks.
@@ -127,11 +130,11 @@ def clip(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method
     far one client moves the mean, but not where: against updates that are no longer than others it does nothing.
     Refused with methods that share nothing.
     """
-    return method.plus(stages.ClipNorms(f, within), at="server")
+    return method.plus(rule, at="server")
 
 
 @m.ADDONS.register("trimmed-mean", source="Trimmed mean: Yin et al., ICML 2018")
-def trimmed_mean(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def trimmed_mean(method: m.Method, rule: stages.TrimmedMean) -> m.Method:
     """Average each coordinate over the clients with the same tasks without its f smallest and f largest values.
 
     u_i = mean of Delta_ki over the K - 2 f clients k in the middle. For groups, `f`, `within`, what is refused and what
@@ -141,11 +144,11 @@ def trimmed_mean(method: m.Method, *, f: F = None, within: Within = "tasks") -> 
     release  none; byzfl f rows at each end
     here     f rows; without f (K - 1) // 2, of which one or two are left: name f where it is known
     """
-    return method.combined_by(stages.TrimmedMean(f, within) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())
 
 
 @m.ADDONS.register("median", source="Median: Yin et al., ICML 2018")
-def median(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Method:
+def median(method: m.Method, rule: stages.Median) -> m.Method:
     """Take the median of each coordinate over the clients with the same tasks.
 
     u_i = median over k of Delta_ki, of an even number the mean of the middle two. For groups, `within`, what is refused
@@ -156,4 +159,4 @@ def median(method: m.Method, *, f: F = None, within: Within = "tasks") -> m.Meth
     release  none; byzfl as its array library has it: numpy means the middle two, torch takes the lower
     here     the mean of the middle two, within clients of the same tasks
     """
-    return method.combined_by(stages.Median(f, within) >> stages.Mean())
+    return method.combined_by(rule >> stages.Mean())

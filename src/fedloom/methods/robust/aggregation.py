@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from fedloom.core.gram import gram
 from fedloom.core.mean import problems
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
+from fedloom.methods.robust import CentredClipSettings, RobustSettings
 
 
 def squared_distances(G: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ Problem = tuple[list[slice], Tensor]
 
 
 @dataclass(frozen=True)
-class Robust(Stage):
+class Robust(RobustSettings, Stage):
     """What robust rules share: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
 
     `f` is how many rows of a group may be hostile, None for as many as a majority bears, (K - 1) // 2. Rows that have
@@ -135,15 +135,6 @@ class Robust(Stage):
     group have, with fewer than 2 f + 1 rows (3 without f) gets no update, which is logged. Weights play no part within
     a group. `extra:tasks` are the tasks of a row's client; without it all rows are one group.
     """
-
-    f: int | None = None
-    within: Literal["tasks", "all"] = "tasks"
-
-    def __post_init__(self) -> None:
-        if self.f is not None and self.f < 0:
-            raise ValueError(f"{self!r}: expected f of at least 0")
-        if self.within not in ("tasks", "all"):
-            raise ValueError(f"{self!r}: expected within 'tasks' or 'all'")
 
     @property
     def robust(self) -> bool:  # type: ignore[override]
@@ -279,19 +270,11 @@ class GeometricMedian(ByGram):
 
 
 @dataclass(frozen=True)
-class CentredClip(AroundOwn):
+class CentredClip(CentredClipSettings, AroundOwn):
     """Every row becomes v: v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), `steps` times (Karimireddy et al.).
 
     v begins at zero, at a peer at its own row. Without `limit` it is the median of the distances |X_i - v|.
     """
-
-    limit: float | None = None
-    steps: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1 or not (self.limit is None or self.limit > 0):
-            raise ValueError(f"{self!r}: expected steps of at least 1 and a limit above 0")
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)

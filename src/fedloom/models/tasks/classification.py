@@ -51,21 +51,31 @@ class ConfusionMetric(Metric):
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """A task with one class per example. Labels are int64 in 0..channels-1; -1 means unlabelled."""
+    """A task with one class per example. Labels are int64 in 0..channels-1; -1 means unlabelled.
+
+    `class_weights` weigh the loss of the examples of each class.
+    """
+
+    class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "classification"
     masks: ClassVar[bool] = True
     usual: ClassVar[str] = "accuracy"
-    chosen_from: ClassVar[Collection[str]] = tuple(scores.CLASSES)
+    by_name: ClassVar[Mapping[str, scores.Score]] = scores.CLASSES
 
     def __post_init__(self) -> None:
         super().__post_init__()
         need_memory(8 * self.channels**2, f"task {self.name!r}: the confusion matrix of {self.channels} classes")
 
     @property
+    def chosen_from(self) -> Collection[str]:  # type: ignore[override]
+        """The names of the metrics of classes."""
+        return self.by_name
+
+    @property
     def metrics(self) -> Mapping[str, Direction]:
         """The chosen ones, accuracy and macro-F1."""
-        return {**scores.directions(self.judge, scores.CLASSES), "accuracy": "max", "macro_f1": "max"}
+        return {**scores.directions(self.judge, self.by_name), "accuracy": "max", "macro_f1": "max"}
 
     def head(self, features: int) -> nn.Module:
         """A linear layer from the features to one logit per class."""
@@ -73,14 +83,15 @@ class Classification(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
-        total = cross_entropy(output, target, ignore_index=-1, reduction="sum")
+        weights = None if self.class_weights is None else output.new_tensor(self.class_weights)
+        total = cross_entropy(output, target, weights, ignore_index=-1, reduction="sum")
         # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
-        return total / (target >= 0).sum().clamp(min=1)
+        return total / _weight(target, weights)
 
     def metric(self) -> Metric:
         """A new confusion matrix, which also keeps outputs where metrics were chosen."""
         usual = ConfusionMetric(self.name, self.channels)
-        return scores.Kept(usual, self.judge, scores.CLASSES) if self.judge else usual
+        return scores.Kept(usual, self.judge, self.by_name) if self.judge else usual
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Examples of each class (C), and labelled ones (1)."""
@@ -90,6 +101,35 @@ class Classification(Task):
     def constant(self, mean: Tensor) -> Tensor:
         """Logarithms of the classes' shares."""
         return log_share(mean)
+
+
+def _weight(target: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the number of labelled examples (at least 1), or the sum of their classes' weights."""
+    if weights is None:
+        return (target >= 0).sum().clamp(min=1)
+    total = torch.where(target >= 0, weights[target.clamp(min=0)], 0.0).sum()
+    return torch.where(total > 0, total, 1.0)
+
+
+@dataclass(frozen=True)
+class Ordinal(Classification):
+    """A task with one of `channels` ordered classes per example, such as a stage or a grade.
+
+    Outputs are one logit per class, as of a classification. The loss compares, at each border between two classes, the
+    probability of lying above it with the truth: a wrong class costs more the further away it is.
+    """
+
+    kind: ClassVar[str] = "ordinal"
+    by_name: ClassVar[Mapping[str, scores.Score]] = scores.ORDERED
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the cross entropy, summed over the borders and averaged over the labelled examples."""
+        p = output.log_softmax(1)
+        below, above = p.logcumsumexp(1)[:, :-1], p.flip(1).logcumsumexp(1).flip(1)[:, 1:]
+        is_above = target[:, None] > torch.arange(self.channels - 1, device=target.device)
+        weights = output.new_tensor(self.class_weights or (1.0,) * self.channels)
+        each = -torch.where(is_above, above, below).sum(1) * weights[target.clamp(min=0)]
+        return torch.where(target >= 0, each, 0.0).sum() / _weight(target, weights)
 
 
 def log_share(p: Tensor) -> Tensor:

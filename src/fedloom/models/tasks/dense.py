@@ -111,9 +111,11 @@ class Semseg(DenseTask):
     """Semantic segmentation: one of `channels` classes per pixel, labels 0..channels-1.
 
     `absent` says what a class counts in mIoU that occurs in neither truth nor prediction (see `MeanIoU`).
+    `class_weights` weigh the loss of the pixels of each class.
     """
 
     absent: Absent = "skip"
+    class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "semseg"
     label: ClassVar[Label] = "classes"
@@ -122,7 +124,7 @@ class Semseg(DenseTask):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """`losses.cross_entropy`."""
-        return losses.cross_entropy(output, target)
+        return losses.cross_entropy(output, target, weights=self.class_weights)
 
     def metric(self) -> Measures:
         """mIoU and pixel accuracy."""

@@ -8,6 +8,8 @@ float32 (float64 for float64), also under autocast, and work under `torch.func.v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,14 +19,21 @@ from fedloom.models.tasks import labels as read
 from fedloom.models.tasks.task import IGNORE
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore: int = IGNORE, weights: Sequence[float] | None = None
+) -> Tensor:
     """Cross entropy in nats over classes: semantic segmentation and human parts.
 
     `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
+    `weights` are those of the classes; the mean is then weighted.
     """
     target = read.classes(labels, logits, ignore)
-    total = functional.cross_entropy(read.real(logits), target, ignore_index=ignore, reduction="sum")
-    return total / (target != ignore).sum().clamp(min=1)
+    of = None if weights is None else read.real(logits).new_tensor(weights)
+    total = functional.cross_entropy(read.real(logits), target, of, ignore_index=ignore, reduction="sum")
+    if of is None:
+        return total / (target != ignore).sum().clamp(min=1)
+    whole = torch.where(target != ignore, of[torch.where(target == ignore, 0, target)], 0.0).sum()
+    return total / torch.where(whole > 0, whole, 1.0)
 
 
 def balanced_bce(logits: Tensor, labels: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.models.tasks.scores import Kept, labelled
-from fedloom.models.tasks.task import Direction, Metric, Task
+from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) of the examples that have a label -> their mean loss, or one loss an example."""
@@ -77,7 +78,7 @@ class OwnMetric(Kept):
                 with self.task.blamed(f"metric {m.name!r}", output, target):
                     made = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
                     found[m.name] = float(made)
-        return {**self.usual.compute(), **found}
+        return {**super().compute(), **found}
 
 
 @dataclass(frozen=True)
@@ -182,26 +183,46 @@ class Own(Task):
             ) from error
 
 
+KINDS: Mapping[str, tuple[str, bool, str]] = {
+    "classification": ("fedloom.models.tasks.classification:Classification", True, "accuracy"),
+    "ordinal": ("fedloom.models.tasks.classification:Ordinal", True, "mae"),
+    "multilabel": ("fedloom.models.tasks.multilabel:Multilabel", True, "auc"),
+    "regression": ("fedloom.models.tasks.regression:Regression", False, "rmse"),
+    "segmentation": ("fedloom.models.tasks.dense:Semseg", True, "miou"),
+    "depth": ("fedloom.models.tasks.dense:Depth", False, "rmse"),
+    "normals": ("fedloom.models.tasks.dense:Normals", False, "merr"),
+    "edges": ("fedloom.models.tasks.dense:Edge", False, "edge_f_plain"),
+}
+"""Kind of `task` -> the class of the task, whether it has classes (or labels), and its usual metric."""
+
+
 @dataclass(frozen=True)
 class Description:
     """A task without a name, as `task` makes it."""
 
+    kind: str
     classes: int | None
     loss: Any
     metrics: Mapping[str, Any] | None
     weight: float
     judge: tuple[str, ...]
+    class_weights: tuple[float, ...] | None
+    ignore: float | None
 
     def named(self, name: str) -> Task:
         """The task of this name."""
-        from fedloom.models.tasks.classification import Classification
-        from fedloom.models.tasks.regression import Regression
-
-        if self.classes is None:
-            base: Task = Regression(name, weight=self.weight, judge=self.judge)
-        else:
-            judge = self.judge or (("auc",) if self.classes == 2 else ())
-            base = Classification(name, self.classes, self.weight, judge=judge)
+        kind, counts, usual = KINDS[self.kind]
+        module, _, of = kind.partition(":")
+        make = getattr(importlib.import_module(module), of)
+        usual = "auc" if (self.kind, self.classes) == ("classification", 2) else usual
+        more: dict[str, Any] = {"weight": self.weight, "judge": self.judge}
+        if not self.judge and usual in ("auc", "mae"):  # not what the class has without a choice
+            more["judge"] = (usual,)
+        if counts:
+            more["channels"] = self.classes
+        if self.class_weights is not None:
+            more["class_weights"] = self.class_weights
+        base: Task = make(name, **more)
         return Own.of(base, self.loss, self.metrics)
 
 
@@ -215,34 +236,66 @@ def judged(where: str, metric: Any) -> tuple[str, ...]:
 
 def task(
     *,
+    kind: str | None = None,
     classes: int | None = None,
+    class_weights: Sequence[float] | None = None,
+    ignore: float | None = None,
     loss: Loss | None = None,
+    metric: str | Sequence[str] | None = None,
     metrics: Mapping[str, Any] | None = None,
     weight: float = 1.0,
-    metric: str | Sequence[str] | None = None,
 ) -> Description:
-    """A task for `fl.Federation(tasks={name: task(...)})`: `classes` classes an example, or without it a real number.
+    """Describe a task for `fl.Federation(tasks={name: task(...)})`.
 
-    loss      a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss of
-              a batch or one loss an example; by default cross entropy, or the squared error. Outputs are B x classes,
-              or B x 1, in the labels' own unit; labels are B (int64 or float32); examples without a label (-1, or
-              NaN) are left out
-    metrics   name -> a function of (outputs, labels) of all examples at once, or an object of torchmetrics, which is
-              updated over the data set; (either, "min") where less is better. The first one stands for the task in
-              tables; accuracy and macro-F1, or RMSE and R2, are measured too
-    weight    of the task's loss
-    metric    the metric that stands for the task in tables, by its name, or some, of which the first does. Of classes:
-              auc, pr-auc, balanced-accuracy, brier, calibration, accuracy; of numbers: rmse, mae, r2. By default auc
-              of two classes, accuracy of more, and rmse
+    kind           what is predicted, from which outputs of the model and which labels (B examples, C classes):
+                   classification  B x C logits; B whole numbers from 0, -1 where there is none
+                   ordinal         the same, of classes with an order, such as grades
+                   multilabel      B x C logits; B x C numbers 0 or 1, -1 or NaN where there is none
+                   regression      B x 1, in the labels' own unit; B real numbers, NaN where there is none
+                   segmentation    B x C x H x W logits; B x H x W whole numbers from 0, 255 where there is none
+                   depth           B x 1 x H x W; B x H x W metres, 0 or less where there is none
+                   normals         B x 3 x H x W vectors of any length; the same, zero vectors where there is none
+                   edges           B x 1 x H x W logits; B x H x W numbers 0 or 1, 255 where there is none
+                   By default classification with `classes`, else regression
+    classes        the number of classes, or of the labels of a multilabel task
+    class_weights  weights of the classes in the loss, or of the positive examples of each label
+    ignore         a further value of labels that means "no label"
+    loss           a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss
+                   of a batch or one loss per example; it never sees examples without a label
+    metric         the metric that stands for the task in tables, by its name, or several, of which the first does:
+                   auc, pr-auc, balanced-accuracy, brier, calibration, accuracy of classes and labels, mae and kappa of
+                   ordered classes, rmse, mae, r2 of numbers, and what the kind measures anyway. By default auc of two
+                   classes and of labels, accuracy, mae of ordered classes, rmse, miou, merr, edge_f_plain
+    metrics        name -> a function of (outputs, labels) of all examples at once, or an object of torchmetrics, which
+                   is updated over the data set; (either, "min") where less is better. The first one then stands for
+                   the task; the usual ones are measured too
+    weight         of the task's loss
 
-    Raises RecipeError for a number of classes below 2, a weight below 0, or what is no function.
+    Raises RecipeError for what does not fit, such as a number of classes below 2 or an unknown metric.
     """
-    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
-        raise RecipeError(
-            f"task: classes={classes!r} found, expected a whole number of at least 2, or none for a real number"
-        )
+    kind = ("regression" if classes is None else "classification") if kind is None else kind
+    if kind not in KINDS:
+        raise RecipeError(f"task: kind={kind!r} found.{choices('Kinds', str(kind), KINDS)}")
+    counts = KINDS[kind][1]
+    least = 1 if kind == "multilabel" else 2
+    if counts and (isinstance(classes, bool) or not isinstance(classes, int) or classes < least):
+        raise RecipeError(f"task: classes={classes!r} found, expected a whole number of at least {least} for {kind}")
+    if kind == "segmentation" and classes is not None and classes > IGNORE:
+        raise RecipeError(f"task: classes={classes!r} found, expected at most {IGNORE} for segmentation")
+    if not counts and classes is not None:
+        raise RecipeError(f"task: classes={classes!r} found, but {kind} has no classes; leave it out")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
         raise RecipeError(f"task: weight={weight!r} found, expected a number of at least 0")
-    made = Description(classes, loss, metrics, weight, judged("task", metric))
+    if class_weights is not None:
+        numbers = tuple(map(float, class_weights)) if isinstance(class_weights, Sequence) else ()
+        if len(numbers) != classes or not all(0 <= number < float("inf") for number in numbers):
+            raise RecipeError(
+                f"task: class_weights={class_weights!r} found, expected "
+                + (f"{classes} numbers of at least 0, one per class" if counts else f"none, for {kind} has no classes")
+            )
+        class_weights = numbers
+    if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
+        raise RecipeError(f"task: ignore={ignore!r} found, expected a number, and none for normals")
+    made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore)
     made.named("task")  # what is no function is said here
     return made

@@ -103,6 +103,28 @@ CLASSES: Mapping[str, Score] = {
     "accuracy": Score(lambda output, target: float((output.argmax(1) == target).double().mean())),
 }
 """Metrics of classes."""
+
+
+def _median(output: Tensor) -> Tensor:
+    """Return the class that splits the probability in half, of ordered classes."""
+    return (output.double().softmax(1).cumsum(1) < 0.5).sum(1).clamp(max=output.shape[1] - 1)
+
+
+def _kappa(output: Tensor, target: Tensor) -> float:
+    """Return Cohen's kappa with quadratic weights; nan where truth and prediction are one and the same class."""
+    truth, guess = target.double(), _median(output).double()
+    apart = truth.mean() - guess.mean()
+    chance = truth.var(correction=0) + guess.var(correction=0) + apart.square()  # of all pairs
+    return float(1 - (truth - guess).square().mean() / chance) if chance > 0 else math.nan
+
+
+ORDERED: Mapping[str, Score] = {
+    **CLASSES,
+    "kappa": Score(_kappa),
+    "mae": Score(lambda output, target: float((_median(output) - target).double().abs().mean()), "min"),
+}
+"""Metrics of ordered classes: those of classes, and of the median class the distance in classes and the weighted kappa.
+"""
 NUMBERS: Mapping[str, Score] = {
     "r2": Score(_r2),
     "mae": Score(lambda output, target: float((output - target).abs().mean()), "min"),
@@ -137,7 +159,7 @@ class Kept(Metric):
     """A task's usual metric and some scores of all examples together, whose outputs and labels it keeps for that."""
 
     def __init__(
-        self, usual: Metric, names: Sequence[str], scores: Mapping[str, Score], prepared: Prepared = as_classes
+        self, usual: Metric | None, names: Sequence[str], scores: Mapping[str, Score], prepared: Prepared = as_classes
     ) -> None:
         self.usual, self.prepared = usual, prepared
         self.scores = {name: scores[name] for name in names}
@@ -146,7 +168,8 @@ class Kept(Metric):
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """Take one batch."""
-        self.usual.update(output, target)
+        if self.usual is not None:
+            self.usual.update(output, target)
         output, target = labelled(output.detach().cpu(), target.cpu())
         if len(target):
             self.outputs.append(output)
@@ -159,7 +182,8 @@ class Kept(Metric):
             output, target = self.prepared(*self.kept)
             if bool(output.isfinite().all()):
                 found = {name: score.of(output, target) for name, score in self.scores.items()}
-        return {**found, **{n: value for n, value in self.usual.compute().items() if n not in found}}
+        usual = {} if self.usual is None else self.usual.compute()
+        return {**found, **{name: value for name, value in usual.items() if name not in found}}
 
     @property
     def kept(self) -> tuple[Tensor, Tensor] | None:
@@ -169,4 +193,4 @@ class Kept(Metric):
     @property
     def confusion(self) -> Tensor | None:
         """Return the counts of the usual metric."""
-        return self.usual.confusion
+        return None if self.usual is None else self.usual.confusion

@@ -6,7 +6,6 @@ Everything lies in one folder, Flower's own files too; everything that is starte
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import shlex
@@ -14,15 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from fedloom.core.errors import UserError
+from fedloom.engines.flower import kits
 
 BIN = Path(sys.executable).parent
 
@@ -33,82 +30,29 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A new P-384 key, in the form of ssh-keygen, and its public half beside it."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(*form))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public)
-    return key
-
-
-def certificates(folder: Path, address: str = "127.0.0.1", days: int = 30) -> None:
-    """ca.crt, server.pem, server.key: an authority of our own and a certificate for one address."""
-
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def start(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        builder = x509.CertificateBuilder().subject_name(name(subject)).issuer_name(name("fedloom example CA"))
-        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=days))
-        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
-    usage = dict.fromkeys(others.split(), False)
-    ca = start("fedloom example CA", authority).add_extension(x509.BasicConstraints(True, 0), critical=True)
-    ca = ca.add_extension(
-        x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage), critical=True
-    )
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")])
-    own = start("fedloom example server", server).add_extension(names, critical=False)
-    own = own.add_extension(x509.BasicConstraints(False, None), critical=True)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    own = own.add_extension(issuer, critical=False)
-    for file, builder in (("ca.crt", ca), ("server.pem", own)):
-        signed = builder.sign(authority, hashes.SHA256())
-        (folder / file).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "server.key").touch(mode=0o600)
-    (folder / "server.key").write_bytes(server.private_bytes(*form))
-
-
 class Deployment:
     """A SuperLink and nodes in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.keys, self.logs, self.homes = (self.folder / name for name in ("keys", "logs", "nodes"))
-        for path in (self.keys, self.logs, self.homes, self.folder / "flwr"):
+        for path in (self.keys, self.logs, self.homes):
             path.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
             **os.environ,
+            **kits.QUIET,
             "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.folder / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "OMP_NUM_THREADS": "1",
         }
-        certificates(self.keys)
-        ca = self.keys / "ca.crt"
-        (self.folder / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "tls"\n\n[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{ca}"\n'
-        )
-        self._tls = [
-            *("--ssl-ca-certfile", ca, "--ssl-certfile", self.keys / "server.pem"),
-            *("--ssl-keyfile", self.keys / "server.key"),
-        ]
+        self.authority = kits.Authority(30)
+        self.authority.issue(self.folder, "server")
+        kits.connection(self.folder, self.port)
 
-    def start(self, name: str, *command: object) -> None:
-        """Start a process in a group of its own; its output goes to logs/NAME.log."""
+    def start(self, name: str, *command: object, at: Path | None = None) -> None:
+        """Start a process in a group of its own, in the folder `at`; its output goes to logs/NAME.log."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / str(command[0])), *map(str, command[1:])],
@@ -116,16 +60,12 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=self.env,
-                cwd=self.folder,
+                cwd=at or self.folder,
             )
 
     def start_superlink(self) -> None:
         """The server's side; its state is in a file, so that it survives a restart."""
-        self.start(
-            "superlink",
-            *("flower-superlink", "--host", "127.0.0.1", "--port", self.port, *self._tls, "--enable-supernode-auth"),
-            *("--database", self.folder / "superlink.db", "--disable-runtime-dependency-installation"),
-        )
+        self.start("superlink", *kits.superlink(self.port))
         end = time.monotonic() + 120
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
@@ -133,25 +73,23 @@ class Deployment:
             if self.processes["superlink"].poll() is not None:
                 break
             time.sleep(0.2)
-        raise RuntimeError(f"the SuperLink does not answer: see {self.logs / 'superlink.log'}")
+        raise UserError(f"the SuperLink does not answer: see {self.logs / 'superlink.log'}")
 
     def start_node(self, name: str, config: str = "", register: bool = True, options: Sequence[object] = ()) -> None:
-        """A node with the key keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
+        """A node with the key in keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
         home = self.homes / name
         home.mkdir(exist_ok=True)
         if config:
             (home / "node.yaml").write_text(config)
-        if not (self.keys / name).exists():
-            private_key(self.keys / name)
+        kit = self.keys / name
+        if not kit.exists():
+            kit.mkdir()
+            self.authority.issue(kit, "own")
+            kits.private_key(kit / kits.AUTH)
             if register:
-                self.flwr("supernode", "register", self.keys / f"{name}.pub", "tls")
-        self.start(
-            name,
-            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}"),
-            *("--root-certificates", self.keys / "ca.crt", "--host", "127.0.0.1", "--port", free_port(), *self._tls),
-            *("--auth-supernode-private-key", self.keys / name, "--node-config", f'home="{home}"'),
-            *options,
-        )
+                self.flwr("supernode", "register", kit / f"{kits.AUTH}.pub", "tls")
+        command = kits.supernode(f"127.0.0.1:{self.port}", free_port())
+        self.start(name, *command, "--node-config", f'home="{home}"', *options, at=kit)
 
     def flwr(self, *command: object) -> str:
         """A flwr command; returns what it says."""
@@ -159,7 +97,7 @@ class Deployment:
             [str(BIN / "flwr"), *map(str, command)], env=self.env, cwd=self.folder, capture_output=True, text=True
         )
         if done.returncode:
-            raise RuntimeError(f"flwr {shlex.join(map(str, command))}: {done.stdout}{done.stderr}")
+            raise UserError(f"flwr {shlex.join(map(str, command))}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def submit(self, app: Path, out: Path, changes: str = "") -> str:
@@ -180,10 +118,10 @@ class Deployment:
             status, details = self.status(run)
             if status.startswith("finished"):
                 if status != "finished:completed":
-                    raise RuntimeError(f"{status}: {details}; see `flwr log {run}`")
+                    raise UserError(f"{status}: {details}; see `flwr log {run}`")
                 return dict(json.loads((out / "run.json").read_text()))
             time.sleep(2)
-        raise TimeoutError(f"{out} is not finished after {seconds} s: see {self.logs}")
+        raise UserError(f"{out} is not finished after {seconds} s: see {self.logs}")
 
     def rounds(self, out: Path) -> int:
         """Rounds that are written down."""
@@ -222,7 +160,8 @@ class Deployment:
 @contextlib.contextmanager
 def deployment(folder: Path) -> Iterator[Deployment]:
     """A running SuperLink; it and all nodes are stopped in the end, also where this process is told to stop."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     here = Deployment(folder)
     try:
         here.start_superlink()

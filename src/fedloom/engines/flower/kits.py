@@ -1,0 +1,214 @@
+"""Start kits for a server and its sites: keys, certificates, terms and one command to start each (`sites.yaml` in)."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pydantic import Field, ValidationError
+
+from fedloom.core.errors import RecipeError, UserError, naming
+from fedloom.core.settings.names import ClientId
+from fedloom.core.settings.problems import explain
+from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import to_yaml
+from fedloom.engines.flower.keys import public_key
+from fedloom.engines.flower.nodes import NodeConfig
+from fedloom.engines.flower.project import new
+from fedloom.federation.recipes.loader import load, read
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Settings of Flower's commands: they report to nobody and install nothing."""
+AUTH, CA = "auth", "ca.crt"
+_TERMS = {"code": "none", "changes": []}
+"""A site's terms where sites.yaml has none."""
+
+
+T = TypeVar("T", bound=Section)
+
+
+class Sites(Section):
+    """sites.yaml: who takes part in a deployment."""
+
+    recipe: str
+    """A packaged recipe, or a file beside sites.yaml."""
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    """The server's name or IPv4 address, as the sites reach it."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 9092
+    sites: Annotated[dict[ClientId, dict[str, Any]], Field(min_length=1)]
+    """Site -> its node.yaml without `client`: data, tasks, terms and so on."""
+
+
+class Authority:
+    """A certificate authority that lasts as long as this object: nobody keeps its key."""
+
+    def __init__(self, days: int = 365) -> None:
+        self.days, self.key = days, ec.generate_private_key(ec.SECP384R1())
+        others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+        usage = x509.KeyUsage(
+            digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(others.split(), False)
+        )
+        made = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        self.certificate = made.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
+
+    def _start(self, subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        named, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, "fedloom"))
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder().subject_name(named).issuer_name(issuer).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
+        builder = builder.not_valid_after(now + timedelta(days=self.days))
+        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+    def issue(self, folder: Path, name: str, addresses: Sequence[str] = ()) -> None:
+        """Write ca.crt, NAME.pem and NAME.key: a certificate for addresses and for this machine itself."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        names: list[x509.GeneralName] = []
+        for address in dict.fromkeys((*addresses, "127.0.0.1", "localhost")):
+            try:
+                names.append(x509.IPAddress(ipaddress.ip_address(address)))
+            except ValueError:
+                names.append(x509.DNSName(address))
+        made = self._start(f"fedloom {name}", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        made = made.add_extension(x509.BasicConstraints(False, None), critical=True)
+        signed = made.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
+        for file, each in ((CA, self.certificate), (f"{name}.pem", signed)):
+            (folder / file).write_bytes(each.public_bytes(serialization.Encoding.PEM))
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        _secret(folder / f"{name}.key", key.private_bytes(*form))
+
+
+def private_key(path: Path) -> bytes:
+    """Write a new key of a node in the form of ssh-keygen, and its public half beside it, which is returned."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _secret(path, key.private_bytes(*form))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_suffix(".pub").write_bytes(public)
+    return public
+
+
+def _secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read."""
+    with naming(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def superlink(port: int | str, host: str = "127.0.0.1") -> list[str]:
+    """Return the command that starts a server in its folder."""
+    tls = ["--ssl-ca-certfile", CA, "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+    state = ["--enable-supernode-auth", "--database", "superlink.db", "--disable-runtime-dependency-installation"]
+    return ["flower-superlink", "--host", host, "--port", str(port), *tls, *state]
+
+
+def supernode(server: str, port: int | str) -> list[str]:
+    """Return the command that starts a node in its folder, but for its `--node-config`."""
+    tls = ["--ssl-ca-certfile", CA, "--ssl-certfile", "own.pem", "--ssl-keyfile", "own.key"]
+    own = ["--auth-supernode-private-key", AUTH, "--host", "127.0.0.1", "--port", str(port), *tls]
+    return ["flower-supernode", "--superlink", server, "--root-certificates", CA, *own]
+
+
+def connection(folder: Path, port: int) -> None:
+    """Write the folder that Flower's own commands on the server's machine read (FLWR_HOME)."""
+    (folder / "flwr").mkdir(parents=True, exist_ok=True)
+    lines = [
+        "[superlink]",
+        'default = "tls"',
+        "",
+        "[superlink.tls]",
+        f'address = "127.0.0.1:{port}"',
+        f'root-certificates = "{folder.resolve() / CA}"',
+    ]
+    (folder / "flwr" / "config.toml").write_text("\n".join(lines) + "\n")
+
+
+_START = """\
+#!/bin/sh
+# {about}
+cd "$(dirname "$0")" || exit 1
+export {env} FLWR_HOME="$PWD/flwr"
+"""
+_SERVER = """\
+sed -i "s|^root-certificates.*|root-certificates = \\"$PWD/ca.crt\\"|" flwr/config.toml
+{command} &
+trap 'kill $!' INT TERM EXIT
+until flwr supernode list tls >/dev/null 2>&1; do kill -0 $! || exit 1; sleep 1; done
+for key in sites/*.pub; do flwr supernode register "$key" tls >/dev/null 2>&1; done  # those of before stay registered
+echo "The server runs. Start the sites, then here: ./run.sh"
+wait
+"""
+_RUN = """\
+exec flwr run app tls --stream --run-config "folder='$PWD/runs/{recipe}'"
+"""
+
+
+def provision(file: Path, out: Path) -> list[Path]:
+    """Write a folder with a start kit for the server and one per site; return these folders.
+
+    Raises UserError for a file that is wrong, and where `out` is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; choose another folder")
+    value = read(file, kind="sites", follow=False).value
+    admit(names_in(value), Origin.TYPED, str(file))
+    about = _checked(Sites, value, f"{file}")
+    nodes = {name: {"client": name, "terms": _TERMS, **given} for name, given in about.sites.items()}
+    if "server" in nodes:
+        raise RecipeError(f"{file}: sites: 'server' found, which is the server's own folder; choose another name")
+    for name, node in nodes.items():
+        _checked(NodeConfig, node, f"{file}, site {name!r}")
+    beside = file.parent / about.recipe
+    recipe = str(beside) if beside.is_file() else about.recipe
+    load(recipe)  # what is wrong with it is said before anything is written
+    authority, server = Authority(), out / "server"
+    (server / "sites").mkdir(parents=True)
+    env = " ".join(f"{key}={value}" for key, value in QUIET.items())
+    keys = {}
+    for name, node in nodes.items():
+        kit = out / name
+        (kit / "home").mkdir(parents=True)
+        authority.issue(kit, "own")
+        (server / "sites" / f"{name}.pub").write_bytes(private_key(kit / AUTH))
+        (kit / "home" / "node.yaml").write_text(to_yaml(node), "utf-8")
+        keys[name] = public_key(kit / "home")
+        command = shlex.join(supernode(f"{about.address}:{about.port}", "PORT")).replace("PORT", '"${PORT:-9100}"')
+        start = _START.format(about=f"Start the node of {name}; Ctrl-C stops it. Nothing listens outside.", env=env)
+        _script(kit / "start.sh", f'{start}exec {command} --node-config "home=\\"$PWD/home\\""\n')
+    listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
+    app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
+    authority.issue(server, "server", [about.address])
+    connection(server, about.port)
+    start = _START.format(about="Start the server (a SuperLink) and admit the sites; Ctrl-C stops it.", env=env)
+    _script(server / "start.sh", start + _SERVER.format(command=shlex.join(superlink(about.port, "0.0.0.0"))))
+    start = _START.format(about="Run the recipe over the sites; again after a crash, and it goes on.", env=env)
+    name = load(next(path for path in app if path.name == "recipe.yaml")).name
+    _script(server / "run.sh", start + _RUN.format(recipe=name))
+    return [server, *(out / name for name in nodes)]
+
+
+def _checked(kind: type[T], value: Any, where: str) -> T:
+    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
+    try:
+        return strict(kind, value)
+    except ValidationError as error:
+        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
+        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
+    path.chmod(0o755)

@@ -1,0 +1,141 @@
+"""Data as users have it: it works, or one sentence says what to do; and no run loses anything without a word."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedloom as fl
+from fedloom.data import Signal
+from fedloom.engines.api import resume
+from fedloom.errors import DataError, RecipeError, RunWarning, UserError
+
+RNG = torch.Generator().manual_seed(0)
+X = torch.randn(24, 3, generator=RNG)
+Y = (X[:, 0] > 0).long()
+TASKS = {"ill": fl.task(classes=2)}
+TOKENS = [[1 + i % 5] * (2 + i % 3) for i in range(24)]
+
+
+def federation(train: Any, **options: Any) -> fl.Federation:
+    return fl.Federation({"ann": fl.Client(train), "bob": fl.Client((X, Y))}, TASKS, **options)
+
+
+def test_inputs_that_are_not_finite_are_counted_by_client() -> None:
+    x = X.clone()
+    x[3, 1], x[7, 0] = math.nan, math.inf
+    said = "client 'ann', train: 2 of 24 inputs have NaN or infinity, the first at position 3"
+    with pytest.raises(DataError, match=said):
+        federation((x, Y))
+    with pytest.raises(DataError, match="client 'ann', train, example 3: 1 of 1 inputs"):
+        federation(list(zip(x, Y, strict=True)))
+
+
+class Lost(nn.Module):
+    """A model whose training gives NaN for inputs above a bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * torch.where(x.abs().amax() > 1e3, math.inf, 1.0)
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_a_run_that_loses_updates_warns_and_says_so(everyone: bool, tmp_path: Any) -> None:
+    bad = X * 1e4
+    fed = fl.Federation({"ann": fl.Client((bad, Y)), "bob": fl.Client((bad if everyone else X, Y))}, TASKS, test=(X, Y))
+    with pytest.warns(RunWarning, match=r"updates dropped \(ann 2") as heard:
+        result = fl.run(fed, model=Lost(), rounds=2, folder=tmp_path / "run")
+    assert ("nothing learned" in str(heard[0].message)) == everyone
+    for text in (result.table(), repr(result)):
+        assert "updates dropped (ann 2" in text
+        assert ("nothing learned" in text) == everyone
+
+
+def test_a_run_that_loses_nothing_does_not_warn(tmp_path: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fl.run(federation((X, Y)), model="mlp", rounds=1, folder=tmp_path / "run")
+        resume(result.folder, federation=federation((X, Y)), rounds=2)
+    assert "dropped" not in result.table() + repr(result)
+
+
+def test_keywords_of_local_training_stand_by_themselves() -> None:
+    fed = federation((X, Y))
+    result = fl.run(fed, model="mlp", rounds=1, lr=0.2, epochs=3, batch_size=5, optimizer={"momentum": 0.5})
+    training = result.run.recipe["training"]
+    assert (training["epochs"], training["batch_size"]) == (3, 5)
+    assert (training["optimizer"]["lr"], training["optimizer"]["momentum"]) == (0.2, 0.5)
+    table = fl.compare(fed, model="mlp", methods=["local"], rounds=1, lr=0.2, split="val")
+    assert next(iter(table.columns[0].runs.values())).recipe["training"]["optimizer"]["lr"] == 0.2
+    with pytest.raises(RecipeError, match=r"training.optimizer.lr"):
+        fl.run(fed, model="mlp", lr=-1)
+
+
+def test_a_client_with_one_example_and_batch_norm_is_told_what_to_do() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(
+        UserError, match=r"client 'ann' .*batch norm cannot train on a batch of one example.*batch_size"
+    ):
+        fl.run(federation((X[:1], Y[:1])), model=net, rounds=1)
+
+
+def test_axes_of_series() -> None:
+    steps_first = torch.randn(24, 30, 2, generator=RNG)
+
+    def of(x: Any, **options: Any) -> fl.Federation:
+        return fl.Federation({"ann": fl.Client(x)}, TASKS, signal="series", **options)
+
+    with pytest.warns(RunWarning, match="series of 30 x 2 .*more channels than steps: say axes='NTC'"):
+        of((steps_first, Y))
+    turned = of((steps_first, Y), axes="NTC")
+    assert turned.dataset.input_shape == (2, 30)
+    read = of(list(zip(steps_first, Y, strict=True)), axes="NTC").dataset.train
+    for examples in (turned.dataset.train, read):
+        x, _ = examples.batch(torch.tensor([4]), torch.device("cpu"))
+        assert torch.equal(x[0], steps_first[4].T)
+    assert of((steps_first, Y), axes="NCT").dataset.input_shape == (30, 2)
+    with pytest.raises(DataError, match="axes='TNC' found"):
+        of((steps_first, Y), axes="TNC")
+
+
+def test_tokens_of_different_lengths_are_filled_up() -> None:
+    long = [[2] * 9, [3]] * 12
+    fed = fl.Federation({"ann": fl.Client((TOKENS, Y)), "bob": fl.Client((long, Y))}, TASKS, test=(TOKENS, Y))
+    assert fed.dataset.input_shape == (9,)
+    assert fed.dataset.signal == Signal(kind="tokens", vocabulary=6, padding=0)
+    assert fl.run(fed, model="transformer", rounds=1).status == "finished"
+    zeros = [[0, *row] for row in TOKENS]
+    with pytest.raises(DataError, match="client 'ann', train: .*0 is among the tokens"):
+        fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS)
+    signal = Signal(kind="tokens", padding=9, vocabulary=10)
+    assert 9 in fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS, signal=signal).dataset.train.images
+
+
+def test_lists_mappings_and_pandas() -> None:
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "ill": Y})
+    same = [
+        federation((X.tolist(), Y.tolist())),
+        federation((table[["a", "b", "c"]], table["ill"])),
+        fl.Federation(
+            {who: fl.Client({"x": X.tolist(), "y": Y.tolist()}) for who in ("ann", "bob")},
+            TASKS,
+            inputs="x",
+            labels={"ill": "y"},
+        ),
+    ]
+    for fed in same:
+        torch.testing.assert_close(fed.dataset.train.images[:24], X)
+        assert torch.equal(fed.dataset.train.labels["ill"][:24], Y)
+    with pytest.raises(DataError, match=r"client 'ann', train: a table found, .*from_table"):
+        federation(table)
+    with pytest.raises(DataError, match=r"its keys are x, y: name them with inputs= and labels="):
+        federation({"x": X.tolist(), "y": Y.tolist()})

@@ -1,0 +1,135 @@
+"""Start kits: what `fedloom flower provision` writes is what a server and its sites need, and nothing more is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedloom.cli.app import app
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+
+from fedloom.engines.flower.check import findings
+from fedloom.engines.flower.demo import _RECIPE, prepare
+from fedloom.engines.flower.deployment import free_port
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.runs.reader import Run
+
+
+def told(*command: str) -> tuple[int, str]:
+    """Return the exit code of a command, and what it says."""
+    done = CliRunner().invoke(app, ["flower", *command])
+    return done.exit_code, f"{done.output} {done.exception or ''}"
+
+
+def sites_file(home: Path, **changes: Any) -> Path:
+    """sites.yaml beside a recipe, for two of the demo's sites."""
+    configs = {name: yaml.safe_load(text) for name, text in prepare(home).items() if name != "office"}
+    recipe = {**_RECIPE, "training": {"rounds": 1, "epochs": 1}}
+    recipe["runtime"] = {"engine": "flower", "flower": {"deadline": 200}}
+    (home / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    sites = {name: {"data": config["data"]} for name, config in configs.items()}
+    sites["lab"]["terms"] = {"rounds": 5}
+    value = {"recipe": "mine.yaml", "address": "fl.clinic.example", "port": 9191, "sites": sites, **changes}
+    (home / "sites.yaml").write_text(yaml.safe_dump(value))
+    return home / "sites.yaml"
+
+
+def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    code, said = told("provision", str(sites_file(tmp_path)), "--out", str(out))
+    assert code == 0, said
+    assert {path.name for path in out.iterdir()} == {"server", "clinic", "lab"}
+    recipe = load(out / "server" / "app" / "app" / "recipe.yaml")
+    assert recipe.runtime.flower.nodes == 2
+    authority = x509.load_pem_x509_certificate((out / "server" / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((out / "server" / "server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "fl.clinic.example" in names.get_values_for_type(x509.DNSName)
+    for name, terms in {"clinic": {"code": "none", "changes": []}, "lab": {"rounds": 5}}.items():
+        kit = out / name
+        assert (kit / "auth.pub").read_bytes() == (out / "server" / "sites" / f"{name}.pub").read_bytes()
+        assert (kit / "ca.crt").read_bytes() == (out / "server" / "ca.crt").read_bytes()
+        node = yaml.safe_load((kit / "home" / "node.yaml").read_text())
+        assert (node["client"], node["terms"]) == (name, terms)
+        found = {what: (good, text) for what, good, text in findings(
+            out / "server" / "app", None, None, kit / "auth", kit / "home")}  # fmt: skip
+        assert all(good for good, _ in found.values()), found
+        assert recipe.runtime.flower.keys[name] in found["node"][1]
+        assert "--superlink fl.clinic.example:9191" in (kit / "start.sh").read_text()
+    secret = [path for path in out.rglob("*") if path.suffix == ".key" or path.name in ("auth", "key")]
+    assert len(secret) == 7
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+    assert all(os.access(script, os.X_OK) for script in out.rglob("*.sh"))
+    code, said = told("provision", str(tmp_path / "sites.yaml"), "--out", str(out))
+    assert (code != 0, "is not empty" in said) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"address": "a b; rm -rf /"}, "address"),
+        ({"sites": {"../up": {}}}, "sites"),
+        ({"sites": {"server": {}}}, "'server' found"),
+        ({"sites": {"a": {"terms": {"rounds": 0}}}}, "rounds"),
+        ({"recipe": "no-such-recipe"}, "no-such-recipe"),
+    ],
+)
+def test_what_is_wrong_with_sites_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    code, text = told("provision", str(sites_file(tmp_path, **changes)), "--out", str(tmp_path / "kits"))
+    assert code != 0
+    assert said in text
+    assert not (tmp_path / "kits").exists()
+
+
+@pytest.mark.slow
+def test_the_kits_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server and the sites start with their one command each; a third runs the recipe."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    port = free_port()
+    told("provision", str(sites_file(tmp_path, address="127.0.0.1", port=port)), "--out", str(tmp_path / "k"))
+    started = []
+    try:
+        for name in ("server", "clinic", "lab"):
+            monkeypatch.setenv("PORT", str(free_port()))
+            with (tmp_path / f"{name}.log").open("wb") as log:
+                command = [str(tmp_path / "k" / name / "start.sh")]
+                started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+            while name == "server" and "The server runs" not in (tmp_path / "server.log").read_text():
+                assert started[0].poll() is None, (tmp_path / "server.log").read_text()
+                time.sleep(1)
+        subprocess.run([tmp_path / "k" / "server" / "run.sh"], check=True, timeout=280, capture_output=True)
+        run = Run.read(tmp_path / "k" / "server" / "runs" / "sites")
+        assert run.info["status"] == "finished"
+        assert run.final().values.keys() == {"digit", "parity"}
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in started:
+            process.wait(timeout=30)
+
+
+@pytest.mark.slow
+def test_the_demo_prints_a_table_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code, said = told("demo", "--rounds", "1")
+    assert code == 0, said
+    assert "digit" in said
+    assert "parity" in said
+    assert not list(tmp_path.glob("fedloom-flower-*"))
