@@ -73,7 +73,7 @@ LISTS: dict[str, tuple[str, ...]] = {
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
     *("data preview", "export", "figure", "flower new", "init", "merge", "picture"),
-    *("atlas", "demo", "recipe schema", "report", "tournament"),
+    *("atlas", "demo", "recipe schema", "report", "tournament", "tune"),
 }
 
 

@@ -55,7 +55,7 @@ def init(
         "recipe.yaml"
     ),
 ) -> None:
-    """Write a recipe for your own data; what no option says is asked."""
+    """Write a recipe for your own data; prompts for what neither an option nor a default gives."""
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.data.tables.read import is_table
     from fedloom.federation.recipes.draft import draft, look
@@ -114,9 +114,11 @@ def _of_table(
     from fedloom.federation.recipes.draft import draft_of_table
 
     names = ""
-    if labels is None or clients is None:
+    if labels is None or (clients is None and not path.is_dir()):
         frame, _, _ = read(path, None)
         names = ", ".join(map(str, frame.columns))
+    else:  # all that no default could know is said, so nothing is asked
+        method, rounds = method or "fedavg", rounds or 20
     wanted = _listed(_ask(labels, f"What to predict, of {names}", "")) or []
     held = (
         ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -94,14 +94,17 @@ def resume(
 
 def demo(
     changes: shared.Changes = None,
+    data: Annotated[
+        Literal["ist", "digits"], typer.Option(help="Stroke patients of 16 countries, or handwritten digits.")
+    ] = "ist",
     out: Annotated[Path, shared.out_option("The grid's folder.", file_okay=False)] = Path("grids/demo"),
     quiet: shared.Quiet = False,
 ) -> None:
-    """Train 16 clients alone and together, on four tasks and three seeds: a table, tests and a page of each client."""
+    """Train 16 sites alone and together, with several tasks and three seeds: a table, tests and a page of each site."""
     with_page = find_spec("vl_convert") is not None
     if not with_page:  # before minutes of training, not after
         typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
-    grid("demo", changes, out, quiet=quiet)
+    grid("demo", changes, out, quiet=quiet, bed=None if data == "ist" else data)
     table(str(out))
     table(str(out), tests=True)
     if with_page:

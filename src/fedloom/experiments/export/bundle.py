@@ -141,8 +141,7 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
     part, mean, std = _inputs(built, client, wanted)
     owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
     of = built.recipe.name, built.recipe.seed, built.method.name
-    inputs = part.input_shape, built.dataset.signal, mean, std, built.dataset.table
-    said = about(*of, licence, wanted, *inputs)
+    said = about(*of, licence, wanted, part.input_shape, built.dataset.signal, mean, std, built.dataset.table)
     return {**said, "client": owner, "task": wanted[0].name if re.search(r"(^|/)task/", key) else None}
 
 
