@@ -81,9 +81,25 @@ def test_normalised() -> None:
     G, scale = normalised(torch.diag(torch.tensor([1.0, 3.0]).double()) * 1e-60)
     torch.testing.assert_close(G.diagonal().tolist(), [0.5, 1.5])
     assert scale == pytest.approx(2e-60)
-    zero, scale = normalised(torch.zeros(2, 2).double())
-    assert scale == 0
-    assert not zero.any()
+    for k in (0, 2):
+        zero, scale = normalised(torch.zeros(k, k).double())
+        assert scale == 0
+        assert not zero.any()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_what_cancels_is_below_a_millionth_of_its_parts(size: float) -> None:
+    w = torch.tensor([0.5, 0.5]).double()
+    for left, expected in ((1.9e-6, True), (2.1e-6, False)):
+        x = size * torch.tensor([[1.0], [left - 1]]).double()
+        assert cancels(x @ x.t(), w) is expected
+
+
+def test_the_only_row_that_is_not_zero_counts_by_its_share() -> None:
+    """g_0 is half of the row, so phi is c / 2 of its length."""
+    w, lam = conflict_averse(torch.diag(torch.tensor([4.0, 0.0])).double(), torch.tensor([0.5, 0.5]).double(), 0.4)
+    assert w.tolist() == [1, 0]
+    assert lam == pytest.approx(0.2)
 
 
 def test_nonzero_is_relative_to_the_largest_row() -> None:

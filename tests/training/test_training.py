@@ -19,7 +19,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
-from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, passes, train
+from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, clip, passes, train
 from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
@@ -435,3 +435,15 @@ def test_images_with_the_channels_innermost_are_the_same_images(channels: int) -
     x = torch.randn(2, channels, 4, 5)
     assert torch.equal(channels_last(x), x)
     assert channels_last(x).stride() == (20 * channels, 1, 5 * channels, channels)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+def test_gradients_are_clipped_as_torch_clips_them(size: float) -> None:
+    ours = [size * torch.tensor([3.0, 0.0]), size * torch.tensor([4.0])]
+    theirs = [nn.Parameter(torch.zeros_like(g)) for g in ours]
+    for parameter, g in zip(theirs, ours, strict=True):
+        parameter.grad = g.clone()
+    clip(ours, 2.5 * size)
+    nn.utils.clip_grad_norm_(theirs, 2.5 * size)
+    for parameter, g in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(g, parameter.grad, rtol=1e-6, atol=0)

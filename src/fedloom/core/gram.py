@@ -209,7 +209,7 @@ def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
     G, _ = normalised(G)
     mean_square = float(p @ G @ p)
     part, slope = G[some][:, some], (G @ p)[some]
-    if c == 0 or mean_square <= 0 or cancels(G, p):
+    if c == 0 or cancels(G, p):
         w[some] = p[some] / p[some].sum()
         return w, 0.0
     phi = c * math.sqrt(mean_square)

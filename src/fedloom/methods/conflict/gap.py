@@ -75,8 +75,8 @@ class GapWeights(GapWeightsSettings, Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         clients = [row_key(row) for row in updates.rows]
-        n = ctx.population or len(clients)
-        weights = {**dict.fromkeys(clients, 1 / max(n, 1)), **state.get("weights", {})}
+        n = ctx.population or len(clients) or 1
+        weights = {**dict.fromkeys(clients, 1 / n), **state.get("weights", {})}
         trained = dict(zip(clients, map(float, updates.extra["loss_trained"]), strict=True))
         received = dict(zip(clients, map(float, updates.extra["loss_received"]), strict=True))
         gaps = {}
@@ -93,7 +93,7 @@ class GapWeights(GapWeightsSettings, Stage):
             mean = math.fsum(gaps.values()) / len(gaps)
             gaps = {client: gap - mean for client, gap in gaps.items()}
         left = max(0.0, 1 - (ctx.round - 2) / ctx.rounds) if ctx.rounds else 1.0  # the gaps are those of round - 1
-        weights = adjusted(weights, gaps, self.step * left / max(n, 1), self.floor)
+        weights = adjusted(weights, gaps, self.step * left / n, self.floor)
         memory = {client: {"round": ctx.round, "loss": trained[client]} for client in clients}
         now = torch.tensor([weights[client] for client in clients], dtype=torch.float64)
         new = {"weights": weights, "trained": {**state.get("trained", {}), **memory}}
