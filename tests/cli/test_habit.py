@@ -72,7 +72,7 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data preview", "export", "figure", "flower new", "init", "merge", "picture"),
+    *("data preview", "export", "figure", "flower demo", "flower new", "flower provision", "init", "merge", "picture"),
     *("atlas", "demo", "recipe schema", "report", "tournament", "tune"),
 }
 

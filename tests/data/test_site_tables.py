@@ -217,7 +217,7 @@ def test_what_sends_counts_is_refused_beside_a_privacy_budget_and_at_nodes(tmp_p
     checked = load(recipe(tmp_path / "t.csv"))
     data = DataSection.model_validate(recipe(tmp_path / "t.csv")["data"])
     with pytest.raises(DataError, match="nodes with data of their own send no"):
-        own_data(checked, NodeConfig(client="a", data=data))
+        own_data(checked.seed, checked.tasks, NodeConfig(client="a", data=data))
 
 
 def test_metrics_of_columns_are_those_that_tasks_have() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fedloom.methods.conflict.averse import conflict_averse_weights
 
 from fedloom import stages as s
 from fedloom.core.server import Adaptive, Lookahead, Momentum
+from fedloom.methods.conflict.aggregation import conflict_averse_weights
 from fedloom.methods.drift.rules import Dual
 from fedloom.methods.f2dc.rules import gumbel_mask
 from fedloom.methods.peers.at_peers import InterCluster

@@ -232,7 +232,7 @@ def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, n
     elsewhere = ("which is not installed", "expected low-rank factors")  # for another environment, another model
     refused = {addon: text for addon, text in refused.items() if not any(why in text for why in elsewhere)}
     assert name not in ("fedavg", "fedprox") or part or set(refused) == {"staleness"}
-    assert part or ("feddea" in refused) == (name == "local")
+    assert part or ("feddea" in refused) == (name in ("local", "simple"))
     robust = set(refused) & set(ROBUST)
     assert part or robust in (set(), set(ROBUST), set(ROBUST) - {"clip", "nnm"}), (
         "those that take a mean's place, or all"

@@ -32,7 +32,7 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
 from peers_support import Valleys
 from quadratics import Quadratics
-from tests_support import assert_same, load_recipe, outcome, stopped_after
+from tests_support import assert_same, client_step, load_recipe, outcome, stopped_after
 
 Quick = Callable[..., Result]
 ROUNDS = ("training.rounds=4",)
@@ -315,7 +315,7 @@ def test_training_that_leaves_nan_in_parameters_or_in_buffers(bad: str | None, m
     received = Message(
         built.method.shared_part(built.layout).flatten(built.module).detach(), torch.zeros(model.buffers.shape)
     )
-    payload, _, _ = client.client_step(
+    payload, _, _ = client_step(
         built.method,
         model,
         built.federation,

@@ -140,7 +140,9 @@ def test_inputs_go_from_the_datas_normalisation_to_that_of_the_weights(
     need("timm", "vision")
     recipe = load_recipe("model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}")
     examples = TensorExamples(torch.zeros(2, 3, 32, 32), {"a": torch.zeros(2).long()}, mean=mean, std=std)
-    found = starting_model(recipe, Dataset("two", (Classification("a", 2),), examples, examples)).rescale
+    found = starting_model(
+        recipe.model, recipe.seed, Dataset("two", (Classification("a", 2),), examples, examples)
+    ).rescale
     assert found is not None
     assert [v.flatten().tolist() for v in found] == [scale, shift]
 

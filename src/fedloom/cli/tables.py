@@ -68,9 +68,10 @@ def compare(
     from fedloom.study.significance.ranks import ranked
 
     shared.one_of(tests, over, ranks, plot)
-    if len(runs) == 1 and not runs[0].is_dir():
+    from fedloom.federation.recipes.loader import load, names
+
+    if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
         from fedloom.experiments.compared import compare as run_and_compare
-        from fedloom.federation.recipes import load
 
         recipe = load(str(runs[0]))
         comparison = run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)

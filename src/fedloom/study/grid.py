@@ -310,7 +310,7 @@ def _on_recipe(value: Mapping[str, Any], bed: str, where: str, beds: Collection[
             f"{choices('Its beds', bed, beds)}"
         )
     label = re.sub(r"[^\w.-]+", "-", bed if bed in loader.names() else Path(bed).stem)
-    rest = {key: kept for key, kept in value.items() if key != "columns"}
+    rest = {key: kept for key, kept in value.items() if key not in ("columns", "tuned")}
     if isinstance(changes := value.get("set"), dict):
         rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BED}
     return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": bed}}}

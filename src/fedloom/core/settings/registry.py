@@ -139,6 +139,8 @@ class Registry:
         own = SimpleNamespace(__annotations__={p.name: Any if p.annotation is p.empty else p.annotation for p in keys})
         home = function.__init__ if inspect.isclass(function) else inspect.unwrap(function)
         space = getattr(home.func if isinstance(home, partial) else home, "__globals__", {})
+        for base in function.__mro__ if inspect.isclass(function) else ():
+            space = {**vars(sys.modules[base.__module__]), **space}
         for _, declared in getattr(function, "parts", {}).values():
             space = {**vars(sys.modules[declared.__module__]), **space}
         try:

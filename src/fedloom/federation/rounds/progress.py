@@ -6,8 +6,26 @@ import sys
 import time
 from collections.abc import Mapping
 
-from fedloom.federation.rounds.round import Progress
+from fedloom.core import errors
 from fedloom.federation.runs.reader import clock
+
+
+class Progress:
+    """Receives what happens in a run. This one says nothing; others say what they want to.
+
+    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
+    """
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None: ...
 
 
 def progress(quiet: bool = False) -> Progress:

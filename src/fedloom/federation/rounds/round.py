@@ -8,7 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from fedloom.core import errors
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds.built import Built
@@ -16,29 +15,12 @@ from fedloom.federation.rounds.federation import BuiltClient, cohort
 from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_down, count_up, form, rows_of
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import kept
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
-
-
-class Progress:
-    """Receives what happens in a run. This one says nothing; others say what they want to.
-
-    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
-    """
-
-    def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
-    def client(self, round: int, done: int, of: int) -> None: ...
-    def event(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
-        errors.warn(text)
-
-    def stop(self) -> None: ...
 
 
 @dataclass
