@@ -113,8 +113,7 @@ def test_the_oldest_versions_are_those_that_are_allowed() -> None:
 def test_what_is_imported_is_declared() -> None:
     declared = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]} - {"PyYAML"} | {"yaml"}
     of_pydantic = {"pydantic_core", "typing_extensions"}  # it cannot be installed without
-    # behind an except ImportError; in a module that only commands of the extra flower import
-    apart = {"cloudpickle", "cryptography"}
+    apart = {"cloudpickle"}  # behind an except ImportError
     text = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
     roots = {*re.findall(r"^ *(?:import|from) (\w+)[\w.]*(?: import .*| as \w+)?$", text, re.MULTILINE)}
     assert roots - sys.stdlib_module_names - {"fedloom"} == declared | of_pydantic | apart

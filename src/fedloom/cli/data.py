@@ -24,6 +24,8 @@ Names = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="The columns or globs that are inputs, whatever they tell.")
 ]
 Missing = Annotated[str | None, typer.Option(metavar="CODE,...", help="Cells that mean missing, such as -9 or '?'.")]
+METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
+"""Questions of `init`."""
 Parameters = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
 ]
@@ -65,17 +67,12 @@ def init(
     if out.exists():
         raise UserError(f"{out} is there already: name another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
-    how = "Which method (see `fedloom methods`)", "How many rounds"
     if is_table(path):
         said = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
         recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**said, "mode": preprocess})
     else:
-        for option, value in {
-            "features": features,
-            "leave-out": leave_out,
-            "missing": missing,
-            "metric": metric,
-        }.items():
+        options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric}
+        for option, value in options.items():
             if value is not None:
                 raise UserError(f"--{option} is for tables, and {path} is none")
         found = look(path)
@@ -91,8 +88,8 @@ def init(
         which = "How many clients for each of its domains" if found.groups else "How many clients hold it"
         or_column = ", or the column that says whose a row is" if found.columns else ""
         held = _ask(clients, which + or_column, "1" if found.groups else "5")
-        chosen = _ask(method, how[0], "fedavg")
-        recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, how[1], 20))
+        chosen = _ask(method, METHOD, "fedavg")
+        recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
     typer.echo(f"look at it: fedloom show {out}\ntrain:      fedloom run {out}", err=True)
@@ -129,9 +126,9 @@ def _of_table(
     found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
     for line in found.told():
         typer.echo(line)
-    how = _ask(method, "Which method (see `fedloom methods`)", "fedavg")
+    how = _ask(method, METHOD, "fedavg")
     count = int(held) if held.isdigit() else None
-    return draft_of_table(found, path, name, count, how, _ask(rounds, "How many rounds", 20))
+    return draft_of_table(found, path, name, count, how, _ask(rounds, ROUNDS, 20))
 
 
 def _listed(text: str | None) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,14 +121,9 @@ def tune(
 
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
-    budget = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds)))
-
-    def tell(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
+    budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
     with _interruptible(folder, "the same command goes on"):
-        made, curves = tune_grid(grid, budget, folder, watch=lambda: progress(quiet), tell=tell, jobs=jobs)
+        made, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
     write(folder, {FILE: to_yaml(made.model_dump(mode="json"))})
     rows = [
         {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
@@ -188,12 +183,8 @@ def tournament(
     if plan.most < plan.least:
         raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
 
-    def tell(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
     with _interruptible(folder, f"continue with: fedloom tournament {folder}"):
-        made = play(plan, folder, lambda: progress(quiet), tell, jobs)
+        made = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
     _show(
         made,
         as_json,
@@ -226,6 +217,11 @@ def atlas(
     with _interruptible(folder, "the same command goes on"):
         made = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
     _show(made, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line of progress, or nothing where `quiet`."""
+    return lambda text: None if quiet else typer.echo(text, err=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import copy
 import shutil
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,13 @@ class Result:
         built = self.built or build(*_saved(self.folder))
         if client is not None and client not in built.federation.clients:
             raise StateError(f"{self.folder}: {unknown('client', client, built.federation.clients)}")
-        keys = [f"{client}/task/{task}", client] if client is not None else []
-        found = next((key for key in (*keys, f"task/{task}", "") if key in models), None)
+        found = next((key for key in model_keys(client, task) if key in models), None)
         if found is None:
             known = ", ".join(sorted(models))
             what = "one model for all" if client is None else f"one model of client {client!r}"
             raise StateError(f"{self.folder}: the run has not {what}; name a client or a task. Its models: {known}")
         module = copy.deepcopy(built.module)
-        own = module.state_dict()
-        for name, tensor in models[found].items():
-            own[name].copy_(tensor)
+        fill(module, models[found], self.folder)
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
         return inner.eval()
 
@@ -130,6 +128,24 @@ class Result:
 def _saved(folder: Path) -> tuple[Any, None, Any]:
     recipe, partition = RunFolder.read(folder)
     return recipe, None, partition
+
+
+def model_keys(client: str | None, task: str | None) -> list[str]:
+    """Return the keys of `trained_models` for the model that a client uses for a task; the first that is there is it.
+
+    Without a client: for the model that all clients share.
+    """
+    own = [] if client is None else [f"{client}/task/{task}", client]
+    return [*own, f"task/{task}", ""]
+
+
+def fill(module: nn.Module, model: Mapping[str, Tensor], folder: Path) -> None:
+    """Copy one of a run's models into a network, in place. Raises StateError for a tensor that does not fit."""
+    own = module.state_dict()
+    for name, tensor in model.items():  # load_state_dict wants a counter of every batch norm
+        if name not in own or own[name].shape != tensor.shape:
+            raise StateError(f"{folder}: the model has {name}, which does not fit the recipe")
+        own[name].copy_(tensor)
 
 
 def model_file(folder: Path | str) -> Path:

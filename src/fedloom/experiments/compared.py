@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.engines.api import Source, recipe_of, run
-from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, search_of
+from fedloom.experiments.tune import Budget, Curve, Scores, changes_against_first, described, key, search_of
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -144,8 +143,10 @@ class _Question:
         ]
         made = put_side_by_side(folders, None, split, metric)
         columns = dict(zip(chosen, made.columns, strict=True))
-        judged = put_side_by_side(folders, None, "val", metric) if self._validated(folders[0]) else None
-        best = _best({} if judged is None else dict(zip(chosen, judged.columns, strict=True)), made.rows)
+        best = None
+        if _validated(Run.read(folders[0])):
+            judged = put_side_by_side(folders, None, "val", metric)
+            best = _best(dict(zip(chosen, judged.columns, strict=True)), made.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
         said = unjudged if best is None else answer(columns, made.rows, best)
         return replace(made, notes=(*made.notes, *notes, *said, f"The runs: {self.home}"))
@@ -163,23 +164,21 @@ class _Question:
                 for seed in self.budget.seeds:
                     label = f"{name} with {described(trial)}, seed {seed}"
                     place = self.home / "trials" / f"{name}-{len(runs)}-s{seed}"
-                    folder = self._run(label, self._recipe({**changes, **trial}, seed), place)
-                    if not self._validated(folder):
+                    of = Run.read(self._run(label, self._recipe({**changes, **trial}, seed), place))
+                    if not _validated(of):
                         notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
                         self.total -= self.budget.trials * len(self.budget.seeds) - 1
                         return {}
-                    of = Run.read(folder)
                     directions = {row.task: row.direction for row in of.judged}
                     final = of.final("val").values
                     values.append({row.task: final.get(row.task, {}).get(row.metric, inf) for row in of.judged})
                 runs[key(trial)] = {task: fmean(v[task] for v in values) for task in directions}
             scores = changes_against_first(runs, directions)
         self.total -= (self.budget.trials - len(scores)) * len(self.budget.seeds)
-        best = max(scores, key=lambda one: scores[one])
-        chosen: Changes = json.loads(best)
-        notes.append(f"{name}: {described(chosen)}, the best of {len(scores)} settings on validation data"
-                     + (", at the end of the learning rates tried." if search.at_edge(scores) else "."))  # fmt: skip
-        return chosen
+        curve = Curve(name, scores, search.at_edge(scores))
+        notes.append(f"{name}: {described(curve.best)}, the best of {len(scores)} settings on validation data"
+                     + (", at the end of the learning rates tried." if curve.at_edge else "."))  # fmt: skip
+        return curve.best
 
     def _recipe(self, changes: Changes, seed: int) -> Recipe:
         """Return the recipe of one run, measured on validation data too."""
@@ -187,9 +186,6 @@ class _Question:
         if self.model is not None and not isinstance(self.model, str | Mapping):  # whole modules have no heads of ours
             own = {name: value for name, value in own.items() if name not in OWN_HEADS}
         return recipe_of(self.what, self.model, changes["method"], texts(own), **{**self.options, "seed": seed})
-
-    def _validated(self, folder: Path) -> bool:
-        return any(entry["split"] == "val" for line in Run.read(folder).rounds for entry in line["metrics"])
 
     def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
         """Return the folder of a finished run, running it where that has not happened."""
@@ -206,10 +202,12 @@ class _Question:
         return place
 
 
+def _validated(run: Run) -> bool:
+    return any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"])
+
+
 def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | None:
     """Return the way of training together with the best validation numbers, seed by seed against training alone."""
-    if "local" not in columns:
-        return None
     directions = {row.task: row.direction for row in rows}
     local = columns["local"].values
     found = {

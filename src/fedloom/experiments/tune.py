@@ -27,7 +27,7 @@ from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.delta import delta_m
-from fedloom.study.grid import CHANGES, Changes, Grid, load_grid, names, write
+from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
 from fedloom.study.tables.results import of_grid
 
 RATE = "training.optimizer.lr"
@@ -158,7 +158,7 @@ class Curve:
 
 
 def tune(
-    recipe: str | Mapping[str, Any],
+    recipe: Mapping[str, Any],
     changes: Changes,
     budget: Budget,
     folder: Path,
@@ -191,7 +191,7 @@ def tune(
         grid = load_grid(
             {
                 "name": "trials",
-                "data": {BED: {"recipe": recipe if isinstance(recipe, str) else dict(recipe)}},
+                "data": {BED: {"recipe": dict(recipe)}},
                 "bases": {f"trial {n}": {**changes, **last, **trial} for n, trial in enumerate(proposed)},
                 "seeds": list(budget.seeds),
                 "references": [],
@@ -257,39 +257,19 @@ def tune_grid(
     """
     curves: list[tuple[str, Curve]] = []
     tuned: dict[str, dict[str, Changes]] = {}
-    for data, row in grid.data.items():
-        for base, addon in grid.combinations:
-            if row.bases is not None and base not in (*row.bases, *grid.reference_rows):
-                continue
-            given = grid.bases.get(base)
-            parts = (
-                (row.set, grid.set, CHANGES[base])
-                if given is None
-                else (row.set, given, grid.addons[addon], grid.cells.get(f"{base}/{addon}", {}), grid.set)
-            )
-            changes: Changes = {}
-            for name, value in (item for part in parts for item in part.items()):
-                changes.pop(name, None)  # so that it acts after what stood between
-                changes[name] = value
-            label = f"{base}/{addon}"
-            try:
-                curve = tune(
-                    row.recipe,
-                    changes,
-                    budget,
-                    folder / "trials" / data / label.replace("/", " "),
-                    label=label,
-                    origin=grid._origin,
-                    watch=watch,
-                    jobs=jobs,
-                )
-            except RecipeError as error:
-                tell(f"{data}: {label}: {' '.join(str(error).split())}")
-                continue
-            curves.append((data, curve))
-            tell(f"{data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
-            if curve.best:
-                tuned.setdefault(data, {})[label] = curve.best
+    untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
+    for cell, recipe in recipes(untuned).items():
+        label, place = f"{cell.base}/{cell.addon}", cell.folder(folder / "trials").parent
+        value = recipe.model_dump(mode="json")
+        try:
+            curve = tune(value, {}, budget, place, label=label, origin=grid._origin, watch=watch, jobs=jobs)
+        except RecipeError as error:
+            tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
+            continue
+        curves.append((cell.data, curve))
+        tell(f"{cell.data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
+        if curve.best:
+            tuned.setdefault(cell.data, {})[label] = curve.best
     made = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
     write(folder, {"curves.csv": curves_csv(curves)})
     return made, curves

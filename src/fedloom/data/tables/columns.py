@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode
 from fedloom.data.tables.read import THOUSANDS, Code, Column, column_of, read
-from fedloom.data.tables.table import Split, rows_of
+from fedloom.data.tables.table import Split, labelled, rows_of
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -28,22 +28,8 @@ CLASSES = 20
 _ROWS = 20_000
 """As many training rows are enough to look at."""
 _TAKEN = {
-    *(
-        "type",
-        "keys",
-        "values",
-        "items",
-        "pop",
-        "clear",
-        "update",
-        "train",
-        "training",
-        "eval",
-        "half",
-        "float",
-        "double",
-    ),
-    *("apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile"),
+    *("type", "keys", "values", "items", "pop", "clear", "update", "train", "training", "eval", "half", "float"),
+    *("double", "apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile"),
 }
 """Columns that cannot be a task under their own name, because torch.nn.ModuleDict has an attribute of that name."""
 _IDENTIFIERS = {
@@ -161,10 +147,7 @@ def draft(
         if name in given or name == site:
             continue
         column = columns[name]
-        if name in away:
-            left_out[name] = ASKED
-            continue
-        if chosen is not None and name not in chosen:
+        if name in away or (chosen is not None and name not in chosen):
             left_out[name] = ASKED
             continue
         kind, why = kind_of(column, named=chosen is not None)
@@ -210,10 +193,7 @@ def label_of(column: Column, known: Mapping[str, Any], where: str, mode: Mode) -
         raise DataError(f"{about}: kind {kind!r} found, expected binary, classification or regression for a column")
     if kind == "regression":
         if texts:
-            raise DataError(
-                f"{about}: the label has numbers and {column.not_numbers[0]!r}; if that means missing, name it with "
-                f"--missing '{column.not_numbers[0]}'"
-            )
+            raise DataError(f"{about}: the label has numbers and {column.not_numbers[0]!r}; {_perhaps_missing(column)}")
         values = column.numbers[~np.isnan(column.numbers)]
         if not len(values):
             raise DataError(f"{about}: no cell has a label; leave the task out")
@@ -225,8 +205,7 @@ def label_of(column: Column, known: Mapping[str, Any], where: str, mode: Mode) -
         return Label(kind=kind, metric=metric, mean=float(f"{values.mean():.3g}"), std=std if std > 0 else 1.0)
     if texts and 0 < len(column.not_numbers) < len(column.distinct) and len(column.distinct) > CLASSES:
         raise DataError(
-            f"{about}: numbers and texts such as {column.not_numbers[0]!r} found; if that means missing, name it with "
-            f"--missing '{column.not_numbers[0]}'"
+            f"{about}: numbers and texts such as {column.not_numbers[0]!r} found; {_perhaps_missing(column)}"
         )
     if not len(column.distinct):
         raise DataError(f"{about}: no cell has a label; leave the task out")
@@ -291,13 +270,14 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
             f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without",
         )
     if len(strange) < len(column.distinct) and len(column.distinct) - len(strange) > 5 * len(strange):
-        return None, (
-            f"it has numbers and {len(strange)} texts such as {strange[0]!r}; if that means missing, name it with "
-            f"--missing '{strange[0]}'"
-        )
+        return None, (f"it has numbers and {len(strange)} texts such as {strange[0]!r}; {_perhaps_missing(column)}")
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
     return "category", ""
+
+
+def _perhaps_missing(column: Column) -> str:
+    return f"if that means missing, name it with --missing '{column.not_numbers[0]}'"
 
 
 def _words(name: str) -> list[str]:
@@ -378,7 +358,7 @@ def told_by(column: Column, kind: Kind, label: Label, labels: Array, rows: Array
     """Return how well a column alone tells a label on some rows: ("AUC" or "R2", value)."""
     real = label.kind == "regression"
     y = labels[rows]
-    there = ~np.isnan(y) if real else y >= 0
+    there = labelled(y)
     rows, y = rows[there], y[there].astype(np.float64)
     measure = "R2" if real else "AUC"
     if len(y) < 20 or len(np.unique(y)) < 2:
@@ -426,7 +406,7 @@ def _agreement(score: Array, y: Array, real: bool) -> float:
 
 def _ranks(values: Array) -> Array:
     """Return ranks from 0, ties in the mean."""
-    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(count)
-    found: Array = (ends - (count + 1) / 2)[index]
+    from pandas import Series
+
+    found: Array = Series(values).rank().to_numpy() - 1
     return found

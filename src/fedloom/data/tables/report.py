@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.data.tables.preprocessing import Label
 from fedloom.data.tables.read import column_of, read
-from fedloom.data.tables.table import labels_of, sites_of
+from fedloom.data.tables.table import labelled, labels_of, sites_of
 
 Row = dict[str, Any]
 
@@ -37,7 +37,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[Row], list[Row]
         row: Row = {"site": name, "rows": shown(int(here.sum()))}
         for task, label in tasks.items():
             y = labels[task][here]
-            y = y[~np.isnan(y)] if label.kind == "regression" else y[y >= 0]
+            y = y[labelled(y)]
             if label.kind == "regression":
                 share = f", mean {y.mean():.4g}" if len(y) >= minimum else ""
             else:

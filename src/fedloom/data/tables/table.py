@@ -162,6 +162,11 @@ def labels_of(frame: Any, tasks: Mapping[str, Label], missing: Sequence[Code], w
     return found
 
 
+def labelled(labels: Array) -> Array:
+    """Return which rows have a label: a class (-1: none) or a real number (NaN: none)."""
+    return ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+
+
 def rows_of(
     frame: Any,
     where: str,
@@ -174,7 +179,7 @@ def rows_of(
     """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn."""
     labels = labels_of(frame, tasks, missing, where)
     which, names = sites_of(frame, site, where)
-    has = {task: ~np.isnan(column) if column.dtype.kind == "f" else column >= 0 for task, column in labels.items()}
+    has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
         notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
@@ -267,11 +272,7 @@ def build(
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
-        held = [
-            task
-            for task, column in rows.labels.items()
-            if (~np.isnan(column[train]) if column.dtype.kind == "f" else column[train] >= 0).any()
-        ]
+        held = [task for task, column in rows.labels.items() if labelled(column[train]).any()]
         if not held:
             raise DataError(f"{where}, site {who!r}: no training row has a label; leave its rows out")
         own, apart = (np.searchsorted(learned, part) for part in (train, val))

@@ -10,13 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import Field, ValidationError
 
 from fedloom.core.errors import RecipeError, UserError, naming
+from fedloom.core.extras import need
 from fedloom.core.settings.names import ClientId
 from fedloom.core.settings.problems import explain
 from fedloom.core.settings.section import Section, strict
@@ -26,6 +23,11 @@ from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.project import new
 from fedloom.federation.recipes.loader import load, read
+
+x509, ec = need("cryptography.x509", "flower"), need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
+hashes, serialization = (
+    need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
+)
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -65,8 +67,10 @@ class Authority:
         made = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
         self.certificate = made.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
 
-    def _start(self, subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        named, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, "fedloom"))
+    def _start(self, subject: str, key: Any) -> Any:
+        named, issuer = (
+            x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)]) for text in (subject, "fedloom")
+        )
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(named).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
@@ -76,7 +80,7 @@ class Authority:
     def issue(self, folder: Path, name: str, addresses: Sequence[str] = ()) -> None:
         """Write ca.crt, NAME.pem and NAME.key: a certificate for addresses and for this machine itself."""
         key = ec.generate_private_key(ec.SECP384R1())
-        names: list[x509.GeneralName] = []
+        names = []
         for address in dict.fromkeys((*addresses, "127.0.0.1", "localhost")):
             try:
                 names.append(x509.IPAddress(ipaddress.ip_address(address)))
@@ -97,7 +101,7 @@ def private_key(path: Path) -> bytes:
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     _secret(path, key.private_bytes(*form))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public: bytes = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_suffix(".pub").write_bytes(public)
     return public
 

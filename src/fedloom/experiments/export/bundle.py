@@ -29,9 +29,9 @@ from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import Preprocessing
-from fedloom.engines.api import trained_models
+from fedloom.engines.result import model_keys, trained_models
 from fedloom.experiments.export.card import LOADER, RECIPE, WEIGHTS, card, is_image, loader, loader_fits
-from fedloom.experiments.export.finished import model_keys, reopen
+from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import method_of

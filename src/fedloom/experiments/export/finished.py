@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedloom.core.errors import StateError
-from fedloom.engines.api import model_file, trained_models
+from fedloom.engines.result import fill, model_file, model_keys, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
@@ -55,19 +55,8 @@ class Finished:
 
     def network(self, owner: str) -> MultiTask:
         """The run's network with one of the models in it, in evaluation mode."""
-        own = self.built.module.state_dict()
-        for name, tensor in self.models[owner].items():  # load_state_dict wants a counter of every batch norm
-            own[name].copy_(tensor)
+        fill(self.built.module, self.models[owner], self.folder)
         return self.built.module.eval()
-
-
-def model_keys(client: str | None, task: str | None) -> list[str]:
-    """Keys of `trained_models` for the model that a client uses for a task; the first one that the run has is it.
-
-    Without a client: for the model that all clients share.
-    """
-    own = [] if client is None else [f"{client}/task/{task}", client]
-    return [*own, f"task/{task}", ""]
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:

@@ -17,9 +17,8 @@ from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
-from fedloom.engines.api import trained_models
+from fedloom.engines.result import fill, model_keys, trained_models
 from fedloom.experiments.export.bundle import ABOUT, Bundle, network
-from fedloom.experiments.export.finished import model_keys
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import recipe_in
 from fedloom.models.multitask import MultiTask
@@ -115,11 +114,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
             return None  # its head was never trained
         if key not in made:
             module = network(recipe, shape, Signal(kind="features"), tasks)
-            state = module.state_dict()
-            for name, tensor in models[key].items():
-                if name not in state or state[name].shape != tensor.shape:
-                    raise StateError(f"{folder}: the model has {name}, which does not fit the recipe")
-                state[name].copy_(tensor)
+            fill(module, models[key], folder)
             made[key] = module.eval()
         return made[key]
 
