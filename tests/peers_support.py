@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom import Ctx, Method
 from fedloom.core.context import State
 from fedloom.core.settings.section import strict
-from fedloom.engines.peers.community import Community, Environment, Terms
+from fedloom.engines.peers.community import Community, Environment, PeerContext
 from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import first
 from fedloom.engines.peers.rounds import synchronous_round
@@ -50,8 +50,8 @@ class Valleys:
         d = self.model.layout.d
         initial = torch.zeros(d, dtype=torch.float64) if start is None else torch.as_tensor(start).double()
         self.model.initial.copy_(initial)
-        terms = Terms(self.method, self.model.layout, self.federation, self.config, 0, 9, initial)
-        self.community = Community(terms)
+        context = PeerContext(self.method, self.model.layout, self.federation, self.config, 0, 9, initial)
+        self.community = Community(context)
         self.states: dict[str, State] = {
             name: first(self.method, self.model.layout, initial, {}) for name in self.federation.clients
         }

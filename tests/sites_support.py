@@ -63,15 +63,15 @@ class Server:
     def __init__(self, homes: dict[int, dict[str, str]], *changes: str, deployed: Recipe | None = None) -> None:
         """`deployed`: the recipe that the nodes run, where it is not the server's own."""
         from fedloom.engines.flower import client_app
+        from fedloom.engines.flower.client_manager import ClientManager
         from fedloom.engines.flower.engine import AtNodes
         from fedloom.engines.flower.local import LocalGrid
         from fedloom.engines.flower.nodes import agreed, build_from
-        from fedloom.engines.flower.roster import Roster
         from fedloom.federation.rounds.rounds import initial_state
 
         self.recipe, self.homes = recipe(*changes), homes
         self.grid = LocalGrid(client_app(deployed or self.recipe), homes)
-        self.nodes = Roster(self.grid, recipe_hash(self.recipe), self.recipe.runtime.flower)
+        self.nodes = ClientManager(self.grid, recipe_hash(self.recipe), self.recipe.runtime.flower)
         self.nodes.wait(3, 1.0)
         there = {client: self.nodes.reports[client] for client in self.nodes.there()}
         self.built = build_from(self.recipe, agreed(there)[0])

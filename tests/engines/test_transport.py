@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.peers.transport import Letter, Mailbox, Network, NetworkEnd, Newest
+from fedloom.engines.peers.transport import Mailbox, Network, NetworkEnd, Newest, PeerMessage
 
 LAYOUT = "0123456789abcdef"
 
 
-def letter(sender: str = "a", round: int = 1, kind: str = "model", layout: str = LAYOUT, value: float = 1.0) -> Letter:
-    return Letter(kind, sender, round, layout, {"x": torch.tensor([value, -0.0])}, {"n": 0.1, "extra": {"s": [1, "t"]}})
+def message(
+    sender: str = "a", round: int = 1, kind: str = "model", layout: str = LAYOUT, value: float = 1.0
+) -> PeerMessage:
+    return PeerMessage(
+        kind, sender, round, layout, {"x": torch.tensor([value, -0.0])}, {"n": 0.1, "extra": {"s": [1, "t"]}}
+    )
 
 
 class Box:
@@ -44,8 +48,8 @@ def test_a_message_survives_the_wire() -> None:
         "wild": torch.tensor([float("nan"), float("inf"), -0.0]),
     }
     values = {"n": 0.1, "far": float("inf"), "task": None, "names": ["a", "ü"]}
-    sent = Letter("signal", "peer 1", 3, LAYOUT, tensors, values)
-    got = Letter.decode(sent.encoded)
+    sent = PeerMessage("signal", "peer 1", 3, LAYOUT, tensors, values)
+    got = PeerMessage.decode(sent.encoded)
     assert (got.kind, got.sender, got.round, got.layout, got.values) == ("signal", "peer 1", 3, LAYOUT, values)
     assert got.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -56,7 +60,7 @@ def test_a_message_survives_the_wire() -> None:
 
 
 def test_a_letter_that_is_nested_too_deep_is_dropped(box: Box) -> None:
-    body = Letter("model", "a", 1, LAYOUT, {}, {"x": 0}).encoded[16:]
+    body = PeerMessage("model", "a", 1, LAYOUT, {}, {"x": 0}).encoded[16:]
     nested = body.replace(b'{\\"x\\": 0}', b"[" * 100_000 + b"]" * 100_000)
     size = int.from_bytes(nested[:8], "little") + len(nested) - len(body)
     body = size.to_bytes(8, "little") + nested[8:]
@@ -67,7 +71,7 @@ def test_a_letter_that_is_nested_too_deep_is_dropped(box: Box) -> None:
 
 def test_the_receiver_has_memory_of_its_own(box: Box) -> None:
     x = torch.ones(2)
-    NetworkEnd(box.network, "a").send("b", Letter("model", "a", 1, LAYOUT, {"x": x}).encoded)
+    NetworkEnd(box.network, "a").send("b", PeerMessage("model", "a", 1, LAYOUT, {"x": x}).encoded)
     (got,) = box.mailbox.receive(1, "model")
     got.tensors["x"].zero_()
     assert torch.equal(x, torch.ones(2))
@@ -75,7 +79,7 @@ def test_the_receiver_has_memory_of_its_own(box: Box) -> None:
 
 def test_messages_come_in_the_order_of_their_senders(box: Box) -> None:
     for sender in ("d", "a", "c"):
-        NetworkEnd(box.network, sender).send("b", letter(sender).encoded)
+        NetworkEnd(box.network, sender).send("b", message(sender).encoded)
     assert [m.sender for m in box.mailbox.receive(1, "model")] == ["a", "c", "d"]
     assert box.mailbox.receive(1, "model") == []
     assert box.dropped == []
@@ -83,15 +87,15 @@ def test_messages_come_in_the_order_of_their_senders(box: Box) -> None:
 
 @pytest.mark.parametrize("at", [0, 20, 60, -1])
 def test_a_corrupted_message_is_dropped(box: Box, at: int) -> None:
-    data = bytearray(letter().encoded)
+    data = bytearray(message().encoded)
     data[at] ^= 1
     NetworkEnd(box.network, "a").send("b", bytes(data))
-    NetworkEnd(box.network, "c").send("b", letter("c").encoded)
+    NetworkEnd(box.network, "c").send("b", message("c").encoded)
     assert [m.sender for m in box.mailbox.receive(1, "model")] == ["c"]
     assert box.dropped == ["corrupted"]
 
 
-@pytest.mark.parametrize("data", [b"", b"short", letter().encoded[:-1]], ids=["empty", "short", "cut"])
+@pytest.mark.parametrize("data", [b"", b"short", message().encoded[:-1]], ids=["empty", "short", "cut"])
 def test_a_piece_of_a_message_is_dropped(box: Box, data: bytes) -> None:
     NetworkEnd(box.network, "a").send("b", data)
     assert box.mailbox.receive(1, "model") == []
@@ -100,21 +104,21 @@ def test_a_piece_of_a_message_is_dropped(box: Box, data: bytes) -> None:
 
 def test_late_doubled_and_foreign_messages_are_dropped(box: Box) -> None:
     end = NetworkEnd(box.network, "a")
-    end.send("b", letter(round=1, value=5.0).encoded)
+    end.send("b", message(round=1, value=5.0).encoded)
     for value in (1.0, 2.0):
-        end.send("b", letter(round=2, value=value).encoded)
-    NetworkEnd(box.network, "c").send("b", letter("c", 2, layout="another").encoded)
+        end.send("b", message(round=2, value=value).encoded)
+    NetworkEnd(box.network, "c").send("b", message("c", 2, layout="another").encoded)
     (got,) = box.mailbox.receive(2, "model")
     assert float(got.tensors["x"][0]) == 1.0  # the first of the two
     assert sorted(box.dropped) == ["doubled", "late", "wrong layout"]
-    end.send("b", letter(round=2, value=3.0).encoded)
+    end.send("b", message(round=2, value=3.0).encoded)
     assert box.mailbox.receive(2, "model") == []
     assert box.dropped[3:] == ["doubled"]
 
 
 def test_a_peer_that_is_ahead_is_waited_for(box: Box) -> None:
-    NetworkEnd(box.network, "a").send("b", letter(round=3).encoded)
-    NetworkEnd(box.network, "a").send("b", letter(round=2, kind="signal").encoded)
+    NetworkEnd(box.network, "a").send("b", message(round=3).encoded)
+    NetworkEnd(box.network, "a").send("b", message(round=2, kind="signal").encoded)
     assert box.mailbox.receive(2, "model") == []
     assert [m.kind for m in box.mailbox.receive(2, "signal")] == ["signal"]
     assert [m.round for m in box.mailbox.receive(3, "model")] == [3]
@@ -132,7 +136,7 @@ def test_lost_messages_and_those_taken_back_never_come() -> None:
     box = Box(network)
     network.begin(4)
     for sender in ("a", "a", "c"):
-        NetworkEnd(network, sender).send("b", letter(sender, 4).encoded)
+        NetworkEnd(network, sender).send("b", message(sender, 4).encoded)
     assert asked == [(4, "a", "b", 0), (4, "a", "b", 1), (4, "c", "b", 0)]
     assert network.cancel("c", "b") == 1
     assert network.cancel("c", "b") == 0
@@ -143,8 +147,8 @@ def test_the_newest_of_each_sender_counts_whatever_waits_beside_it() -> None:
     network, events = Network(), []
     ends = [NetworkEnd(network, "b"), NetworkEnd(Network(), "b")]
     first = Newest("b", LAYOUT, ends[0], lambda event, fields: events.append(fields["what"]))
-    for message in (letter("c"), letter("a", kind="signal"), letter("a", 2), letter("a", 1), letter("c", 3)):
-        network.post(message.sender, "b", message.encoded)
+    for sent in (message("c"), message("a", kind="signal"), message("a", 2), message("a", 1), message("c", 3)):
+        network.post(sent.sender, "b", sent.encoded)
         assert first.receive(1, "request") == []
     again = Newest("b", LAYOUT, ends[1], lambda event, fields: None, seen=first.seen)
     for data in first.kept():  # as in a checkpoint

@@ -138,9 +138,9 @@ def test_models_are_measured_after_training_only_where_the_recipe_says_so(homes:
 
 
 def test_turns_of_peers_are_bounded_too(homes: Homes) -> None:
-    """By cross-loss a peer measures the models in letters on its own data."""
+    """By cross-loss a peer measures the models in peer messages on its own data."""
     server = Server(homes, "peers={similarity: {signals: {cross-loss: 1.0}}}")
-    tree = {"turn": "train", "names": ["clinic", "lab"], "letters": [], "state": {}, "evaluate_trained": False}
+    tree = {"turn": "train", "names": ["clinic", "lab"], "peer_messages": [], "state": {}, "evaluate_trained": False}
     server.ask("train.peer", tree)
     for turn in ("choose",) * MOST:
         tree = {**tree, "turn": turn, "names": [*tree["names"], f"x{len(tree['names'])}"]}

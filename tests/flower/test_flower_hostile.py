@@ -22,11 +22,11 @@ from fedloom.core.context import State
 from fedloom.core.extras import need
 from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
+from fedloom.engines.flower.client_manager import ClientManager
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.nodes import NodeReport, federation_of
-from fedloom.engines.flower.roster import Roster
-from fedloom.engines.peers.transport import Letter
+from fedloom.engines.peers.transport import PeerMessage
 from fedloom.errors import UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import checkpoint
@@ -147,49 +147,54 @@ def tensors(state: State) -> list[Tensor]:
     return list(checkpoint.split_tree(state)[1].values())
 
 
-def deep(letter: Letter) -> bytes:
-    """A letter with a value that is nested 100,000 deep, which no encoder would write."""
-    body = rewritten(letter, values={"x": 0})[16:]
+def deep(peer_message: PeerMessage) -> bytes:
+    """A peer message with a value that is nested 100,000 deep, which no encoder would write."""
+    body = rewritten(peer_message, values={"x": 0})[16:]
     head = body.replace(b'{\\"x\\": 0}', b"[" * 100_000 + b"]" * 100_000)
     size = int.from_bytes(head[:8], "little") + len(head) - len(body)
     body = size.to_bytes(8, "little") + head[8:]
     return hashlib.blake2b(body, digest_size=16).digest() + body
 
 
-def rewritten(letter: Letter, **changes: Any) -> bytes:
-    return replace(letter, **changes).encoded
+def rewritten(peer_message: PeerMessage, **changes: Any) -> bytes:
+    return replace(peer_message, **changes).encoded
 
 
-LETTERS: dict[str, tuple[Callable[[Letter], bytes], str]] = {
+PEER_MESSAGES: dict[str, tuple[Callable[[PeerMessage], bytes], str]] = {
     "nested": (deep, "maximum recursion depth"),
-    "of another": (lambda letter: rewritten(letter, sender="office"), "sender: expected 'lab'"),
-    "of another round": (lambda letter: rewritten(letter, round=1), "round: expected"),
-    "kind": (lambda letter: rewritten(letter, kind="gossip"), "expected 'signal' or"),
+    "of another": (lambda peer_message: rewritten(peer_message, sender="office"), "sender: expected 'lab'"),
+    "of another round": (lambda peer_message: rewritten(peer_message, round=1), "round: expected"),
+    "kind": (lambda peer_message: rewritten(peer_message, kind="gossip"), "expected 'signal' or"),
     "a task it lacks": (
-        lambda letter: rewritten(letter, values={**letter.values, "tasks": {"digit": 1.0}}),
+        lambda peer_message: rewritten(peer_message, values={**peer_message.values, "tasks": {"digit": 1.0}}),
         "tasks: expected even",
     ),
     "another shape": (
-        lambda letter: rewritten(letter, tensors={"gradient": torch.zeros(3)}),
+        lambda peer_message: rewritten(peer_message, tensors={"gradient": torch.zeros(3)}),
         "gradient: expected shape",
     ),
     "1e300": (
-        lambda letter: rewritten(letter, tensors={n: t.double() + 1e300 for n, t in letter.tensors.items()}),
+        lambda peer_message: rewritten(
+            peer_message, tensors={n: t.double() + 1e300 for n, t in peer_message.tensors.items()}
+        ),
         "gradient: expected shape",
     ),
-    "cut": (lambda letter: letter.encoded[:-3], "its checksum is wrong"),
-    "no values": (lambda letter: rewritten(letter, values=[]), "expected tasks, due"),
+    "cut": (lambda peer_message: peer_message.encoded[:-3], "its checksum is wrong"),
+    "no values": (lambda peer_message: rewritten(peer_message, values=[]), "expected tasks, due"),
 }
 
 
 def test_a_letter_that_is_not_as_declared_reaches_nobody(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kind of bad letter a round, beginning in the second."""
-    cases = list(LETTERS.values())
+    """One kind of bad peer message a round, beginning in the second."""
+    cases = list(PEER_MESSAGES.values())
 
     def change(tree: dict[str, Any], round: int) -> None:
         if round > 1:
-            bad = [(to, cases[round - 2][0](Letter.decode(data.numpy().tobytes()))) for to, data in tree["letters"]]
-            tree["letters"] = [[to, torch.frombuffer(bytearray(data), dtype=torch.uint8)] for to, data in bad]
+            bad = [
+                (to, cases[round - 2][0](PeerMessage.decode(data.numpy().tobytes())))
+                for to, data in tree["peer_messages"]
+            ]
+            tree["peer_messages"] = [[to, torch.frombuffer(bytearray(data), dtype=torch.uint8)] for to, data in bad]
 
     hostile(monkeypatch, "peer", change)
     rounds = f"training.rounds={1 + len(cases)}"
@@ -222,8 +227,8 @@ TOLD: dict[str, Any] = {
     "records ": [["x", {"peer": "office"}]],
     "records  ": [["x", {"kind": "diagnostics"}]],
     "up": [["encoder", "", -1]],
-    "letters": [["nobody", torch.zeros(1)]],
-    "letters ": torch.zeros(3),
+    "peer_messages": [["nobody", torch.zeros(1)]],
+    "peer_messages ": torch.zeros(3),
 }
 
 
@@ -468,11 +473,11 @@ def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[st
     one = recipe("runtime.flower.nodes=2", "runtime.flower.wait=100000")
     grid = LocalGrid(client_app(one), homes)
     grid.silent.add(99)
-    roster = Roster(grid, recipe_hash(one), one.runtime.flower)
-    clock = Roster.wait.__globals__["time"]
-    assert roster.wait(2, 100_000) == 2
+    client_manager = ClientManager(grid, recipe_hash(one), one.runtime.flower)
+    clock = ClientManager.wait.__globals__["time"]
+    assert client_manager.wait(2, 100_000) == 2
     assert clock.monotonic() < 70
     grid.silent.clear()
     clock.sleep(30)
-    roster.meet()
-    assert sorted(roster.there()) == sorted(SITES)
+    client_manager.meet()
+    assert sorted(client_manager.there()) == sorted(SITES)

@@ -23,10 +23,10 @@ from sites_support import Demand, make_homes, recipe
 pytest.importorskip("flwr")
 
 from fedloom.engines.flower import client_app
+from fedloom.engines.flower.client_manager import ClientManager
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.roster import Roster
-from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.terms import SitePolicy
 from fedloom.engines.flower.wire import RefusedError
 
 EVIL = """
@@ -59,10 +59,10 @@ def ask(sent: Path, homes: dict[int, dict[str, str]], changes: str = "") -> tupl
     """(who joins, why others do not) of a run of this app."""
     # the server expects what the nodes run, so nodes refuse for no other reason
     grid = LocalGrid(client_app(sent / "recipe.yaml"), homes, {"changes": changes})
-    roster, why = Roster(grid, recipe_hash(recipe()), recipe().runtime.flower), dict[str, str]()
-    roster.log = lambda event, fields: why.update({homes[fields["node"]]["home"]: fields["why"]})
-    roster.meet()
-    return roster.there(), {Path(home).name: text for home, text in why.items()}
+    client_manager, why = ClientManager(grid, recipe_hash(recipe()), recipe().runtime.flower), dict[str, str]()
+    client_manager.log = lambda event, fields: why.update({homes[fields["node"]]["home"]: fields["why"]})
+    client_manager.meet()
+    return client_manager.there(), {Path(home).name: text for home, text in why.items()}
 
 
 @pytest.mark.parametrize("terms", [None, {}, {"code": "none"}, {"code": None}, {"leaves": ["encoder.*"]}], ids=repr)
@@ -102,12 +102,12 @@ def test_code_that_the_terms_list_with_its_checksum_may_run(sent: Path, demand: 
     digest = hashlib.sha256((sent / "evil_net.py").read_bytes()).hexdigest()
     offer = Offer.of(recipe(), OWN.format())
     with pytest.raises(RefusedError, match=rf"sha256 {digest}\) found, expected evil_net with sha256 {'0' * 64}"):
-        SiteTerms(code={"evil_net": "0" * 64}).agree_to_offer(offer)
+        SitePolicy(code={"evil_net": "0" * 64}).agree_to_offer(offer)
     with pytest.raises(RecipeError, match="Nothing was imported"):
         offer.resolved()
-    assert SiteTerms(code=[{"evil_net": digest}]) == SiteTerms(code={"evil_net": digest})
-    assert SiteTerms(code=[]).code == {}
-    SiteTerms(code={"evil_net": digest}).agree_to_offer(offer)
+    assert SitePolicy(code=[{"evil_net": digest}]) == SitePolicy(code={"evil_net": digest})
+    assert SitePolicy(code=[]).code == {}
+    SitePolicy(code={"evil_net": digest}).agree_to_offer(offer)
     assert offer.resolved().model.name == "evil_net:Net"
     assert (sent / "owned").exists(), "now it is imported"
 
@@ -115,9 +115,9 @@ def test_code_that_the_terms_list_with_its_checksum_may_run(sent: Path, demand: 
 def test_code_none_holds_whatever_the_machine_allows(sent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Offer.of(recipe(), OWN.format())
     monkeypatch.setenv(trust.ALLOW, "evil_net")
-    SiteTerms().agree_to_offer(offer)
+    SitePolicy().agree_to_offer(offer)
     with pytest.raises(RefusedError, match="expected none; nothing was imported"):
-        SiteTerms(code="none").agree_to_offer(offer)
+        SitePolicy(code="none").agree_to_offer(offer)
 
 
 OFFERS: list[tuple[dict[str, Any], str, str]] = [
@@ -138,7 +138,7 @@ OFFERS: list[tuple[dict[str, Any], str, str]] = [
 def test_recipes_and_changes(sent: Path, terms: dict[str, Any], changes: str, why: str) -> None:
     file = sent / "recipe.yaml"
     right = hashlib.sha256(file.read_bytes()).hexdigest()
-    site = SiteTerms.model_validate({**terms, **({"recipes": [right]} if terms.get("recipes") == ["right"] else {})})
+    site = SitePolicy.model_validate({**terms, **({"recipes": [right]} if terms.get("recipes") == ["right"] else {})})
     offer = Offer.of(file, changes)
     assert offer.sha256 == right
     if not why:
@@ -160,7 +160,7 @@ def test_recipes_and_changes(sent: Path, terms: dict[str, Any], changes: str, wh
 )
 def test_terms_that_say_something_else_are_no_terms(terms: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        SiteTerms.model_validate(terms)
+        SitePolicy.model_validate(terms)
 
 
 def test_what_was_accepted_is_on_record_once_with_its_text(sent: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Peers whose letters a server carries give the same as peers in one process, bit for bit."""
+"""Peers whose peer messages a server carries give the same as peers in one process, bit for bit."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.terms import SitePolicy
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.rounds.build import build
 
@@ -95,7 +95,7 @@ def test_each_term(terms: dict[str, Any], changes: tuple[str, ...], why: str, mo
     if PRIVATE in changes:
         pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     built = of(*changes)
-    site = SiteTerms.model_validate(terms)
+    site = SitePolicy.model_validate(terms)
     if not why:
         site.agree_to(built, 4)
         return
@@ -107,16 +107,16 @@ def test_each_term(terms: dict[str, Any], changes: tuple[str, ...], why: str, mo
 def test_trainings_are_counted_and_an_unknown_number_of_clients_is_refused() -> None:
     built = of("training.rounds=2")
     with pytest.raises(RefusedError, match="2 trainings are done, expected at most 2"):
-        SiteTerms(rounds=2).agree_to(built, 4, answered=2)
+        SitePolicy(rounds=2).agree_to(built, 4, answered=2)
     with pytest.raises(RefusedError, match="clients: None found, expected at least 2"):
-        SiteTerms(clients=2).agree_to(built, None)
+        SitePolicy(clients=2).agree_to(built, None)
 
 
 def test_what_a_node_answers_costs_it_epsilon_whoever_asks() -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     built = of("method.weights=uniform", PRIVATE, "privacy.trust=local")
     assert built.terms is not None
-    site = SiteTerms.model_validate({"privacy": {"epsilon": 50, "delta": 1e-3, "trust": "local"}})
+    site = SitePolicy.model_validate({"privacy": {"epsilon": 50, "delta": 1e-3, "trust": "local"}})
     many = next(n for n in range(1, 1000) if built.terms.epsilon(n) > 50)
     site.agree_to(built, 4, answered=many - 2)
     with pytest.raises(RefusedError, match=f"privacy.epsilon: .* after {many} trainings found, expected at most 50"):

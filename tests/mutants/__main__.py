@@ -45,7 +45,7 @@ from mutants.changes import Change, changes
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 SOURCES = (
-    *("core/combine.py", "core/context.py", "core/draws.py", "core/foreign.py", "core/gram.py", "core/layout.py"),
+    *("core/combine.py", "core/context.py", "core/draws.py", "core/untrusted.py", "core/gram.py", "core/layout.py"),
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
     *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),

@@ -20,7 +20,7 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.observers import SPENT, Budget
-from fedloom.federation.rounds.privacy import Terms, ratio, share_of, terms_of, told
+from fedloom.federation.rounds.privacy import PrivacyTerms, ratio, share_of, terms_of, told
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import initial_state, status
@@ -37,9 +37,9 @@ FEDPER = "method={name: fedper, weights: uniform}"
 SMALL = "model={name: small-cnn, width: 1, hidden: 2}"
 
 
-def terms(**changes: object) -> Terms:
+def terms(**changes: object) -> PrivacyTerms:
     about = {"noise": 1.0, "delta": 1e-5, "accountant": "rdp", "trust": "central", "sampling": "poisson"}
-    return Terms(**{**about, "clients": 0, "drawn": 0.1, **changes})  # type: ignore[arg-type]
+    return PrivacyTerms(**{**about, "clients": 0, "drawn": 0.1, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture

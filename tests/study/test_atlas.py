@@ -69,7 +69,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     assert short.foretold("conv1")[0] == pytest.approx(1.0)
     assert short.overall == pytest.approx(whole, abs=0.02)
     assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
-    assert len(short.sheet().lines) == (20 if what == "a cosine" else 19)
+    assert len(short.as_table().lines) == (20 if what == "a cosine" else 19)
     assert replace(atlas(lambda gain: gain)).left_out == ()
 
 
@@ -81,12 +81,12 @@ def test_cosines_of_a_seed_are_held_against_the_other_seeds() -> None:
 
 
 def test_a_line_says_who_helps_and_who_hurts() -> None:
-    sheet = atlas(lambda gain: 0.0).sheet()
+    sheet = atlas(lambda gain: 0.0).as_table()
     assert len(sheet.lines) == 20
     words = {(task, other): told for task, other, _, _, told, _ in sheet.lines}
     assert {words["d", "e"], words["e", "d"]} == {"helps"}
     assert {words["a", "b"], words["b", "a"]} == {"hurts"}
-    noisy = atlas(lambda gain: 0.0, noise=100.0).sheet()
+    noisy = atlas(lambda gain: 0.0, noise=100.0).as_table()
     assert {line[4] for line in noisy.lines} == {"not told"}
 
 

@@ -15,7 +15,7 @@ import pytest
 from fedloom.study.charts import COLORS, rows_of
 from fedloom.study.report import collect, glance, words, write
 from fedloom.study.report.figures import DOTS, figures_of
-from fedloom.study.report.page import Sheet, part
+from fedloom.study.report.page import Table, part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.scores import Curves
 from fedloom.study.tables.estimate import Estimate
@@ -216,7 +216,7 @@ def test_many_clients_have_a_dot_each_but_no_name(tmp_path: Path) -> None:
 
 
 def test_templates_escape_what_they_are_given() -> None:
-    drawn = part("parts.html", "sheet", Sheet("t", ("a", NASTY), [(NASTY, NASTY)], (1,)))
+    drawn = part("parts.html", "sheet", Table("t", ("a", NASTY), [(NASTY, NASTY)], (1,)))
     assert "<img" not in drawn
     assert "&lt;img" in drawn
 

@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_sheet_by_hand(folder: Path) -> None:
     """The initial model (9.0) does not count; B1 is best before it diverges, C1 has no number at all."""
     found = losses_of(load_grid(folder / "grid.yaml"), folder)
-    sheet = found.sheet()
+    sheet = found.as_table()
     head = ("seed 0", "seed 1", "mean", "SD", "CV %", "in round", "at the end", "rounds", "configured")
     assert sheet.head == ("best validation loss", *head, "not finite from")
     spread = math.sqrt(0.02)
@@ -120,9 +120,9 @@ def test_losses_by_round_of_all_tasks_and_of_each(folder: Path) -> None:
     # y is the mean of both clients
     expected = [[loss, 2 * loss / 1.7, loss * (1 + 1 / 1.7) / 2] for loss in LOSSES["A1", 0]]
     torch.testing.assert_close(torch.tensor([losses for *_, losses in found.lines]), torch.tensor(expected))
-    assert found.sheet().lines[0] == ("NYU / A1 s0, round 1", "2.0000", "2.3529", "1.5882")
+    assert found.as_table().lines[0] == ("NYU / A1 s0, round 1", "2.0000", "2.3529", "1.5882")
     assert found.to_csv().splitlines()[1].startswith("NYU,A1,0,1,2.")
-    large = over_rounds(grid, folder, only=["B1"]).sheet().lines
+    large = over_rounds(grid, folder, only=["B1"]).as_table().lines
     assert [line[1] for line in large] == ["0.9000", "nan", "5.000e+07"]
 
 

@@ -14,7 +14,7 @@ from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
 from fedloom.study.papers.activated_dimensions import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.output import Table
 from tests_support import loaded
 
 Quick = Callable[..., Result]
@@ -119,7 +119,7 @@ def test_long_runs_and_deep_names_are_cut() -> None:
 
 
 def test_sheets() -> None:
-    sheet = Sheet("t", ("a", "b|c"), (("x", "1"),))
+    sheet = Table("t", ("a", "b|c"), (("x", "1"),))
     assert sheet.to_text() == "t\na  b|c\n-  ---\nx    1\n"
     assert sheet.to_markdown() == "**t**\n\n| a | b\\|c |\n|---|---:|\n| x | 1 |\n"
 

@@ -278,8 +278,8 @@ def test_a_narrow_terminal_has_a_line_a_run_where_that_is_narrower(tmp_path: Pat
     complete(tmp_path)
     result = side_by_side([Cell("P", name, "-", 0).folder(tmp_path) for name in names])
     labels = [f"{name}-" for name in names]
-    assert result.sheet(400).head == ("", *labels)
-    assert [line[0] for line in result.sheet(220).lines] == labels
+    assert result.as_table(400).head == ("", *labels)
+    assert [line[0] for line in result.as_table(220).lines] == labels
 
 
 def test_every_number_as_a_data_frame(tmp_path: Path) -> None:

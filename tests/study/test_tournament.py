@@ -20,7 +20,7 @@ from fedloom.experiments.tune import BED, RATE
 from fedloom.federation.recipes import load
 from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells
-from fedloom.study.tables.sheet import Records, Sheet
+from fedloom.study.tables.output import Records, Table
 from grid_support import write_run
 
 GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}
@@ -178,7 +178,7 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
     def play(tournament: Tournament, folder: Path, *more: Any) -> Standings:
         save(tournament, folder)
         played.append(tournament)
-        return Standings(Sheet("t", ("method",), ()), Records(("method",), ()), 2, True)
+        return Standings(Table("t", ("method",), ()), Records(("method",), ()), 2, True)
 
     monkeypatch.setattr(experiment, "play", play)
     first = ["tournament", "beds/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]

@@ -1,7 +1,7 @@
 """What a node may send, spoilt at random: it is refused with a sentence, or what is made of it works.
 
-Payloads, letters and hellos of honest nodes are spoilt in one to three places, and so are messages of Flower that hold
-them. Nothing but a RefusedError may come out, and what is accepted passes the server's stages.
+Payloads, peer messages and hellos of honest nodes are spoilt in one to three places, and so are messages of Flower that
+hold them. Nothing but a RefusedError may come out, and what is accepted passes the server's stages.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fedloom.engines.flower.engine import AtNodes
 from fedloom.engines.flower.nodes import NodeReport, agreed, federation_of
 from fedloom.engines.flower.received import limit_of, open_reply, payload_of, told_by
 from fedloom.engines.flower.wire import RefusedError, encode, reading
-from fedloom.engines.peers.letters import acquainted, count
+from fedloom.engines.peers.messages import acquainted, count
 from fedloom.engines.peers.rounds import community_of
-from fedloom.engines.peers.transport import Letter
+from fedloom.engines.peers.transport import PeerMessage
 
 METHODS = (
     ("method={name: fedavg, codec: sparse}", "model={name: resnet10, width: 4}"),
@@ -52,8 +52,8 @@ METHODS = (
     ("method=fedhca2", "model.heads=own"),
     ("method=fedga",),
 )
-PAYLOADS, MESSAGES, HELLOS, LETTERS = cases(25, 500), cases(60, 3000), cases(150, 3000), cases(60, 3000)
-"""Payloads of each method, messages, hellos and letters."""
+PAYLOADS, MESSAGES, HELLOS, PEER_MESSAGES = cases(25, 500), cases(60, 3000), cases(150, 3000), cases(60, 3000)
+"""Payloads of each method, messages, hellos and peer_messages."""
 PLAIN: tuple[Any, ...] = (
     *(None, True, -1, 0, 7, 10**30, -0.5, 1e300, float("nan"), float("inf"), "", "x", "\x1b[2J\n", "9" * 5000),
     *([], [[]], ["x"], {}, {"x": 1}, {"name": []}, [None] * 50),
@@ -242,16 +242,21 @@ def test_hellos(record_property: Callable[[str, object], None]) -> None:
     record_property("accepted", accepted)
 
 
-def respelt(letter: Letter, rng: Rng) -> bytes:
-    """A letter with other values, tensors or bytes, and a checksum that is right."""
+def respelt(peer_message: PeerMessage, rng: Rng) -> bytes:
+    """A peer message with other values, tensors or bytes, and a checksum that is right."""
     if rng.random() < 0.7:
-        tree = {"kind": letter.kind, "sender": letter.sender, "round": letter.round, "layout": letter.layout}
-        tree = spoilt({**tree, "tensors": dict(letter.tensors), "values": dict(letter.values)}, rng)
+        tree = {
+            "kind": peer_message.kind,
+            "sender": peer_message.sender,
+            "round": peer_message.round,
+            "layout": peer_message.layout,
+        }
+        tree = spoilt({**tree, "tensors": dict(peer_message.tensors), "values": dict(peer_message.values)}, rng)
         try:
-            return Letter(**tree).encoded
+            return PeerMessage(**tree).encoded
         except Exception:
             pass  # nothing that can be written down
-    body, at = bytearray(letter.encoded[16:]), rng.randrange(300)
+    body, at = bytearray(peer_message.encoded[16:]), rng.randrange(300)
     body[at : at + rng.choice((0, 1, 8))] = rng.randbytes(rng.choice((0, 1, 8)))
     return hashlib.blake2b(body, digest_size=16).digest() + bytes(body)
 
@@ -261,14 +266,14 @@ def test_letters(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    seen: dict[tuple[str, str], Letter] = {}
+    seen: dict[tuple[str, str], PeerMessage] = {}
     honest = AtNodes._answers
 
     def answers(self: AtNodes, *args: Any, **options: Any) -> Iterator[Any]:
         for client, told, numbers in honest(self, *args, **options):
-            for _, data in getattr(told, "letters", ()):
-                letter = Letter.decode(data.numpy().tobytes())
-                seen[client, letter.kind] = letter
+            for _, data in getattr(told, "peer_messages", ()):
+                peer_message = PeerMessage.decode(data.numpy().tobytes())
+                seen[client, peer_message.kind] = peer_message
             yield client, told, numbers
 
     monkeypatch.setattr(AtNodes, "_answers", answers)
@@ -278,15 +283,15 @@ def test_letters(
     assert {kind for _, kind in seen} == {"signal", "request", "model"}
     built, rng, accepted = build(recipe), Rng(3), 0
     community, found = community_of(built), sorted(seen.items())
-    for i in range(LETTERS):
-        (client, _), letter = found[i % len(found)]
-        data = respelt(letter, rng)
+    for i in range(PEER_MESSAGES):
+        (client, _), peer_message = found[i % len(found)]
+        data = respelt(peer_message, rng)
 
-        def told(client: str = client, data: bytes = data) -> Letter:
+        def told(client: str = client, data: bytes = data) -> PeerMessage:
             pair = [min(built.federation.clients), torch.frombuffer(bytearray(data), dtype=torch.uint8)]
-            tree: dict[str, Any] = {"letters": [pair], "records": [], "events": [], "up": [], "down": []}
+            tree: dict[str, Any] = {"peer_messages": [pair], "records": [], "events": [], "up": [], "down": []}
             told_by(built, community, client, 1, tree)
-            return Letter.decode(data)
+            return PeerMessage.decode(data)
 
         read = tried(told)
         if read is not None:
@@ -294,5 +299,5 @@ def test_letters(
             receiver = community.terms.at(max(name for name in built.federation.clients if name != client))
             assert read.kind == "request" or client in acquainted(receiver, [read]).clients
             assert sum(count(receiver, read).values()) == read.nbytes
-    record_property("cases", LETTERS)
+    record_property("cases", PEER_MESSAGES)
     record_property("accepted", accepted)

@@ -53,7 +53,7 @@ def honest(server: Server, rng: random.Random, round: int) -> tuple[str, dict[st
         return "train.peer", {
             "turn": turn,
             "names": sorted(server.built.federation.clients),
-            "letters": [],
+            "peer_messages": [],
             "state": {},
             "evaluate_trained": False,
         }

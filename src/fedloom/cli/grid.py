@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
-    from fedloom.study.tables.sheet import Sheeted
+    from fedloom.study.tables.output import HasTable
 
 GridArgument = Annotated[
     str | None,
@@ -234,7 +234,7 @@ def _interruptible(written: Path, goes_on: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _show(made: Sheeted, as_json: bool, more: str) -> None:
+def _show(made: HasTable, as_json: bool, more: str) -> None:
     """Print a table and where it is, or its numbers as JSON."""
     shared.put(made.to_json() if as_json else f"{made.to_text()}{more}\n", None)
 

@@ -127,7 +127,7 @@ def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
     `found` is made of mappings, sequences, dataclasses, texts and numbers.
     """
     if as_json:
-        from fedloom.study.tables.sheet import json_text
+        from fedloom.study.tables.output import json_text
 
         typer.echo(json_text(found), nl=False)
         return

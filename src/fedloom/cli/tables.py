@@ -14,7 +14,7 @@ from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
-    from fedloom.study.tables.sheet import Sheeted
+    from fedloom.study.tables.output import HasTable
 
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
 Source = Annotated[
@@ -77,7 +77,7 @@ def compare(
         comparison = run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
     else:
         comparison = put_side_by_side(runs, base, split, metric)
-    made: Sheeted = comparison
+    made: HasTable = comparison
     if ranks:
         made = ranked(comparison.results, ranks)
         shared.draw_ranks(made, plot)
@@ -136,7 +136,7 @@ def table(
         opened = against(opened, base)
     if base is not None and (losses or metrics):
         raise UserError("--base says what changes are against, and --losses and --metrics show none")
-    made: Sheeted
+    made: HasTable
     if losses:
         made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
     elif metrics:
@@ -193,7 +193,7 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
     return (opened if at is None else opened.model_copy(update={"at": at})), folder
 
 
-def _print(made: Sheeted, kind: str, as_json: bool, out: Path | None) -> None:
+def _print(made: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     """Write as asked for; on a terminal with the best in bold, and a comparison as wide as that."""
     from fedloom.study.tables.compare import Comparison
 
@@ -202,5 +202,5 @@ def _print(made: Sheeted, kind: str, as_json: bool, out: Path | None) -> None:
         return
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else WIDE
-    sheet = made.sheet(width) if isinstance(made, Comparison) else made.sheet()
+    sheet = made.as_table(width) if isinstance(made, Comparison) else made.as_table()
     shared.put(sheet.to_text(color=on_terminal), None)

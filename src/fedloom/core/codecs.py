@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row
-from fedloom.core.foreign import Array, Named, Sender
 from fedloom.core.layout import Block, Layout
 from fedloom.core.taskvectors import Upload, modulate, unify
+from fedloom.core.untrusted import Array, Named, Sender
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
 
 Packed = Mapping[str, Tensor]

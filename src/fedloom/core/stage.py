@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
-from fedloom.core.foreign import Foreign
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Checked
+from fedloom.core.untrusted import Untrusted
 from fedloom.core.updates import Updates
 
 Kind = Literal["row", "mix", "matrix"]
@@ -53,9 +53,9 @@ class Traits:
     in it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
     elsewhere, because one choice or one number of a row stems from all its blocks. "coupled": also rows that lack it,
     by design. None: the stage knows nothing of presence, and is refused where rows may lack blocks."""
-    extras: Mapping[str, Foreign] = field(default_factory=dict, hash=False)
+    extras: Mapping[str, Untrusted] = field(default_factory=dict, hash=False)
     """What one row's value of an extra that it reads must be, where it comes from a node: name -> `Number`, `Array` or
-    the like of `fedloom.core.foreign`. One that is not named here may be a number or a short text."""
+    the like of `fedloom.core.untrusted`. One that is not named here may be a number or a short text."""
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants"):

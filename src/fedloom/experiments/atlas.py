@@ -22,8 +22,8 @@ from fedloom.study.grid import Grid, load_grid, write
 from fedloom.study.relatedness.compare import pair_ranks
 from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
+from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 if TYPE_CHECKING:
     from fedloom.federation.rounds.built import Built
@@ -88,7 +88,7 @@ def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Seque
 
 
 @dataclass(frozen=True, eq=False)
-class Atlas(Sheeted):
+class Atlas(HasTable):
     """What `read_atlas` found."""
 
     title: str
@@ -181,7 +181,7 @@ class Atlas(Sheeted):
         """What early cosines of all layers foretell; see `foretold`."""
         return self.foretold()
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """A line for each task and other task."""
         early = self.early().mean(0)
         lines = tuple(
@@ -195,7 +195,7 @@ class Atlas(Sheeted):
             )
             for (i, j), (of, p) in sorted(self.effects.items(), key=lambda item: -item[1][0].mean)
         )
-        return Sheet(self.title, ("task", "with", "change %", "p, Holm", "", "early cosine"), lines, self.notes)
+        return Table(self.title, ("task", "with", "change %", "p, Holm", "", "early cosine"), lines, self.notes)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

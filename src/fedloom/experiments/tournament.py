@@ -29,8 +29,8 @@ from fedloom.study.significance.pairs import of_clients
 from fedloom.study.significance.ranks import ranked
 from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
 from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.output import Made, Records, Table
 from fedloom.study.tables.results import Results, Side, of_grid
-from fedloom.study.tables.sheet import Made, Records, Sheet
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"
@@ -173,7 +173,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     )
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this bed: {name}: {reason}." for name, reason in refused.items()]
-    made = Sheet(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
+    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
     told = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
     return Standings(made, Records(CSV, records), len(seeds), told)
 

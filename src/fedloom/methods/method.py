@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Fields, Row, State
-from fedloom.core.foreign import Foreign, Scalar
 from fedloom.core.layout import EMPTY, Layout, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.core.server import Plain, ServerRule
 from fedloom.core.stage import Chain, Identity, Stage, check_closed, combined_by, preceded_by
+from fedloom.core.untrusted import Scalar, Untrusted
 from fedloom.training.rules import LocalRule, Phase, Tune
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Method:
         return frozenset(f.removeprefix("extra:") for f in self._used if f.startswith("extra:"))
 
     @cached_property
-    def extra_values(self) -> dict[str, Foreign]:
+    def extra_values(self) -> dict[str, Untrusted]:
         """What a row's value of each extra must be, as the stages that use it declare."""
         declared = {**self.edge.traits.extras, **self.stage.traits.extras}
         return {name: declared.get(name, Scalar()) for name in sorted(self.extras)}

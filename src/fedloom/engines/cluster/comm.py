@@ -137,19 +137,19 @@ class Comm:
 
     def swap(self, out: Mapping[int, Any]) -> dict[int, Any]:
         """Exchange trees: `out` has those for other ranks; returns rank -> tree of those that sent one, and its own."""
-        letters: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        messages: dict[int, tuple[Tensor, list[Tensor]]] = {}
         made: dict[int, tuple[Tensor, list[Tensor]]] = {}
         for rank, tree in out.items():
             if rank != self.rank:
-                letters[rank] = made[id(tree)] = made.get(id(tree)) or _letter(tree)
-        lengths = {q: torch.tensor([len(letters[q][0]) if q in letters else 0]) for q in self.others}
+                messages[rank] = made[id(tree)] = made.get(id(tree)) or _message(tree)
+        lengths = {q: torch.tensor([len(messages[q][0]) if q in messages else 0]) for q in self.others}
         coming = {q: torch.zeros(1, dtype=torch.int64) for q in self.others}
         self.exchange({q: [n] for q, n in lengths.items()}, {q: [n] for q, n in coming.items()})
         heads = {q: torch.empty(int(n), dtype=torch.uint8) for q, n in coming.items()}
-        self.exchange({q: [head] for q, (head, _) in letters.items()}, {q: [head] for q, head in heads.items()})
+        self.exchange({q: [head] for q, (head, _) in messages.items()}, {q: [head] for q, head in heads.items()})
         about = {q: json.loads(head.numpy().tobytes()) for q, head in heads.items() if len(head)}
         tensors = {q: _blank(value) for q, value in about.items()}
-        self.exchange({q: parts for q, (_, parts) in letters.items()}, tensors)
+        self.exchange({q: parts for q, (_, parts) in messages.items()}, tensors)
         found = {q: _joined(value, tensors[q]) for q, value in about.items()}
         return {**found, **({self.rank: out[self.rank]} if self.rank in out else {})}
 
@@ -160,7 +160,7 @@ class Comm:
 
     def send(self, rank: int, tree: Any) -> None:
         """Send a tree to a process that receives it."""
-        head, tensors = _letter(tree)
+        head, tensors = _message(tree)
         for parts in ([torch.tensor([len(head)])], [head], tensors):
             self.exchange({rank: parts}, {})
 
@@ -243,7 +243,7 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _letter(tree: Any) -> tuple[Tensor, list[Tensor]]:
+def _message(tree: Any) -> tuple[Tensor, list[Tensor]]:
     """(head as bytes, tensors); a tensor that is several times in the tree is sent once."""
     skeleton, tensors = split_tree(tree, once=True)
     about = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors.values()]

@@ -16,7 +16,7 @@ from fedloom.federation.rounds.worker import Executor, Job
 
 
 class Spanning(Network):
-    """A network that also reaches the peers of other processes: their letters travel at the end of a phase.
+    """A network that also reaches the peers of other processes: their messages travel at the end of a phase.
 
     What one peer tells several peers of another process travels there once.
     """
@@ -36,24 +36,24 @@ class Spanning(Network):
         return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
-        """Put a letter into the receiver's queue, or keep it for the receiver's process."""
+        """Put a message into the receiver's queue, or keep it for the receiver's process."""
         if self.here(receiver):
             super().put(sender, receiver, data)
         else:
-            letters = self._out.setdefault(self.owner[receiver], {})
-            letters.setdefault((sender, id(data)), (data, []))[1].append(receiver)
+            messages = self._out.setdefault(self.owner[receiver], {})
+            messages.setdefault((sender, id(data)), (data, []))[1].append(receiver)
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring letters to other processes, and tell all processes which letters were sent."""
-        out: dict[int, Any] = {q: {"sent": sent, "letters": []} for q in range(self.comm.size)}
-        for rank, letters in self._out.items():
-            about = [[sender, receivers, as_tensor(data)] for (sender, _), (data, receivers) in letters.items()]
-            out[rank] = {"sent": sent, "letters": about}
+        """Bring messages to other processes, and tell all processes which messages were sent."""
+        out: dict[int, Any] = {q: {"sent": sent, "messages": []} for q in range(self.comm.size)}
+        for rank, messages in self._out.items():
+            about = [[sender, receivers, as_tensor(data)] for (sender, _), (data, receivers) in messages.items()]
+            out[rank] = {"sent": sent, "messages": about}
         self._out = {}
         heads = self.comm.swap(out)
         for rank in range(self.comm.size):
-            for sender, receivers, letter in heads[rank]["letters"]:
-                data = letter.numpy().tobytes()
+            for sender, receivers, message in heads[rank]["messages"]:
+                data = message.numpy().tobytes()
                 for receiver in receivers:
                     super().put(sender, receiver, data)
         every = [(sender, to, n) for rank in range(self.comm.size) for sender, to, n in heads[rank]["sent"]]

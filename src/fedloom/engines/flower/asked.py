@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row
-from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, Number, OneOf, Sender, Text, shown
+from fedloom.core.untrusted import Array, Each, Exactly, Named, Nothing, Number, OneOf, Sender, Text, Untrusted, shown
 from fedloom.engines.flower.fields import Packed, integer_fields
 from fedloom.engines.flower.relay import TURNS
 from fedloom.engines.flower.wire import RefusedError, reading
@@ -60,7 +60,7 @@ def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
         rows: tuple[Row, ...] = tuple((client, task) for task in tasks)
         like = blank(shared, built.federation, rows or ((client, None),), nothing(max(len(rows), 1), shared.d))
         own = method.task_vectors or (method.turn.start == "own" and value["vector"] is None)
-        fields: dict[str, Foreign] = {
+        fields: dict[str, Untrusted] = {
             "vector": Nothing() if own else Array((shared.d,)),
             "buffers": Nothing() if method.buffers == "local" else Array((buffers.d,)),
             "integers": Named({} if method.buffers == "local" else integer_fields(built)),
@@ -86,14 +86,17 @@ def read_state(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_turn(client: str, tree: Mapping[str, Any]) -> tuple[str, list[str], list[Tensor]]:
-    """Return (turn, names of all peers, letters for this one). Raises RefusedError for anything else."""
+    """Return (turn, names of all peers, peer messages for this one). Raises RefusedError for anything else."""
     with reading():
         turn = str(OneOf(TURNS).read(tree["turn"], Sender()))
         names = Each(tuple([Text()] * len(tree["names"]))).read(tree["names"], Sender())
         if names != sorted({*names, client}):
             raise ValueError(f"names: expected those of all peers, sorted, and {client!r} among them")
-        letters = [Array((letter.numel(),), torch.uint8).read(letter, Sender()) for letter in tree["letters"]]
-    return turn, names, letters
+        peer_messages = [
+            Array((peer_message.numel(),), torch.uint8).read(peer_message, Sender())
+            for peer_message in tree["peer_messages"]
+        ]
+    return turn, names, peer_messages
 
 
 def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -107,7 +110,7 @@ def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -
     if round_ % evaluation.every and round_ != last and built.recipe.privacy is None:
         raise RefusedError(f"round {round_}: nothing is measured after it, with evaluation.every: {evaluation.every}")
     names = {_PERSONAL[name]: name for name in evaluation.models if name in built.models}
-    fields: dict[str, Foreign] = {
+    fields: dict[str, Untrusted] = {
         "key": Number(0, 1 << 53, whole=True),
         "client": Exactly(client),
         "split": OneOf(evaluation.splits),
@@ -125,19 +128,19 @@ def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -
 
 def read_models(built: Built, client: str, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the models that a message asks to be written down. Raises RefusedError for anything else."""
-    fields: dict[str, Foreign] = {"name": OneOf(built.models), "prefix": Text(1000)}
+    fields: dict[str, Untrusted] = {"name": OneOf(built.models), "prefix": Text(1000)}
     with reading():
         models = [{key: each for key, each in _mapping(one).items() if key != "owner"} for one in tree["models"]]
         return [_of_model(built, client, fields, one) for one in models]
 
 
-def _of_model(built: Built, client: str, fields: Mapping[str, Foreign], value: Mapping[str, Any]) -> dict[str, Any]:
+def _of_model(built: Built, client: str, fields: Mapping[str, Untrusted], value: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked about a model: some fields, and what it is loaded from."""
     method, mine = built.method, (*built.federation.clients[client].tasks,)
     # test data of the recipe's own is the same at several clients, and measured at one of them for all
     known = tuple(task.name for task in built.federation.tasks) if built.whole else mine
     one_each = method.task_vectors or (method.turn.by_task and "global" not in built.models)
-    parts: dict[str, Foreign] = {
+    parts: dict[str, Untrusted] = {
         **fields,
         "tasks": Each(tuple([OneOf(known)] * len(value["tasks"]))),
         "task": OneOf(mine) if one_each else Nothing(),

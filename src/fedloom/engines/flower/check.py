@@ -20,7 +20,7 @@ from fedloom.core.extras import need
 from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig, own_data
 from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import load
 
 Finding = tuple[str, bool, str]
@@ -111,7 +111,7 @@ def _node(app: Path, home: Path) -> str:
     if not home.is_dir():
         raise UserError(f"{home} is no folder")
     config = NodeConfig.read(home / "node.yaml")
-    (config.terms or SiteTerms()).agree_to_offer(Offer.of(_read(app)[1]))
+    (config.terms or SitePolicy()).agree_to_offer(Offer.of(_read(app)[1]))
     key = f"key {public_key(home)}"
     if config.data is None:
         return f"client {config.client!r}, with its share of the recipe's data, {key}"

@@ -10,12 +10,12 @@ from typing import Any
 from fedloom._version import __version__
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.extras import need
-from fedloom.core.foreign import plain, shown
+from fedloom.core.untrusted import plain, shown
 from fedloom.engines.flower.keys import signed
 from fedloom.engines.flower.node import Bench, Node
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.terms import SitePolicy
 from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.built import Built
@@ -91,9 +91,9 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     return app
 
 
-def accept(offer: Offer, terms: SiteTerms | None, audit: Audit) -> None:
+def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
     """Agree to a run by its text, and write the text down once. Raises RefusedError for a run that may not be."""
-    (terms or SiteTerms()).agree_to_offer(offer)
+    (terms or SitePolicy()).agree_to_offer(offer)
     about = {"sha256": offer.sha256, "changes": [*offer.changes]}
     if not any(line["what"] == "recipe" and all(line.get(k) == v for k, v in about.items()) for line in audit.lines()):
         audit.note("recipe", **about, text=offer.text)

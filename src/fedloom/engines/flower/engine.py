@@ -25,6 +25,7 @@ from fedloom.core.settings.section import Section, strict
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
+from fedloom.engines.flower.client_manager import ClientManager
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain, build_from
@@ -41,7 +42,6 @@ from fedloom.engines.flower.received import (
     told_by,
 )
 from fedloom.engines.flower.relay import TURNS, refuse, stub
-from fedloom.engines.flower.roster import Roster
 from fedloom.engines.flower.wire import RefusedError, encode, reading
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
@@ -72,7 +72,7 @@ _WITHOUT = "begins without some"
 class AtNodes:
     """Runs jobs at the nodes of their clients: an Executor. A client that fails leaves no result, and a log line."""
 
-    def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
+    def __init__(self, built: Built, nodes: ClientManager, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
         self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
@@ -89,7 +89,7 @@ class AtNodes:
 
     @cached_property
     def community(self) -> Community:
-        """The peers whose letters are carried."""
+        """The peers whose peer messages are carried."""
         return community_of(self.built)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
@@ -211,10 +211,10 @@ class AtNodes:
         return {**state, "round": now.number, "peers": peers}, members
 
     def _peers(self, states: State, names: list[str], members: Sequence[str], now: Round) -> State:
-        """Carry letters between peers, turn by turn; a peer that does not answer is out for the rest of the round."""
+        """Carry messages between peers, turn by turn; a peer that does not answer is out for the rest of the round."""
         federation, round_ = self.built.federation, now.number
-        there, letters = list(members), dict[str, list[Tensor]]()
-        # a peer sends a few letters, each of at most its start and its model; to some of them all others listen
+        there, peer_messages = list(members), dict[str, list[Tensor]]()
+        # a peer sends a few peer messages, each of at most its start and its model; to some of them all others listen
         limits = {name: 8 * limit_of(self.built, name) + 64 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
@@ -230,7 +230,7 @@ class AtNodes:
                     {
                         "turn": turn,
                         "names": names,
-                        "letters": letters.get(name, []),
+                        "peer_messages": peer_messages.get(name, []),
                         "state": states[name]["client"],
                         "evaluate_trained": trained,
                     },
@@ -241,7 +241,7 @@ class AtNodes:
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
             for name, told, numbers in self._answers("train.peer", contents, round_, limits, read):
                 came[name] = told
-                for i, (receiver, data) in enumerate(told.letters):
+                for i, (receiver, data) in enumerate(told.peer_messages):
                     carried.setdefault(receiver, []).append((name, i, data))
                 if turn == TURNS[0]:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
@@ -249,7 +249,9 @@ class AtNodes:
                     if not numbers.get("finite"):
                         now.without(name)
                     now.progress.client(round_, len(now.done), len(members))
-            letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
+            peer_messages = {
+                name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()
+            }
             there = sorted(came)
             for name in there:
                 for words in came[name].events:
@@ -292,7 +294,7 @@ class Flower(Engine):
         refuse(recipe.peers)
         if recipe.peers is not None and recipe.runtime.flower.enough is not None:
             raise RecipeError(
-                "runtime.flower.enough: peers wait for each other's letters; it is for runs with a server"
+                "runtime.flower.enough: peers wait for each other's peer messages; it is for runs with a server"
             )
         return self._build(recipe, partition)
 
@@ -319,7 +321,7 @@ class Flower(Engine):
             folder.later({"event": _WITHOUT, **self.without})
         yield self.at, self.at.advance
 
-    def _nodes(self, built: Built, folder: RunFolder) -> Roster:
+    def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
         device = built.recipe.runtime.devices[0]
         self.homes = {client: folder.path / "nodes" / folder_name(client) for client in built.federation.clients}
         configs = {
@@ -327,7 +329,7 @@ class Flower(Engine):
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
         grid = LocalGrid(client_app(built.recipe, built=built), configs)
-        return Roster(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
+        return ClientManager(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
 
     def _deadline(self, built: Built) -> float:
         return 1e9  # nodes work one after another, so none is late
@@ -338,7 +340,13 @@ class Flower(Engine):
         self._begin(self.at.nodes, self.at.nodes.wait(wanted, config.wait, clients), wanted, config, clients)
 
     def _begin(
-        self, nodes: Roster, here: int, wanted: int, config: FlowerSettings, known: Iterable[str] = (), out: str = ""
+        self,
+        nodes: ClientManager,
+        here: int,
+        wanted: int,
+        config: FlowerSettings,
+        known: Iterable[str] = (),
+        out: str = "",
     ) -> None:
         """Begin with the nodes that are here, and log who is missing. Raises UserError where there are too few."""
         if here >= wanted:
@@ -373,7 +381,7 @@ class OverGrid(Flower):
 
     def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
         """With data at the nodes: wait for the nodes, and make the federation from their reports."""
-        self.nodes = Roster(self.grid, recipe_hash(recipe), recipe.runtime.flower, self.folder / _KEYS)
+        self.nodes = ClientManager(self.grid, recipe_hash(recipe), recipe.runtime.flower, self.folder / _KEYS)
         if recipe.data.name != "nodes":
             return super()._build(recipe, partition)
         file = self.folder / "nodes.json"
@@ -395,7 +403,7 @@ class OverGrid(Flower):
         self._begin(self.nodes, found, config.nodes, config, out=out)
         return build_from(recipe, self.reports)
 
-    def _nodes(self, built: Built, folder: RunFolder) -> Roster:
+    def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
         if built.recipe.data.name == "nodes":
             value = {client: report.model_dump(mode="json") for client, report in self.reports.items()}
             checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))

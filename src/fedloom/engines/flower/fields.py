@@ -1,4 +1,4 @@
-"""What each field of a payload and of a letter must be: what an honest node of this client could send."""
+"""What each field of a payload and of a peer message must be: what an honest node of this client could send."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Row
-from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, Number, OneOf, Sender, Text, shown
 from fedloom.core.layout import Layout
+from fedloom.core.untrusted import Array, Each, Exactly, Named, Nothing, Number, OneOf, Sender, Text, Untrusted, shown
 from fedloom.core.updates import Updates
-from fedloom.engines.peers.community import Terms
+from fedloom.engines.peers.community import PeerContext
 from fedloom.engines.peers.judging import due, signal_fields
-from fedloom.engines.peers.transport import Letter
+from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.messages import blank
@@ -65,11 +65,11 @@ def payload_fields(
     values = torch.zeros(1, 1).expand(len(rows), part.d)
     support = Array((len(rows), len(shared.blocks)) if tasks else (len(shared.blocks),), torch.bool)
     one = [_extras(built, client.only(task)) for task in tasks] or [_extras(built, client)]
-    extras: dict[str, Foreign] = {
+    extras: dict[str, Untrusted] = {
         name: Each(tuple(each[name] for each in one)) if tasks else one[0][name] for name in one[0]
     }
     sent = method.buffers != "local"
-    fields: dict[str, Foreign] = {
+    fields: dict[str, Untrusted] = {
         "n": Exactly(n),
         "tasks": Named({task: Number(1, n, whole=True) for task in tasks}),
         "packed": Packed(codec, blank(part, built.federation, rows, values)),
@@ -89,10 +89,10 @@ def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _extras(built: Built, client: BuiltClient) -> dict[str, Foreign]:
+def _extras(built: Built, client: BuiltClient) -> dict[str, Untrusted]:
     """What the stages declare, and closer what the server knows: the client's domain and tasks."""
     first = next((task.channels for task, _ in client.tasks.values() if task.kind == "classification"), 0)
-    known: dict[str, Foreign] = {
+    known: dict[str, Untrusted] = {
         "steps": Number(0, _MANY, whole=True),
         "domain": Exactly(client.domain or ""),
         "tasks": Exactly(",".join(sorted(client.tasks))),
@@ -119,44 +119,44 @@ def sender_of(built: Built, client: BuiltClient) -> Sender:
     return Sender({} if width is None else {"features": width}, classes)
 
 
-def read_letter(built: Built, terms: Terms, letter: Letter, round: int) -> None:
-    """Check what a peer tells others; `terms` are at this peer. Raises ValueError with the field.
+def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMessage, round: int) -> None:
+    """Check what a peer tells others; `context` are at this peer. Raises ValueError with the field.
 
-    Letters are carried as they came, so nothing in them is cast.
+    Peer messages are carried as they came, so nothing in them is cast.
     """
-    me, sender = terms.client, sender_of(built, terms.client)
-    Named({"round": Exactly(round), "sender": Exactly(me.id), "layout": Exactly(terms.layout.hash)}).read(
-        {"round": letter.round, "sender": letter.sender, "layout": letter.layout}, sender
+    me, sender = context.client, sender_of(built, context.client)
+    Named({"round": Exactly(round), "sender": Exactly(me.id), "layout": Exactly(context.layout.hash)}).read(
+        {"round": peer_message.round, "sender": peer_message.sender, "layout": peer_message.layout}, sender
     )
-    OneOf(("signal", "request", "model")).read(letter.kind, sender)
+    OneOf(("signal", "request", "model")).read(peer_message.kind, sender)
     scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
     tasks = Named({task: Number(0) for task in me.tasks})
-    if letter.kind == "signal":
-        now = due(terms, round)
-        Named({"tasks": tasks, "due": Exactly(now)}).read(letter.values, sender)
-        Named(signal_fields(terms) if now else {}).read(letter.tensors, sender)
-    elif letter.kind == "request":
-        Named({"base": Text(), "scope": scope}).read(letter.values, sender)
-        Named({}).read(letter.tensors, sender)
+    if peer_message.kind == "signal":
+        now = due(context, round)
+        Named({"tasks": tasks, "due": Exactly(now)}).read(peer_message.values, sender)
+        Named(signal_fields(context) if now else {}).read(peer_message.tensors, sender)
+    elif peer_message.kind == "request":
+        Named({"base": Text(), "scope": scope}).read(peer_message.values, sender)
+        Named({}).read(peer_message.tensors, sender)
     else:
-        about = dict(letter.values)
+        about = dict(peer_message.values)
         skeleton = about.pop("payload", None)
         Named({"update": flag, "scope": scope, "tasks": tasks}).read(about, sender)
-        _read_model(built, terms, letter, join_tree(skeleton, letter.tensors))
+        _read_model(built, context, peer_message, join_tree(skeleton, peer_message.tensors))
 
 
-def _read_model(built: Built, terms: Terms, letter: Letter, tree: Any) -> None:
+def _read_model(built: Built, context: PeerContext, peer_message: PeerMessage, tree: Any) -> None:
     if not isinstance(tree, dict):
         raise ValueError(f"payload: expected fields, found {shown(tree)}")
-    about, start = letter.values, tree.pop("start", None)
-    part, buffers = terms.part(about["scope"]), terms.buffers(about["scope"])
-    codec = terms.method.codec if about["update"] or terms.by_task else Raw()
-    fields, sender = payload_fields(built, terms.client, tree, part, codec, buffers)
+    about, start = peer_message.values, tree.pop("start", None)
+    part, buffers = context.part(about["scope"]), context.buffers(about["scope"])
+    codec = context.method.codec if about["update"] or context.by_task else Raw()
+    fields, sender = payload_fields(built, context.client, tree, part, codec, buffers)
     read = fields.read(tree, sender)
     if start is not None:
-        like = blank(part, terms.federation, ((terms.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
+        like = blank(part, context.federation, ((context.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
         read["start"] = Raw().read({"values": start}, like)["values"]
-    came = {id(t) for t in letter.tensors.values()}
+    came = {id(t) for t in peer_message.tensors.values()}
     if any(id(t) not in came for t in _tensors(read)):  # it was cast
         raise ValueError("payload: expected the dtypes of the model")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedloom.core.errors import UserError, naming
 from fedloom.core.extras import need
-from fedloom.core.foreign import shown
+from fedloom.core.untrusted import shown
 from fedloom.engines.flower.wire import RefusedError
 
 _FILE = "key"

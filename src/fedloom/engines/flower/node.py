@@ -133,14 +133,14 @@ class Node:
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """One turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
-        turn, names, letters = read_turn(self.client, tree)
+        turn, names, peer_messages = read_turn(self.client, tree)
         built, worker = self._at(head)
         round_, marker = head["round"], read_state(tree)
         if turn == TURNS[0]:
             self._begin(built, head, tree)
         else:
             self._count(built, head, f"turn {turn}", tree)
-        job = TurnJob(self.client, round_, turn, names, letters, self._scored(tree))
+        job = TurnJob(self.client, round_, turn, names, peer_messages, self._scored(tree))
         with self._folder(head) as folder:
             left = take_turn(built, worker, folder, self._peer_state(built, folder, marker), job)
             if left.state is not None:
@@ -149,7 +149,7 @@ class Node:
                 line = {"round": round_, "metrics": [], "train": left.train, "seconds": left.ledger.seconds}
                 folder.write_round(line, left.ledger.bytes)
         answer = {
-            "letters": left.letters,
+            "peer_messages": left.peer_messages,
             "records": left.records,
             "events": left.events,
             "up": counted(left.ledger.up.get(self.client, {})),

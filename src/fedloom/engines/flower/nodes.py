@@ -19,16 +19,16 @@ import fedloom.models.tasks.dense
 import fedloom.models.tasks.multilabel
 import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.core.foreign import shown
 from fedloom.core.settings.names import ClientId
 from fedloom.core.settings.problems import explain
 from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import Signal
+from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
-from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe
 from fedloom.federation.rounds.build import assemble, method_of, with_options
@@ -99,7 +99,7 @@ class NodeConfig(Section):
     val_fraction: ValFraction = 0.1
     domain: str | None = None
     device: str = "cpu"
-    terms: SiteTerms | None = None
+    terms: SitePolicy | None = None
     """What this site demands of a run; null: nothing."""
 
     @staticmethod

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedloom.core.codecs import ByteCount
-from fedloom.core.foreign import Array, Sender, Text, shown
-from fedloom.engines.flower.fields import payload_fields, read_letter, sender_of
+from fedloom.core.untrusted import Array, Sender, Text, shown
+from fedloom.engines.flower.fields import payload_fields, read_peer_message, sender_of
 from fedloom.engines.flower.relay import as_counts
 from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of, said, size_of
 from fedloom.engines.peers.community import Community
-from fedloom.engines.peers.transport import Letter
+from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.messages import Payload, rows_of
@@ -71,9 +71,9 @@ def payload_of(built: Built, client: str, tree: Any) -> Payload:
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """What a peer's turn left, as its node tells it: letters (receiver, bytes), records, events, byte counts."""
+    """What a peer's turn left, as its node tells it: peer messages (receiver, bytes), records, events, byte counts."""
 
-    letters: list[tuple[str, Tensor]]
+    peer_messages: list[tuple[str, Tensor]]
     records: list[tuple[str, dict[str, Any]]]
     events: list[str]
     """In the node's words."""
@@ -83,22 +83,22 @@ class Told:
 
 def told_by(built: Built, community: Community, client: str, round: int, tree: Any) -> Told:
     """A peer's turn. Raises ValueError, with the field, for what an honest peer would not tell in this round."""
-    if not isinstance(tree, dict) or tree.keys() != {"letters", "records", "events", "up", "down"}:
-        raise ValueError("expected letters, records, events, up, down")
-    terms, names = community.terms.at(client), built.federation.clients
-    letters = []
-    for receiver, data in _some(tree["letters"], "letters", len(names)):
+    if not isinstance(tree, dict) or tree.keys() != {"peer_messages", "records", "events", "up", "down"}:
+        raise ValueError("expected peer_messages, records, events, up, down")
+    terms, names = community.context.at(client), built.federation.clients
+    peer_messages = []
+    for receiver, data in _some(tree["peer_messages"], "peer_messages", len(names)):
         if receiver not in names:
-            raise ValueError(f"letters: expected a client of this run, found {shown(receiver)}")
+            raise ValueError(f"peer_messages: expected a client of this run, found {shown(receiver)}")
         data = Array((data.numel(),), torch.uint8).read(data, Sender())
-        letters.append((receiver, data))
+        peer_messages.append((receiver, data))
     # the same bytes to several are one tensor
-    for data in {id(data): data for _, data in letters}.values():
-        read_letter(built, terms, Letter.decode(data.numpy().tobytes()), round)
+    for data in {id(data): data for _, data in peer_messages}.values():
+        read_peer_message(built, terms, PeerMessage.decode(data.numpy().tobytes()), round)
     records = [(name, _record(client, name, fields)) for name, fields in _some(tree["records"], "records", _LINES)]
     events = _some(tree["events"], "events", _LINES)
     words = [said(f"{event}{described(fields) if isinstance(fields, dict) else ''}") for event, fields in events]
-    return Told(letters, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
+    return Told(peer_messages, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
 
 
 def _some(value: Any, field: str, most: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Peers at nodes: the server carries their letters, as bytes, and aggregates nothing.
+"""Peers at nodes: the server carries their peer messages, as bytes, and aggregates nothing.
 
 A round has four turns: train and tell, choose and ask, answer, mix. A node may be a new process at each turn, so what
 it trained and heard is in its folder, and a turn begins by doing again what the turns before it did with that.
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
-from fedloom.core.foreign import Each, Number, Sender, Text
+from fedloom.core.untrusted import Each, Number, Sender, Text
 from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
@@ -42,7 +42,7 @@ class RelayEnd:
     said: list[tuple[str, bytes]] = field(default_factory=list)
 
     def send(self, receiver: str, data: bytes) -> None:
-        """Give a letter to the relay."""
+        """Give a peer message to the relay."""
         self.said.append((receiver, data))
 
     def receive(self) -> list[bytes]:
@@ -53,13 +53,13 @@ class RelayEnd:
 
 @dataclass(frozen=True, eq=False)
 class TurnJob:
-    """One turn of a peer in a round; `names` are all peers of the run, `letters` (uint8) those that came for it."""
+    """One turn of a peer in a round; `names` are all peers of the run, `peer_messages` (uint8) those sent to it."""
 
     client: str
     round: int
     turn: str
     names: Sequence[str]
-    letters: Sequence[Tensor]
+    peer_messages: Sequence[Tensor]
     evaluate_trained: bool = False
 
 
@@ -67,8 +67,8 @@ class TurnJob:
 class TurnDone:
     """What one turn of one peer left."""
 
-    letters: list[tuple[str, Tensor]] = field(default_factory=list)
-    """Receiver and bytes (uint8); a letter to several is one tensor."""
+    peer_messages: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Receiver and bytes (uint8); a peer message to several is one tensor."""
     records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
@@ -98,7 +98,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         return [worker.run(each) for each in jobs]
 
     env = Environment(train, run, left.ledger, log, record)
-    peer = Peer(community.terms.at(job.client), Mailbox(job.client, built.layout.hash, end, log), before, env)
+    peer = Peer(community.context.at(job.client), Mailbox(job.client, built.layout.hash, end, log), before, env)
     begun = peer.begin(job.round)
     if job.turn == TURNS[0]:
         (left.done,) = env.train([begun])
@@ -106,7 +106,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         memory: State = {**trained, "heard": {}, "train": train_records([left.done])}
     else:
         memory = checkpoint.load(folder.path, _MEMORY, newest=lambda head: head["round"])[0]
-        memory["heard"][job.turn] = list(job.letters)
+        memory["heard"][job.turn] = list(job.peer_messages)
     checkpoint.save(folder.path, _MEMORY, memory, round=job.round)
     left.train = memory["train"]
     turns = peer.turns(Payload.of(job.client, memory["payload"]), memory["client"], community.graph(job.round))
@@ -118,7 +118,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     for receiver, data in end.said:
         if id(data) not in same:
             same[id(data)] = as_tensor(data)
-        left.letters.append((receiver, same[id(data)]))
+        left.peer_messages.append((receiver, same[id(data)]))
     left.state = peer.state if job.turn == TURNS[-1] else None
     return left
 

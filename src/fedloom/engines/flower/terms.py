@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from fedloom.core.foreign import shown
 from fedloom.core.settings.section import Count, Positive, Section
 from fedloom.core.settings.trust import Origin, admit, is_allowed, located
+from fedloom.core.untrusted import shown
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.recipes.runtime import Privacy
@@ -54,7 +54,7 @@ class AtLeast(Section):
     """local: the server is not trusted to add noise, this node adds it."""
 
 
-class SiteTerms(Section):
+class SitePolicy(Section):
     """The section terms of node.yaml; null demands nothing. The node looks at the recipe that it runs itself, and takes
     the server's word only for how many clients there are."""
 
@@ -158,7 +158,7 @@ class SiteTerms(Section):
                 yield f"clients: {said}, expected at least {self.clients}"
 
 
-def withheld(terms: SiteTerms | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
+def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
     """Return what a node does not tell in a run with this privacy; only the site's terms loosen what is the default.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.

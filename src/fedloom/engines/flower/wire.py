@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.extras import need
-from fedloom.core.foreign import plain, shown
+from fedloom.core.untrusted import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
 FORMAT = 3

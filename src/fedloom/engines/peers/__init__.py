@@ -1,1 +1,1 @@
-"""Learning without a server: peers that train, exchange letters, and mix each other's models."""
+"""Learning without a server: peers that train, exchange messages, and mix each other's models."""

@@ -25,7 +25,7 @@ from fedloom.methods.peers.scenario import Scenario
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class PeerContext:
     """What all peers of a run have in common, and the clients whose data is in reach (at a peer only itself, see `at`).
 
     `initial` are the parameters (p) that all start from. `probe` is what compares features and outputs of models.
@@ -42,14 +42,14 @@ class Terms:
     probe: Probe | None = None
     held: Mapping[str, int] | None = None
 
-    def at(self, name: str) -> Terms:
-        """The same terms at one peer, which has no data in reach but its own."""
+    def at(self, name: str) -> PeerContext:
+        """The same context at one peer, which has no data in reach but its own."""
         whole = self.federation
         return replace(self, federation=BuiltFederation(whole.tasks, {name: whole.clients[name]}, whole.unified))
 
     @cached_property
     def client(self) -> BuiltClient:
-        """The peer whose terms these are: the only client in reach."""
+        """The peer whose context these are: the only client in reach."""
         (client,) = self.federation.clients.values()
         return client
 
@@ -76,7 +76,7 @@ class Terms:
 
     @cached_property
     def tells_update(self) -> bool:
-        """Whether letters hold updates even to peers that started from another model.
+        """Whether messages hold updates even to peers that started from another model.
 
         Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
@@ -85,7 +85,7 @@ class Terms:
 
     @cached_property
     def tells_start(self) -> bool:
-        """Whether letters also hold the model from which training started, where the receiver started elsewhere."""
+        """Whether messages also hold the model from which training started, where the receiver started elsewhere."""
         return self.tells_update and (self._reads_start or self.config.penalty > 0 or self.fine is not None)
 
     @property
@@ -139,16 +139,16 @@ class Environment:
 class Community:
     """The peers of a run and the network between them.
 
-    `terms` have in reach the peers of this process; `names` are all peers of the run, where others run elsewhere.
+    `context` have in reach the peers of this process; `names` are all peers of the run, where others run elsewhere.
     """
 
-    terms: Terms
+    context: PeerContext
     connect: Callable[[Lost], Network] = Network
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.names = self.names or tuple(sorted(self.terms.federation.clients))
-        config = self.terms.config
+        self.names = self.names or tuple(sorted(self.context.federation.clients))
+        config = self.context.config
         self.scenario = config.scenario or Scenario()
         self.scenario.check(self.names)
         self.network = self.connect(None if config.scenario is None else self.scenario.lost)
@@ -156,11 +156,11 @@ class Community:
 
     def graph(self, round: int) -> Graph:
         """Who may hear whom in a round: every peer can work it out."""
-        section = self.terms.config.graph
+        section = self.context.config.graph
         when = round if section.every else 1  # one graph for the whole run is drawn once
         if self._drawn is None or self._drawn[0] != when:
             graph = candidates(
-                section.name, self.names, seed=self.terms.seed, round=when, every=section.every, **section.params
+                section.name, self.names, seed=self.context.seed, round=when, every=section.every, **section.params
             )
             self._drawn = when, graph
         return self._drawn[1]
@@ -184,12 +184,12 @@ class Trained:
     made: float | None = None
 
     @staticmethod
-    def of(terms: Terms, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
+    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
         """With the update out of the payload."""
         update = torch.zeros_like(start)
-        if not terms.by_task:  # a codec may keep the rows of several tasks packed
-            like = blank(terms.shared, terms.federation, (payload.row,), update[None])
-            update = terms.method.codec.unpack(payload.packed, like)[0]
+        if not context.by_task:  # a codec may keep the rows of several tasks packed
+            like = blank(context.shared, context.federation, (payload.row,), update[None])
+            update = context.method.codec.unpack(payload.packed, like)[0]
         return Trained(payload, start, update, round, made)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Peers that do not wait for each other: gossip driven by the arrival of letters, in simulated time.
+"""Peers that do not wait for each other: gossip driven by the arrival of messages, in simulated time.
 
 A peer trains for as long as its speed says. Then it tells others that it has a new version, mixes the models that have
 come by then with its own, chooses among those it has heard of since its last choice, asks them, and trains on. A peer
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.peers.community import Community, Environment, Trained
-from fedloom.engines.peers.letters import Age, Heard, write
+from fedloom.engines.peers.messages import Age, Heard, write
 from fedloom.engines.peers.peer import Peer
-from fedloom.engines.peers.transport import Letter, Newest, as_tensor
+from fedloom.engines.peers.transport import Newest, PeerMessage, as_tensor
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.worker import TrainDone, TrainJob
 from fedloom.methods.peers.graph import Graph
@@ -37,14 +37,14 @@ def at_rest() -> State:
     running   number of the event that ends its local round; None where it is in none
     asked     of whom a model is awaited -> whether it was chosen
     seen      newest round taken of each kind and sender
-    inbox     letters that have come and wait
+    inbox     messages that have come and wait
     version   the model that it tells others of, with the time when it was made
     """
     return {"done": [], "running": None, "asked": {}, "seen": {}, "inbox": [], "version": {}}
 
 
 class EventsEnd:
-    """One peer's end of the network: a Transport whose letters are events."""
+    """One peer's end of the network: a Transport whose messages are events."""
 
     def __init__(self, name: str, scenario: Scenario, events: Events, inbox: Iterable[Tensor]) -> None:
         self.name, self.scenario, self.events = name, scenario, events
@@ -52,9 +52,11 @@ class EventsEnd:
         self._sent: tuple[bytes, Tensor] = b"", as_tensor(b"")
 
     def send(self, receiver: str, data: bytes) -> None:
-        if data is not self._sent[0]:  # one tensor for all receivers of a letter
+        if data is not self._sent[0]:  # one tensor for all receivers of a message
             self._sent = data, as_tensor(data)
-        self.events.put(self.scenario.delay(Letter.size(data), self.name, receiver), self.name, receiver, self._sent[1])
+        self.events.put(
+            self.scenario.delay(PeerMessage.size(data), self.name, receiver), self.name, receiver, self._sent[1]
+        )
 
     def receive(self) -> list[bytes]:
         came, self.came = self.came, []
@@ -67,10 +69,10 @@ class FreePeer(Peer):
     mailbox: Newest
 
     def __init__(self, name: str, community: Community, events: Events, state: State, env: Environment) -> None:
-        terms, pace = community.terms.at(name), state["pace"]
+        context, pace = community.context.at(name), state["pace"]
         self.end = EventsEnd(name, community.scenario, events, pace["inbox"])
-        mailbox = Newest(name, terms.layout.hash, self.end, env.log, community.network.decode, pace["seen"])
-        super().__init__(terms, mailbox, {k: v for k, v in state.items() if k != "pace"}, env)
+        mailbox = Newest(name, context.layout.hash, self.end, env.log, community.network.decode, pace["seen"])
+        super().__init__(context, mailbox, {k: v for k, v in state.items() if k != "pace"}, env)
         self.events = events
         self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
@@ -79,7 +81,7 @@ class FreePeer(Peer):
         self.latest: Trained | None = None
         if version := pace["version"]:
             payload = Payload.of(name, version["payload"])
-            self.latest = Trained.of(terms, payload, version["base"], version["round"], version["made"])
+            self.latest = Trained.of(context, payload, version["base"], version["round"], version["made"])
 
     def saved(self) -> State:
         """The state from which an equal peer can be made."""
@@ -112,22 +114,22 @@ class FreePeer(Peer):
         self.running = None
 
     def hear(self, data: Tensor) -> None:
-        """A letter has come; a request is answered at once."""
+        """A message has come; a request is answered at once."""
         self.end.came.append(data)
         self.answer(self.latest)
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         """Ask for whole models, for other peers started elsewhere, and only for versions that have not come yet."""
-        have, scope = self.mailbox.seen.get("model", {}), self.terms.scope(self.round, self.state["scope"])
+        have, scope = self.mailbox.seen.get("model", {}), self.context.scope(self.round, self.state["scope"])
         for name in names:
             about = {"base": None, "scope": scope, "since": have.get(name, 0)}
-            self._send([name], write(self.terms, trained, "request", {}, about))
+            self._send([name], write(self.context, trained, "request", {}, about))
 
-    def _wanted(self, trained: Trained, request: Letter) -> bool:
+    def _wanted(self, trained: Trained, request: PeerMessage) -> bool:
         return trained.round > int(request.values["since"])
 
-    def _age(self, letter: Letter) -> Age:
-        made = float(letter.values["made"])
+    def _age(self, message: PeerMessage) -> Age:
+        made = float(message.values["made"])
         return len(self.done) - bisect_left(self.done, made), self.events.now - made
 
     def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class AsynchronousRounds:
         community.network.begin(round)
         here = {name: FreePeer(name, community, events, states[name], env) for name in sorted(members)}
         self._catch_up(here.values(), env)
-        graph, deadline = community.graph(round), community.terms.config.deadline
+        graph, deadline = community.graph(round), community.context.config.deadline
         ended: list[str] = []
         idle = [peer for peer in here.values() if peer.running is None]
         while deadline is not None or len(ended) < len(here):

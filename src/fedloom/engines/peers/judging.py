@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedloom.core.codecs import Raw
 from fedloom.core.context import State, derive_seed
-from fedloom.core.foreign import Array
-from fedloom.engines.peers.community import Terms, Trained
-from fedloom.engines.peers.letters import filled
-from fedloom.engines.peers.transport import Letter
+from fedloom.core.untrusted import Array
+from fedloom.engines.peers.community import PeerContext, Trained
+from fedloom.engines.peers.messages import filled
+from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.messages import Message, blank
 from fedloom.federation.rounds.worker import EvalJob, Job
@@ -50,89 +50,94 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def due(terms: Terms, round: int) -> bool:
+def due(context: PeerContext, round: int) -> bool:
     """Whether peers send signals and judge each other in a round."""
-    first = terms.config.warmup.alone if terms.config.warmup else 1
-    return terms.config.judges and round >= first and (round - first) % terms.config.similarity.every == 0
+    first = context.config.warmup.alone if context.config.warmup else 1
+    return context.config.judges and round >= first and (round - first) % context.config.similarity.every == 0
 
 
-def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
+def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
     """What others judge a peer by, beside its tasks."""
-    wanted, sketch = terms.config.similarity.signals, terms.config.similarity.sketch
-    part = shared_columns(terms.shared)
+    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+    part = shared_columns(context.shared)
     tensors: dict[str, Tensor] = {}
     if "gradient" in wanted:
-        tensors["gradient"] = terms.shared.take(trained.update, part)
+        tensors["gradient"] = context.shared.take(trained.update, part)
     if "parameters" in wanted:
-        tensors["parameters"] = terms.shared.take(trained.model - terms.origin, part)
+        tensors["parameters"] = context.shared.take(trained.model - context.origin, part)
     if sketch is not None:
-        short = Sketch(sketch.m, derive_seed(terms.seed, "sketch"), sketch.kind)
+        short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
-        assert terms.probe is not None
-        tensors["features"] = terms.probe.features(terms.client, state, trained.model)
-    if terms.config.similarity.measured:
-        like = blank(terms.shared, terms.federation, ((terms.client.id, None),), trained.model[None])
+        assert context.probe is not None
+        tensors["features"] = context.probe.features(context.client, state, trained.model)
+    if context.config.similarity.measured:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), trained.model[None])
         tensors["model"] = Raw().pack(like)["values"]
     return tensors
 
 
-def signal_fields(terms: Terms) -> dict[str, Array]:
+def signal_fields(context: PeerContext) -> dict[str, Array]:
     """What the tensors of `signals` must be, of this peer."""
-    wanted, sketch = terms.config.similarity.signals, terms.config.similarity.sketch
-    d = shared_columns(terms.shared).d
+    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+    d = shared_columns(context.shared).d
     vector = (
         Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
     )
     fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
     if "features" in wanted:
         fields["features"] = Array((2, "features"), torch.float64, exact=True)
-    if terms.config.similarity.measured:
-        like = blank(terms.shared, terms.federation, ((terms.client.id, None),), terms.origin[None])
+    if context.config.similarity.measured:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
         fields["model"] = replace(Raw().fields(like)["values"], exact=True)
     return fields
 
 
 def judge(
-    terms: Terms, trained: Trained, state: State, own: Mapping[str, Tensor], letters: Mapping[str, Letter], run: Run
+    context: PeerContext,
+    trained: Trained,
+    state: State,
+    own: Mapping[str, Tensor],
+    messages: Mapping[str, PeerMessage],
+    run: Run,
 ) -> State:
-    """What follows from others' signals (sender -> letter, at least one) beside the `own` signals.
+    """What follows from others' signals (sender -> message, at least one) beside the `own` signals.
 
     The new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's state.
     """
-    config, groups, me = terms.config.similarity, terms.config.choose.groups, terms.client
-    names = sorted(letters)
+    config, groups, me = context.config.similarity, context.config.choose.groups, context.client
+    names = sorted(messages)
     parts: dict[str, Tensor] = {}
-    losses = _losses(terms, trained, state, letters, run) if config.measured else None
+    losses = _losses(context, trained, state, messages, run) if config.measured else None
     for signal in config.signals:
         if losses is not None and signal in _OF_LOSSES:
             parts[signal] = _OF_LOSSES[signal](losses)
             continue
         if signal == "overlap":
-            shares = {me.id: me.shares, **{name: letters[name].values["tasks"] for name in names}}
+            shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
             rows = dict(zip(sorted(shares), task_weights(shares), strict=True))
             mine, others = rows[me.id], torch.stack([rows[name] for name in names])
         else:
-            mine, others = own[signal], torch.stack([letters[name].tensors[signal] for name in names])
+            mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
         similarity = _SIMILARITY[signal]
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
     weights = {str(name): weight for name, weight in config.signals.items()}
     S, new = combined(parts, weights, config.normalise), dict[str, Any]()
     if groups is not None:
-        new["group"] = _group(terms, (me.id, *names), S)
+        new["group"] = _group(context, (me.id, *names), S)
         S = S[0, 1:]
-    if terms.config.scope == "adaptive":
-        others = torch.stack([letters[name].tensors["gradient"] for name in names])
+    if context.config.scope == "adaptive":
+        others = torch.stack([messages[name].tensors["gradient"] for name in names])
         aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
-        thresholds = terms.config.adaptive
+        thresholds = context.config.adaptive
         new["scope"] = next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
     return {**new, "similarity": dict(zip(names, S.tolist(), strict=True))}
 
 
-def chosen(terms: Terms, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
+def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
     """Whom a peer mixes with, of those whose signals came; `group` is its own, where there are groups."""
-    choose, names = terms.config.choose, tuple(similarity)
+    choose, names = context.config.choose, tuple(similarity)
     if choose.groups is not None:
         names = tuple(name for name in names if name in group)
     if choose.threshold is not None:
@@ -142,34 +147,36 @@ def chosen(terms: Terms, similarity: Mapping[str, float], group: Sequence[str]) 
     return names
 
 
-def close(terms: Terms, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
+def close(context: PeerContext, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
     """Whose model (d), of the peer's own and others', gives outputs like the own one on the peer's validation data."""
-    assert terms.probe is not None
-    assert terms.fine is not None
-    names, me = sorted(models), terms.client.id
-    each = [terms.probe.outputs(terms.client, state, models[name]) for name in names]
+    assert context.probe is not None
+    assert context.fine is not None
+    names, me = sorted(models), context.client.id
+    each = [context.probe.outputs(context.client, state, models[name]) for name in names]
     S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
-    found = fine_clusters(names, S, terms.fine)
+    found = fine_clusters(names, S, context.fine)
     return frozenset(next(group for group in found if me in group)) - {me}
 
 
-def _group(terms: Terms, names: Sequence[str], S: Tensor) -> list[str]:
+def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
     """Who is in the group of the first peer, by similarities between all (N x N); who cannot be judged is in none."""
-    groups = terms.config.choose.groups
+    groups = context.config.choose.groups
     assert groups is not None
     known = torch.isfinite(S[0]).nonzero().flatten().tolist()
-    seed = derive_seed(terms.seed, "groups") >> 32
+    seed = derive_seed(context.seed, "groups") >> 32
     found = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
     return list(next((group for group in found if names[0] in group), (names[0],)))
 
 
-def _losses(terms: Terms, trained: Trained, state: State, letters: Mapping[str, Letter], run: Run) -> Tensor:
+def _losses(
+    context: PeerContext, trained: Trained, state: State, messages: Mapping[str, PeerMessage], run: Run
+) -> Tensor:
     """Losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
-    me, names, server = terms.client, sorted(letters), state["server"]
+    me, names, server = context.client, sorted(messages), state["server"]
     tasks = tuple(me.tasks)
     jobs: list[Job] = []
     for i, name in enumerate(names):
-        model = filled(terms, letters[name], letters[name].tensors["model"], terms.shared, trained.model)
+        model = filled(context, messages[name], messages[name].tensors["model"], context.shared, trained.model)
         message = Message(model, server["buffers"], server["integers"])
         jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
     scores: dict[int, Scores] = dict(run(jobs))

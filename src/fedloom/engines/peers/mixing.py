@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
-from fedloom.engines.peers.community import Environment, Terms, Trained
+from fedloom.engines.peers.community import Environment, PeerContext, Trained
 from fedloom.engines.peers.judging import close
-from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
+from fedloom.engines.peers.messages import NEW, Heard, aged, as_row
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.messages import believed, rows_of
 from fedloom.federation.rounds.server import server_step
@@ -30,7 +30,7 @@ class Mix:
     The others serve the penalty. `federation` is the peer itself with those that it heard.
     """
 
-    terms: Terms
+    context: PeerContext
     federation: BuiltFederation
     graph: Graph
     own: Trained
@@ -39,17 +39,17 @@ class Mix:
 
     def into(self, state: State, env: Environment) -> tuple[State, dict[str, Any]]:
         """The peer's state after it has mixed, and what is recorded."""
-        terms, me = self.terms, self.terms.client.id
-        scope, shares = terms.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
+        context, me = self.context, self.context.client.id
+        scope, shares = context.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
         alike = frozenset[str]()
-        if terms.fine is not None and scope == "full":
+        if context.fine is not None and scope == "full":
             models = {name: self._model(name) for name in self.chosen}
-            alike = close(terms, state, {me: self.own.model, **models})
+            alike = close(context, state, {me: self.own.model, **models})
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
-        if terms.method.turn.start == "own":
+        if context.method.turn.start == "own":
             new["known"] = {**{name: self._model(name) for name in self.heard}, me: server["model"]}
-        if terms.config.penalty:
+        if context.config.penalty:
             new["told"] = self._pull(scope)
         total = math.fsum(shares.values())
         return new, {
@@ -57,18 +57,18 @@ class Mix:
             "weights": {name: share / total for name, share in shares.items()} if total else shares,
             "similarity": dict(state["similarity"]),
             "scope": scope,
-            **({"close": sorted(alike)} if terms.fine is not None else {}),
+            **({"close": sorted(alike)} if context.fine is not None else {}),
         }
 
     def _shares(self, similarity: Mapping[str, float]) -> dict[str, float]:
         """Weights of the own model and of those that were chosen."""
-        me, config, names = self.terms.client.id, self.terms.config.weights, sorted(self.chosen)
+        me, config, names = self.context.client.id, self.context.config.weights, sorted(self.chosen)
         kind = config.kind
         if kind == "metropolis":
             degree = {name: len(self.graph.senders(name)) for name in (me, *names)}
             shares = {name: 1 / (1 + max(degree[me], degree[name])) for name in names}
             return {me: 1 - math.fsum(shares.values()), **shares}
-        if self.terms.warmup(self.own.round) is not None:
+        if self.context.warmup(self.own.round) is not None:
             kind = "uniform"
         if kind == "soft":
             known = {name: similarity.get(name, math.nan) for name in names}
@@ -76,59 +76,59 @@ class Mix:
         payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
         sizes = dict.fromkeys(payloads, 1.0)
         if kind == "size":
-            sizes = {name: believed(self.terms.method, self.federation, p).n for name, p in payloads.items()}
+            sizes = {name: believed(self.context.method, self.federation, p).n for name, p in payloads.items()}
         return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(
         self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment
     ) -> State:
         """The state of the peer's model after `server_step`, from the one before."""
-        terms, method, own = self.terms, self.terms.method, aged(self.terms, self.own.payload, NEW)
-        me, by_task = terms.client.id, terms.by_task
-        inside = None if scope == "full" and terms.fine is None else frozenset(terms.part("encoder").names)
+        context, method, own = self.context, self.context.method, aged(self.context, self.own.payload, NEW)
+        me, by_task = context.client.id, context.by_task
+        inside = None if scope == "full" and context.fine is None else frozenset(context.part("encoder").names)
         assert isinstance(method.stage, AtPeer)
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
-        row = own if by_task else as_row(terms, terms.federation, own, self.own.update)
+        row = own if by_task else as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
         ctx = Ctx(
             self.own.round,
-            terms.seed,
+            context.seed,
             rows_of(method, self.federation, sorted([me, *self.chosen])),
             len(self.graph.peers),
-            terms.rounds,
+            context.rounds,
             log=env.log,
             record=env.record,
             peer=me,
-            held=terms.held,
+            held=context.held,
         )
         server = server_step(
             replace(method, stage=stage, codec=method.codec if by_task else Raw()),
-            terms.layout,
+            context.layout,
             self.federation,
             [row, *(self.heard[name].payload for name in self.chosen)],
             before,
             ctx,
-            starts if terms.tells_start else None,
+            starts if context.tells_start else None,
         )
         if scope != "full" and own.buffers is not None:
             # what is not exchanged is as local training left it
-            every, part = method.shared_buffers(terms.layout), terms.buffers(scope)
+            every, part = method.shared_buffers(context.layout), context.buffers(scope)
             merged = every.take(server["buffers"], part)
             server = {**server, "buffers": every.put(own.buffers.clone(), part, merged)}
         return server
 
     def _pull(self, scope: str) -> dict[str, Tensor]:
         """What the penalty between groups asks of the next round: the mean of others' models, and mu where it acts."""
-        terms, like = self.terms, self.own.start
+        context, like = self.context, self.own.start
         total, count, pull = torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like)
-        inside = set(terms.part(scope).names)
+        inside = set(context.part(scope).names)
         for name in (name for name in self.heard if name not in self.chosen):
-            have = self.federation.present(self.federation.clients[name], terms.shared)
-            for i, (block, s) in enumerate(zip(terms.shared.blocks, terms.shared.slices, strict=True)):
+            have = self.federation.present(self.federation.clients[name], context.shared)
+            for i, (block, s) in enumerate(zip(context.shared.blocks, context.shared.slices, strict=True)):
                 if block.name in inside and (have is None or bool(have[0, i])):
                     total[s] += self._model(name)[s]
                     count[s] += 1
-        pull[count > 0] = terms.config.penalty
+        pull[count > 0] = context.config.penalty
         return {"others": total / count.clamp(min=1), "pull": pull}
 
     def _model(self, name: str) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.community import Environment, Terms, Trained
+from fedloom.engines.peers.community import Environment, PeerContext, Trained
 from fedloom.engines.peers.judging import chosen, due, judge, signals
-from fedloom.engines.peers.letters import NEW, Age, Heard, acquainted, count, digest, model_letter, read, write
+from fedloom.engines.peers.messages import NEW, Age, Heard, acquainted, count, digest, model_message, read, write
 from fedloom.engines.peers.mixing import Mix
-from fedloom.engines.peers.transport import Letter, Mailbox
+from fedloom.engines.peers.transport import Mailbox, PeerMessage
 from fedloom.federation.rounds.messages import ALL, Payload
 from fedloom.federation.rounds.recovery import was_lost
 from fedloom.federation.rounds.server import dispatch, server_init
@@ -52,26 +52,26 @@ class Peer:
     Each step of a round takes what the steps before it returned. A peer whose training failed sits the round out.
     """
 
-    def __init__(self, terms: Terms, mailbox: Mailbox, state: State, env: Environment) -> None:
-        self.terms, self.mailbox, self.state, self.env = terms, mailbox, state, env
-        self.name = terms.client.id
+    def __init__(self, context: PeerContext, mailbox: Mailbox, state: State, env: Environment) -> None:
+        self.context, self.mailbox, self.state, self.env = context, mailbox, state, env
+        self.name = context.client.id
         self.round = 0
         self.sent: dict[tuple[str, str], int] = {}
-        """(receiver, kind of letter) -> bytes, where letters take time."""
+        """(receiver, kind of message) -> bytes, where messages take time."""
 
     def begin(self, round: int) -> TrainJob:
         """What local training starts from."""
-        self.round, terms, server = round, self.terms, self.state["server"]
+        self.round, context, server = round, self.context, self.state["server"]
         if self.state["known"]:
             server = {**server, "personal": self.state["known"]}
-        message = dispatch(terms.method, terms.layout, terms.federation, server, [self.name])[self.name]
+        message = dispatch(context.method, context.layout, context.federation, server, [self.name])[self.name]
         message = replace(message, broadcast={**message.broadcast, **self.state["told"]})
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
         """A synchronous round after local training, which left `payload` and the new client state.
 
-        It stops wherever letters are to be carried: signals, then requests, then models.
+        It stops wherever messages are to be carried: signals, then requests, then models.
         """
         published = self.publish(self.trained(payload, client), graph)
         yield
@@ -87,69 +87,69 @@ class Peer:
             self._roll_back("local training gave nan or inf")
             return None
         self.state, server = {**self.state, "client": client}, self.state["server"]
-        start = self.terms.method.server.dispatch(server["model"], server["rule"][ALL])
-        return Trained.of(self.terms, payload, start, self.round, made)
+        start = self.context.method.server.dispatch(server["model"], server["rule"][ALL])
+        return Trained.of(self.context, payload, start, self.round, made)
 
     def publish(self, trained: Trained | None, graph: Graph) -> Published:
         """Send the signal by which others judge this peer to all who may hear it."""
-        if trained is None or self.terms.alone(self.round):
+        if trained is None or self.context.alone(self.round):
             return Published(trained, graph, {})
-        now = due(self.terms, self.round)
-        tensors = signals(self.terms, trained, self.state) if now else {}
-        about = {"tasks": self.terms.client.shares, "due": now}
-        self._send(graph.receivers(self.name), write(self.terms, trained, "signal", tensors, about))
+        now = due(self.context, self.round)
+        tensors = signals(self.context, trained, self.state) if now else {}
+        about = {"tasks": self.context.client.shares, "due": now}
+        self._send(graph.receivers(self.name), write(self.context, trained, "signal", tensors, about))
         return Published(trained, graph, tensors)
 
     def choose(self, published: Published) -> dict[str, bool]:
         """Judge the peers whose signals came, and ask some for models. Returns peers asked -> whether it chose them."""
         candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
-        letters = {letter.sender: letter for letter in self._receive("signal") if letter.sender in candidates}
+        messages = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
         if trained is None:
             return {}
         new: State = {"similarity": {}}
-        if judged := {name: letter for name, letter in letters.items() if letter.values["due"]}:
-            own = published.signals or signals(self.terms, trained, self.state)
-            new = judge(self.terms, trained, self.state, own, judged, self.env.run)
+        if judged := {name: message for name, message in messages.items() if message.values["due"]}:
+            own = published.signals or signals(self.context, trained, self.state)
+            new = judge(self.context, trained, self.state, own, judged, self.env.run)
         # where all judge anew at one instant, older similarities do not count any more
-        anew = due(self.terms, self.round) and self.terms.config.mode == "synchronous"
+        anew = due(self.context, self.round) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
-        similarity = {name: known.get(name, math.nan) for name in letters}
-        neighbours = chosen(self.terms, self._counting(similarity), self.state.get("group", ()))
-        if self.terms.config.choose.recency is not None:
+        similarity = {name: known.get(name, math.nan) for name in messages}
+        neighbours = chosen(self.context, self._counting(similarity), self.state.get("group", ()))
+        if self.context.config.choose.recency is not None:
             last = {**self.state.get("chosen", {}), **dict.fromkeys(neighbours, self.round)}
             self.state = {**self.state, "chosen": last}
-        asked = sorted(similarity if self.terms.config.penalty else neighbours)
+        asked = sorted(similarity if self.context.config.penalty else neighbours)
         self._ask(trained, asked)
         return {name: name in neighbours for name in asked}
 
     def _counting(self, similarity: Mapping[str, float]) -> Mapping[str, float]:
         """Similarities as they count in a choice, by when each candidate was last chosen."""
-        if (rate := self.terms.config.choose.recency) is None:
+        if (rate := self.context.config.choose.recency) is None:
             return similarity
         since = {name: self.round - last for name, last in self.state.get("chosen", {}).items()}
         return recent(similarity, since, rate)
 
     def answer(self, trained: Trained | None) -> None:
         """Send the model to those who asked: the update alone where they started from the same model."""
-        letters: dict[tuple[bool, str], Letter] = {}
+        messages: dict[tuple[bool, str], PeerMessage] = {}
         for request in self._receive("request"):
             if trained is None or not self._wanted(trained, request):
                 continue
             scope = str(request.values["scope"])
-            same = self.terms.by_task or request.values["base"] == digest(self.terms, trained.start, scope)
-            if (same, scope) not in letters:
-                letters[same, scope] = model_letter(self.terms, trained, same, scope)
-            self._send([request.sender], letters[same, scope])
+            same = self.context.by_task or request.values["base"] == digest(self.context, trained.start, scope)
+            if (same, scope) not in messages:
+                messages[same, scope] = model_message(self.context, trained, same, scope)
+            self._send([request.sender], messages[same, scope])
 
     def mix(self, published: Published, asked: Mapping[str, bool]) -> dict[str, bool]:
         """Mix the own model and those that came, of all `asked` for. Returns those of `asked` that did not come."""
-        letters = {letter.sender: letter for letter in self._receive("model") if letter.sender in asked}
+        messages = {message.sender: message for message in self._receive("model") if message.sender in asked}
         if published.trained is None:
             return dict(asked)
-        trained, federation = published.trained, acquainted(self.terms, letters.values())
-        heard = {name: read(self.terms, letter, trained, self._age(letter)) for name, letter in letters.items()}
-        mix = Mix(self.terms, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
+        trained, federation = published.trained, acquainted(self.context, messages.values())
+        heard = {name: read(self.context, message, trained, self._age(message)) for name, message in messages.items()}
+        mix = Mix(self.context, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
         before = self.state["server"]
         self.state, about = mix.into(self.state, self.env)
         self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
@@ -158,7 +158,7 @@ class Peer:
 
     def _keep(self, before: State) -> None:
         """Keep the model for a later rollback, or go back to the kept one where the mix failed."""
-        every, server = self.terms.config.rollback, self.state["server"]
+        every, server = self.context.config.rollback, self.state["server"]
         if every is None:
             return
         if was_lost(before, server):
@@ -173,34 +173,34 @@ class Peer:
             self.env.log("rolled back", {"peer": self.name, "why": why})
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
-        scope = self.terms.scope(self.round, self.state["scope"])
-        about = {"base": digest(self.terms, trained.start, scope), "scope": scope}
-        self._send(names, write(self.terms, trained, "request", {}, about))
+        scope = self.context.scope(self.round, self.state["scope"])
+        about = {"base": digest(self.context, trained.start, scope), "scope": scope}
+        self._send(names, write(self.context, trained, "request", {}, about))
 
-    def _wanted(self, trained: Trained, request: Letter) -> bool:
+    def _wanted(self, trained: Trained, request: PeerMessage) -> bool:
         """Whether the model is new to the peer that asks for it."""
         return True
 
-    def _age(self, letter: Letter) -> Age:
-        """The age of the model in a letter: in a synchronous round all are new."""
+    def _age(self, message: PeerMessage) -> Age:
+        """The age of the model in a message: in a synchronous round all are new."""
         return NEW
 
     def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
         """What else is recorded of a mix."""
         return {}
 
-    def _send(self, receivers: Sequence[str], letter: Letter) -> None:
+    def _send(self, receivers: Sequence[str], message: PeerMessage) -> None:
         for receiver in receivers:
-            self.mailbox.send(receiver, letter)
-            if self.terms.config.scenario is not None:  # else nothing takes time, and nobody asks
-                self.sent[receiver, letter.kind] = letter.nbytes
-            _add(self.env.ledger.up.setdefault(self.name, {}), count(self.terms, letter))
+            self.mailbox.send(receiver, message)
+            if self.context.config.scenario is not None:  # else nothing takes time, and nobody asks
+                self.sent[receiver, message.kind] = message.nbytes
+            _add(self.env.ledger.up.setdefault(self.name, {}), count(self.context, message))
 
-    def _receive(self, kind: str) -> list[Letter]:
-        letters = self.mailbox.receive(self.round, kind)
-        for letter in letters:
-            _add(self.env.ledger.down.setdefault(self.name, {}), count(self.terms, letter))
-        return letters
+    def _receive(self, kind: str) -> list[PeerMessage]:
+        messages = self.mailbox.receive(self.round, kind)
+        for message in messages:
+            _add(self.env.ledger.down.setdefault(self.name, {}), count(self.context, message))
+        return messages
 
 
 def _add(total: dict[Any, int], more: Mapping[Any, int]) -> None:

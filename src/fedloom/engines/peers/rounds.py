@@ -1,4 +1,4 @@
-"""Learning without a server: every peer has its own model, data and files, and hears of others by letters only.
+"""Learning without a server: every peer has its own model, data and files, and hears of others by messages only.
 
 In a synchronous round all peers train. Each publishes a signal to those who may hear it, chooses neighbours by the
 signals that came, asks them for their models, and mixes what comes with its own by `server_step`. Models are sent
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedloom.core.context import Log, State
-from fedloom.engines.peers.community import Community, Environment, Terms
+from fedloom.engines.peers.community import Community, Environment, PeerContext
 from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import Peer, first
 from fedloom.engines.peers.probe import Probe
@@ -67,29 +67,29 @@ def synchronous_round(
     for name in community.names:
         network.take(name)  # an absent peer hears nothing, not even later
     end = time.end(clock)
-    if community.terms.config.scenario is not None:
+    if community.context.config.scenario is not None:
         env.record("clock", {"start": clock, "end": end})
     return {**states, **{name: peer.state for name, peer in peers.items()}}, end
 
 
 def _peer(community: Community, name: str, state: State, env: Environment) -> Peer:
     """A peer as its state says, whatever it did before."""
-    terms, end = community.terms.at(name), NetworkEnd(community.network, name)
-    return Peer(terms, Mailbox(name, terms.layout.hash, end, env.log, community.network.decode), state, env)
+    context, end = community.context.at(name), NetworkEnd(community.network, name)
+    return Peer(context, Mailbox(name, context.layout.hash, end, env.log, community.network.decode), state, env)
 
 
 class _Time:
     """Simulated seconds of one round, counted from its start; what comes after the deadline is taken back."""
 
     def __init__(self, community: Community, training: Mapping[str, float], log: Log) -> None:
-        self.scenario, self.deadline = community.scenario, community.terms.config.deadline
+        self.scenario, self.deadline = community.scenario, community.context.config.deadline
         self.network, self.training, self.log = community.network, training, log
         self.last: dict[tuple[str, str], float] = {}
         self.chosen = dict(training)
         self.asked: dict[tuple[str, str], float] = {}
 
     def carry(self, kind: str, peers: Iterable[Peer]) -> None:
-        """Letters of one kind travel, and other peers act on them once they are there."""
+        """Messages of one kind travel, and other peers act on them once they are there."""
         mine = [(p.name, to, nbytes) for p in peers for (to, what), nbytes in p.sent.items() if what == kind]
         for sender, receiver, nbytes in self.network.carry(mine):
             at = self._ready(kind, sender, receiver) + self.scenario.delay(nbytes, sender, receiver)
@@ -103,7 +103,7 @@ class _Time:
                 self.chosen[receiver] = max(self.chosen[receiver], at)
 
     def _ready(self, kind: str, sender: str, receiver: str) -> float:
-        """When a letter leaves."""
+        """When a message leaves."""
         if kind == "request":
             return self.chosen[sender]
         return max(self.training[sender], self.asked[receiver, sender]) if kind == "model" else self.training[sender]
@@ -123,16 +123,16 @@ def community_of(built: Built, connect: Callable[[Lost], Network] = Network, nam
     initial = layout.flatten(built.module).detach()[: layout.parameters.d]
     rounds = recipe.training.rounds
     federation = built.federation
-    terms = Terms(
+    context = PeerContext(
         built.method, layout, federation, recipe.peers, recipe.seed, rounds, initial, Probe(built), federation.held
     )
-    return Community(terms, connect, tuple(names))
+    return Community(context, connect, tuple(names))
 
 
 def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -> Advance:
     """How a run of peers advances by a round, over a network of their own."""
     recipe, community = built.recipe, community_of(built, connect)
-    free = AsynchronousRounds(community) if community.terms.config.mode == "asynchronous" else None
+    free = AsynchronousRounds(community) if community.context.config.mode == "asynchronous" else None
 
     def advance(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         there = community.scenario.alive(community.names, now.number)

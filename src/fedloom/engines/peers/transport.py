@@ -1,6 +1,6 @@
-"""How peers talk: letters of named tensors and plain values, a transport that carries their bytes, and a mailbox.
+"""How peers talk: messages of named tensors and plain values, a transport that carries their bytes, and a mailbox.
 
-A mailbox takes no letter on trust: one that is late, doubled, corrupted or of another model is dropped and logged.
+A mailbox takes no message on trust: one that is late, doubled, corrupted or of another model is dropped and logged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedloom.core.context import Log
-from fedloom.core.foreign import plain
+from fedloom.core.untrusted import plain
 
 Lost = Callable[[int, str, str, int], bool] | None
-"""Whether a letter is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
+"""Whether a message is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
 _DIGEST = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Letter:
+class PeerMessage:
     """What one peer tells another.
 
-    kind     what it is about; in a round a peer sends another one at most one letter of a kind
+    kind     what it is about; in a round a peer sends another one at most one message of a kind
     layout   hash of the sender's model layout (`Layout.hash`): tensors mean the same only where it is the same
     tensors  bytes are counted on these
     values   anything JSON can hold
@@ -57,11 +57,11 @@ class Letter:
 
     @staticmethod
     def size(data: bytes) -> int:
-        """`nbytes` of an encoded letter, without decoding it."""
+        """`nbytes` of an encoded message, without decoding it."""
         return len(data) - _DIGEST - 8 - int.from_bytes(data[_DIGEST : _DIGEST + 8], "little")
 
     @staticmethod
-    def decode(data: bytes) -> Letter:
+    def decode(data: bytes) -> PeerMessage:
         """Inverse of `encoded`. Raises ValueError for bytes that are not exactly what was sent."""
         digest, body = data[:_DIGEST], data[_DIGEST:]
         if _digest(body) != digest:
@@ -70,7 +70,7 @@ class Letter:
             size = int.from_bytes(body[:8], "little")
             head = json.loads(json.loads(body[8 : 8 + size])["__metadata__"]["message"])
             tensors = load(body)
-            return Letter(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
+            return PeerMessage(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it cannot be read ({plain(str(error), 200)})") from None
 
@@ -97,10 +97,10 @@ class Transport(Protocol):
 
 
 class Network:
-    """Queues of letters between the peers of one process, of which some may be lost.
+    """Queues of messages between the peers of one process, of which some may be lost.
 
-    `decode` is `Letter.decode` that reads what one sender tells many only once: equal bytes give one letter, which all
-    its receivers share within a round and must not write to. What cannot be read is an error for each of them.
+    `decode` is `PeerMessage.decode` that reads what one sender tells many only once: equal bytes give one message that
+    all its receivers share within a round and must not write to. What cannot be read is an error for each of them.
     """
 
     def __init__(self, lost: Lost = None) -> None:
@@ -108,7 +108,7 @@ class Network:
         self._round = 0
         self._attempts: dict[tuple[str, str], int] = {}
         self._queues: dict[str, dict[str, tuple[bytes, ...]]] = {}
-        self.decode = lru_cache(maxsize=None)(Letter.decode)
+        self.decode = lru_cache(maxsize=None)(PeerMessage.decode)
 
     def begin(self, round: int) -> None:
         """A new round begins, from which attempts count."""
@@ -131,11 +131,11 @@ class Network:
         return sent
 
     def cancel(self, sender: str, receiver: str) -> int:
-        """Remove what one peer has sent another and would come too late. Returns the number of letters."""
+        """Remove what one peer has sent another and would come too late. Returns the number of messages."""
         return len(self._queues.get(receiver, {}).pop(sender, ()))
 
     def post(self, sender: str, receiver: str, data: bytes) -> None:
-        """Put a letter into the receiver's queue, unless it is lost."""
+        """Put a message into the receiver's queue, unless it is lost."""
         if self._lost is not None:
             attempt = self._attempts.get((sender, receiver), 0)
             self._attempts[sender, receiver] = attempt + 1
@@ -144,7 +144,7 @@ class Network:
         self.put(sender, receiver, data)
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
-        """Put a letter into the receiver's queue."""
+        """Put a message into the receiver's queue."""
         # tuples of bytes, for a million lists would keep the garbage collector busy
         queue = self._queues.setdefault(receiver, {})
         queue[sender] = (*queue.get(sender, ()), data)
@@ -169,70 +169,72 @@ class NetworkEnd:
         return self.network.take(self.name)
 
 
-Decode = Callable[[bytes], Letter]
+Decode = Callable[[bytes], PeerMessage]
 
 
 class Mailbox:
-    """What a peer sends and accepts. Every letter that is dropped is logged.
+    """What a peer sends and accepts. Every message that is dropped is logged.
 
-    Letters of later rounds, from peers that are ahead, are kept until their round. `decode` reads a letter; a network
+    Messages of later rounds, from peers that are ahead, are kept until their round. `decode` reads a message; a network
     within one process reads it once for all its receivers (`Network.decode`).
     """
 
-    def __init__(self, name: str, layout: str, transport: Transport, log: Log, decode: Decode = Letter.decode) -> None:
+    def __init__(
+        self, name: str, layout: str, transport: Transport, log: Log, decode: Decode = PeerMessage.decode
+    ) -> None:
         self.name, self.layout, self.transport, self.log = name, layout, transport, log
         self.decode = decode
-        self._early: list[Letter] = []
+        self._early: list[PeerMessage] = []
         self._seen: dict[str, set[str]] = {}
         self._round = 0
 
-    def send(self, receiver: str, letter: Letter) -> None:
-        """Send a letter."""
-        self.transport.send(receiver, letter.encoded)
+    def send(self, receiver: str, message: PeerMessage) -> None:
+        """Send a message."""
+        self.transport.send(receiver, message.encoded)
 
-    def receive(self, round: int, kind: str) -> list[Letter]:
-        """Good letters of this kind and round, sorted by sender. Those of other kinds are kept for their own call."""
+    def receive(self, round: int, kind: str) -> list[PeerMessage]:
+        """Good messages of this kind and round, sorted by sender. Those of other kinds are kept for their own call."""
         if round > self._round:
             self._round, self._seen = round, {}
         seen = self._seen.setdefault(kind, set())
-        good: list[Letter] = []
-        rest: list[Letter] = []
-        for letter in self._waiting():
-            if letter.round < round:
-                self._drop("late", letter, {"of round": letter.round})
-            elif letter.round > round or letter.kind != kind:
-                rest.append(letter)
-            elif letter.sender in seen:
-                self._drop("doubled", letter, {})
+        good: list[PeerMessage] = []
+        rest: list[PeerMessage] = []
+        for message in self._waiting():
+            if message.round < round:
+                self._drop("late", message, {"of round": message.round})
+            elif message.round > round or message.kind != kind:
+                rest.append(message)
+            elif message.sender in seen:
+                self._drop("doubled", message, {})
             else:
-                seen.add(letter.sender)
-                good.append(letter)
+                seen.add(message.sender)
+                good.append(message)
         self._early = rest
-        return sorted(good, key=lambda letter: letter.sender)
+        return sorted(good, key=lambda message: message.sender)
 
-    def _waiting(self) -> list[Letter]:
-        """Letters that were kept and those that came since, undamaged and of this model."""
+    def _waiting(self) -> list[PeerMessage]:
+        """Messages that were kept and those that came since, undamaged and of this model."""
         for data in self.transport.receive():
             try:
-                letter = self.decode(data)
+                message = self.decode(data)
             except ValueError as error:
                 self._drop("corrupted", None, {"why": str(error)})
                 continue
-            if letter.layout == self.layout:
-                self._early.append(letter)
+            if message.layout == self.layout:
+                self._early.append(message)
             else:
-                self._drop("wrong layout", letter, {"expected": self.layout, "found": letter.layout})
+                self._drop("wrong layout", message, {"expected": self.layout, "found": message.layout})
         return self._early
 
-    def _drop(self, what: str, letter: Letter | None, fields: dict[str, Any]) -> None:
-        about = {} if letter is None else {"sender": letter.sender, "kind": letter.kind}
+    def _drop(self, what: str, message: PeerMessage | None, fields: dict[str, Any]) -> None:
+        about = {} if message is None else {"sender": message.sender, "kind": message.kind}
         self.log("message dropped", {"peer": self.name, "what": what, **about, **fields})
 
 
 class Newest(Mailbox):
-    """A mailbox for peers that do not wait for each other: a letter's round is its sender's own.
+    """A mailbox for peers that do not wait for each other: a message's round is its sender's own.
 
-    Of each sender the newest letter of a kind counts; an older one, or one that was taken before, is dropped. `seen`
+    Of each sender the newest message of a kind counts; an older one, or one that was taken before, is dropped. `seen`
     are the rounds of what was taken so far, kind -> sender -> round.
     """
 
@@ -242,33 +244,33 @@ class Newest(Mailbox):
         layout: str,
         transport: Transport,
         log: Log,
-        decode: Decode = Letter.decode,
+        decode: Decode = PeerMessage.decode,
         seen: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         super().__init__(name, layout, transport, log, decode)
         self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in (seen or {}).items()}
-        self._by_kind: dict[str, list[Letter]] = {}
+        self._by_kind: dict[str, list[PeerMessage]] = {}
 
-    def receive(self, round: int, kind: str) -> list[Letter]:
-        """Good letters of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
+    def receive(self, round: int, kind: str) -> list[PeerMessage]:
+        """Good messages of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
         seen = self.seen.setdefault(kind, {})
-        newest: dict[str, Letter] = {}
-        for letter in self._sorted().pop(kind, ()):
-            if letter.round <= seen.get(letter.sender, 0):
-                self._drop("doubled or overtaken", letter, {"of round": letter.round})
+        newest: dict[str, PeerMessage] = {}
+        for message in self._sorted().pop(kind, ()):
+            if message.round <= seen.get(message.sender, 0):
+                self._drop("doubled or overtaken", message, {"of round": message.round})
             else:  # one that nobody read before a newer one came is no fault
-                seen[letter.sender] = letter.round
-                newest[letter.sender] = letter
+                seen[message.sender] = message.round
+                newest[message.sender] = message
         return [newest[sender] for sender in sorted(newest)]
 
     def kept(self) -> list[bytes]:
-        """Encoded letters that nobody has received yet, by kind, and within a kind in the order in which they came."""
+        """Encoded messages that nobody has received yet, by kind, and within a kind in the order in which they came."""
         waiting = self._sorted()
-        return [letter.encoded for kind in sorted(waiting) for letter in waiting[kind]]
+        return [message.encoded for kind in sorted(waiting) for message in waiting[kind]]
 
-    def _sorted(self) -> dict[str, list[Letter]]:
-        """Letters by kind, so that who looks for one kind need not go through all the others that wait."""
+    def _sorted(self) -> dict[str, list[PeerMessage]]:
+        """Messages by kind, so that who looks for one kind need not go through all the others that wait."""
         came, self._early = self._waiting(), []
-        for letter in came:
-            self._by_kind.setdefault(letter.kind, []).append(letter)
+        for message in came:
+            self._by_kind.setdefault(message.kind, []).append(message)
         return self._by_kind

@@ -28,7 +28,7 @@ from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask
 from fedloom.study.charts import save
 from fedloom.study.tables.domains import DomainScores
-from fedloom.study.tables.sheet import Records, Sheet
+from fedloom.study.tables.output import Records, Table
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
@@ -176,7 +176,7 @@ class FeatureStudy:
         found = {"singular-values": Records(head, values)}
         return found | ({"parts": Records(("run", "features", "domain", "accuracy"), parts)} if parts else {})
 
-    def _ranks(self) -> Sheet:
+    def _ranks(self) -> Table:
         domains = tuple(dict.fromkeys(s.view.domain for s in self.spectra))
         lines = []
         for run in dict.fromkeys(s.run for s in self.spectra):
@@ -187,17 +187,17 @@ class FeatureStudy:
         counts = sorted({s.examples for s in self.spectra})
         of = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
         title = f"Singular values of the covariance of pooled features, {of} test examples a domain; {RANK}"
-        return Sheet(title, ("run", "features", *domains, "average"), tuple(lines))
+        return Table(title, ("run", "features", *domains, "average"), tuple(lines))
 
 
-def _table(run: str, rows: Mapping[str, DomainScores]) -> Sheet:
+def _table(run: str, rows: Mapping[str, DomainScores]) -> Table:
     domains = tuple(next(iter(rows.values())).values)
     lines = tuple(
         (part, *(f"{100 * v:.2f}" for v in (*scores.values.values(), scores.average, scores.deviation)))
         for part, scores in rows.items()
     )
     title = f"{run}: accuracy in percent of the classifier on each kind of features"
-    return Sheet(title, ("features", *domains, "average", "deviation"), lines)
+    return Table(title, ("features", *domains, "average", "deviation"), lines)
 
 
 def features(

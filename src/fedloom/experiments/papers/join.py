@@ -31,7 +31,7 @@ from fedloom.federation.rounds.evaluation import evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.federation.rounds.worker import check_device
 from fedloom.models.build import build_model
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.output import Table
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, Work, train
@@ -99,7 +99,7 @@ class LateJoin:
         sign = 1 if self.direction == "max" else -1
         return tuple(sign * (b - a) for a, b in zip(self.initial, self.similar, strict=True))
 
-    def sheets(self) -> tuple[Sheet, Sheet]:
+    def sheets(self) -> tuple[Table, Table]:
         """Who is similar, and the metric over the rounds."""
         ranked = sorted(self.start.similarity.items(), key=lambda item: -item[1])
         shares = [(t, f"{s:.4f}", f"{self.start.weights[t]:.4f}" if t in self.start.weights else "") for t, s in ranked]
@@ -109,9 +109,9 @@ class LateJoin:
         ]
         title = f"{self.label}: {self.task} at {self.client}, {self.examples} examples"
         return (
-            Sheet(f"{title}\nsimilarity of signs after a few steps, and share in the start", ("task", "S", "share"),
+            Table(f"{title}\nsimilarity of signs after a few steps, and share in the start", ("task", "S", "share"),
                   tuple(shares)),
-            Sheet(f"{self.metric} on test examples, by rounds of local training",
+            Table(f"{self.metric} on test examples, by rounds of local training",
                   ("round", "from the initial model", "from similar tasks", "gain"), tuple(rounds)),
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ from fedloom.study.relatedness.measures import (
 )
 from fedloom.study.report import related
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.sheet import Recorded, Records, Sheet, json_text
+from fedloom.study.tables.output import HasRecords, Records, Table, json_text
 from fedloom.training.flat import FlatModel
 
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
@@ -48,7 +48,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Relatedness(Recorded):
+class Relatedness(HasRecords):
     """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
 
     label: str
@@ -63,7 +63,7 @@ class Relatedness(Recorded):
         """How far the metrics agree, over the pairs of tasks."""
         return agreement(self.scores)
 
-    def sheets(self) -> list[Sheet]:
+    def sheets(self) -> list[Table]:
         """The symmetrised matrices (of few tasks), and the metrics' correlations."""
         found = []
         for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
@@ -339,6 +339,6 @@ def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
     return lambda order: float(M[order[at - 1], order[at]])
 
 
-def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
+def _sheet(title: str, names: Sequence[str], M: Matrix) -> Table:
     lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
-    return Sheet(title, ("", *names), tuple(lines))
+    return Table(title, ("", *names), tuple(lines))

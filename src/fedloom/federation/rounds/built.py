@@ -18,7 +18,7 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.federation.rounds.hostile import attacks_of, groups_of
 from fedloom.federation.rounds.messages import rows_of
-from fedloom.federation.rounds.privacy import Terms
+from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.rounds.worker import Setup
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
@@ -37,7 +37,7 @@ class Built:
     federation: BuiltFederation
     module: MultiTask
     layout: Layout
-    terms: Terms | None = None
+    terms: PrivacyTerms | None = None
     """What a round costs in privacy, where the recipe has a section for it."""
     stacked: bool = False
     """Whether clients train stacked, as the recipe says or by itself."""

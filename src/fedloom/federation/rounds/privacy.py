@@ -25,7 +25,7 @@ LEARNS = 2.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class PrivacyTerms:
     """What one round of a run costs: the noise in units of `clip`, and how its clients are drawn."""
 
     noise: float
@@ -62,7 +62,7 @@ class Terms:
             )
 
 
-def terms_of(section: Privacy, training: Training, clients: int) -> Terms:
+def terms_of(section: Privacy, training: Training, clients: int) -> PrivacyTerms:
     """The terms of a recipe's section with so many clients. Raises RecipeError where one round would cost too much."""
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
@@ -81,7 +81,7 @@ def terms_of(section: Privacy, training: Training, clients: int) -> Terms:
         "drawn": drawn,
     }
     noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, training.rounds)
-    terms = Terms(noise, **about)
+    terms = PrivacyTerms(noise, **about)
     if section.bound is not None and terms.last(section.bound, 1) < 1:
         raise RecipeError(
             f"privacy.budget: {section.bound:g} found, but one round alone costs {terms.epsilon(1):.3g}; use more noise"
@@ -89,19 +89,19 @@ def terms_of(section: Privacy, training: Training, clients: int) -> Terms:
     return terms
 
 
-def share_of(training: Training, terms: Terms) -> float:
+def share_of(training: Training, terms: PrivacyTerms) -> float:
     """The part of all clients that is expected in a round."""
     return terms.drawn / terms.clients if terms.clients else training.participation
 
 
-def ratio(terms: Terms, d: int, clients: int, share: float) -> float:
+def ratio(terms: PrivacyTerms, d: int, clients: int, share: float) -> float:
     """Norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared parameters."""
     expected = share * clients
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 
 
 def told(
-    section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: float = 0
+    section: Privacy, terms: PrivacyTerms, d: int, clients: int, share: float, rounds: int, least: float = 0
 ) -> list[str]:
     """What a run will cost and whether it can learn, in sentences; `least` are the clients of the smallest cluster."""
     size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
@@ -120,7 +120,7 @@ def told(
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(terms: Terms, rounds: int) -> float:
+def _epsilon(terms: PrivacyTerms, rounds: int) -> float:
     if rounds == 0:
         return 0.0
     accountant = _accountant(terms)
@@ -128,7 +128,7 @@ def _epsilon(terms: Terms, rounds: int) -> float:
     return float(accountant.get_epsilon(terms.delta))
 
 
-def _accountant(terms: Terms) -> Any:
+def _accountant(terms: PrivacyTerms) -> Any:
     dp = need("dp_accounting", "privacy")
     logging.getLogger("absl").setLevel(logging.ERROR)  # it says of each order that it leaves out that it does so
     relations = dp.NeighboringRelation
@@ -138,7 +138,7 @@ def _accountant(terms: Terms) -> Any:
     return need("dp_accounting.rdp", "privacy").RdpAccountant(neighboring_relation=relation)
 
 
-def _event(terms: Terms) -> Any:
+def _event(terms: PrivacyTerms) -> Any:
     dp = need("dp_accounting", "privacy")
     if terms.clients:
         gaussian = dp.GaussianDpEvent(terms.noise / 2)
@@ -155,7 +155,7 @@ def _calibrated(about: tuple[tuple[str, Any], ...], epsilon: float, rounds: int)
     """The least noise, to a thousandth, of an epsilon of at most so much after so many rounds."""
 
     def cost(noise: float) -> float:
-        return Terms(noise, **dict(about)).epsilon(rounds)
+        return PrivacyTerms(noise, **dict(about)).epsilon(rounds)
 
     low, high = 0.0, 1.0
     while cost(high) > epsilon:

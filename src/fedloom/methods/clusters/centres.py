@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedloom.core.combine import Aggregation
 from fedloom.core.context import Broadcast, Ctx, State, generator
-from fedloom.core.foreign import Foreign, Number
 from fedloom.core.gram import gram
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Count, NonNegative
 from fedloom.core.stage import Identity, Stage, Traits, inner
+from fedloom.core.untrusted import Number, Untrusted
 from fedloom.core.updates import Updates
 from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
 
@@ -56,7 +56,7 @@ def _names(count: int, first: First) -> set[str]:
     return {f"broadcast:cluster{j}" for j in range(count)} | ({"groups"} if first == "groups" else set())
 
 
-def _shares(count: int) -> dict[str, Foreign]:
+def _shares(count: int) -> dict[str, Untrusted]:
     return {f"share{j}": Number(0, 1) for j in range(count)}
 
 
@@ -114,7 +114,7 @@ class ChosenClusters(Aggregation):
     @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(inner(self))
-        own: dict[str, Foreign] = {"cluster": Number(-1, self.count - 1, whole=True)}
+        own: dict[str, Untrusted] = {"cluster": Number(-1, self.count - 1, whole=True)}
         if self.mixed:
             own |= _shares(self.count)
         return Traits(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fedloom.core.context import Ctx, State, row_key
-from fedloom.core.foreign import Number
 from fedloom.core.stage import Stage, Traits
+from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict import GapWeightsSettings, LossWeightsSettings
 from fedloom.training.rules import LocalRule, View

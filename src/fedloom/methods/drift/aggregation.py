@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedloom.core.combine import Aggregation
 from fedloom.core.context import Broadcast, Ctx, State
-from fedloom.core.foreign import Number
 from fedloom.core.layout import Layout
 from fedloom.core.mean import column_groups
 from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits, inner
+from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates
 from fedloom.methods.drift import NormaliseStepsSettings
 

@@ -16,10 +16,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, derive_seed
-from fedloom.core.foreign import Array, Sender
 from fedloom.core.layout import Layout
 from fedloom.core.settings.section import Count, Natural, NonNegative, Positive
 from fedloom.core.stage import Identity, Traits
+from fedloom.core.untrusted import Array, Sender
 from fedloom.core.updates import Updates
 from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings
 from fedloom.methods.prototypes.maths import (

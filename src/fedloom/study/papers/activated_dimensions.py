@@ -16,7 +16,7 @@ from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts
 from fedloom.study.charts import Chart, tenths
-from fedloom.study.tables.sheet import Cell, Recorded, Records, Sheet
+from fedloom.study.tables.output import Cell, HasRecords, Records, Table
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")
@@ -73,7 +73,7 @@ class Activated:
 
 
 @dataclass(frozen=True)
-class Overlaps(Recorded):
+class Overlaps(HasRecords):
     """The numbers of one run and scope. `rounds` are the rounds that recorded something, in order."""
 
     label: str
@@ -99,7 +99,7 @@ class Overlaps(Recorded):
         """(round, overlap) of one pair, for the rounds in which both took part."""
         return [(r.round, value) for r in self.rounds for p, value in zip(r.pairs, r.overlap, strict=True) if p == pair]
 
-    def agreement(self) -> Sheet:
+    def agreement(self) -> Table:
         """Overlap in percent: rounds by pairs; of a long run, some rounds evenly spaced."""
         pairs = self.pairs if len(self.pairs) <= _MANY else ()
         lines = []
@@ -110,9 +110,9 @@ class Overlaps(Recorded):
             span = [_percent(f(values)) if values else "" for f in (fmean, min, max)]
             lines.append((str(r.round), *each, *span, _percent(r.expected)))
         head = ("round", *(f"{a} & {b}" for a, b in pairs), "mean", "least", "most", "if independent")
-        return Sheet(f"{self.title}: overlap in percent", head, tuple(lines))
+        return Table(f"{self.title}: overlap in percent", head, tuple(lines))
 
-    def shares(self) -> Sheet:
+    def shares(self) -> Table:
         """Where each client's activated dimensions lie, in percent: first round > last round."""
         first, last = self.rounds[0], self.rounds[-1]
         names = _prefixes(first.blocks)
@@ -126,7 +126,7 @@ class Overlaps(Recorded):
             lines.append((place, _percent(size), *cells))
         when = " > ".join(f"round {r.round}" for r in _ends(self))
         title = f"{self.title}: where they lie, in percent, {when}"
-        return Sheet(title, ("blocks", "of all dimensions", *rows), tuple(lines))
+        return Table(title, ("blocks", "of all dimensions", *rows), tuple(lines))
 
     def to_text(self) -> str:
         """Both tables for a terminal."""

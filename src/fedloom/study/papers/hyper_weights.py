@@ -14,7 +14,7 @@ from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, number_of
 from fedloom.study import charts
 from fedloom.study.charts import Chart
-from fedloom.study.tables.sheet import Recorded, Records, Sheet
+from fedloom.study.tables.output import HasRecords, Records, Table
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")
@@ -33,7 +33,7 @@ def used(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class HyperWeights(Recorded):
+class HyperWeights(HasRecords):
     """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
@@ -48,27 +48,27 @@ class HyperWeights(Recorded):
         """Layers of decoders, in the order of the network."""
         return tuple(dict.fromkeys(layer for layers in self.beta.values() for layer in layers))
 
-    def alphas(self) -> Sheet:
+    def alphas(self) -> Table:
         """Rounds by clients; of a long run, some rounds evenly spaced. In brackets what lies outside [0, 1]."""
         return self._over_rounds("alpha of the encoders", self.alpha)
 
-    def betas(self) -> Sheet:
+    def betas(self) -> Table:
         """Decoders by layers: first use > last use."""
         lines = []
         for decoder, layers in self.beta.items():
             cells = [" > ".join(_text(v) for _, v in _ends(layers[n])) if n in layers else "" for n in self.layers]
             lines.append((_name(decoder), *cells))
-        return Sheet(f"{self.label}: beta of the decoders, first > last", ("decoder", *self.layers), tuple(lines))
+        return Table(f"{self.label}: beta of the decoders, first > last", ("decoder", *self.layers), tuple(lines))
 
-    def _over_rounds(self, what: str, series: Mapping[str, Series]) -> Sheet:
+    def _over_rounds(self, what: str, series: Mapping[str, Series]) -> Table:
         last = len(self.rounds) - 1
         shown = sorted({self.rounds[round(j * last / (_LINES - 1))] for j in range(_LINES)})
         of = {name: dict(points) for name, points in series.items()}
         lines = [(str(r), *(_text(of[name][r]) if r in of[name] else "" for name in series)) for r in shown]
-        return Sheet(f"{self.label}: {what}", ("round", *series), tuple(lines))
+        return Table(f"{self.label}: {what}", ("round", *series), tuple(lines))
 
     @property
-    def _sheets(self) -> list[Sheet]:
+    def _sheets(self) -> list[Table]:
         return [*([self.alphas()] if self.alpha else []), *([self.betas()] if self.beta else [])]
 
     def to_text(self) -> str:

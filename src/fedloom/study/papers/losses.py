@@ -18,8 +18,8 @@ from fedloom.federation.runs.reader import Run, best_round
 from fedloom.study import charts
 from fedloom.study.charts import Chart
 from fedloom.study.grid import Cell, Grid, select, together
+from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import Combination, read
-from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 WIDE = 30
 """Losses that differ by a larger factor are drawn on a logarithmic scale."""
@@ -73,7 +73,7 @@ class RunLosses:
 
 
 @dataclass(frozen=True)
-class GridLosses(Sheeted):
+class GridLosses(HasTable):
     """The losses of all finished runs of a grid, by data set and cell, the least mean first."""
 
     title: str
@@ -81,7 +81,7 @@ class GridLosses(Sheeted):
     """(data set, base, add-on) -> seed -> losses."""
     seeds: tuple[int, ...]
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """One line a cell: the best loss of each seed, mean, standard deviation and variation of these, and when."""
         several = len(self.seeds) > 1
         head = ("best validation loss", *(f"seed {seed}" for seed in self.seeds))
@@ -113,7 +113,7 @@ class GridLosses(Sheeted):
             "cells whose clients hold other tasks or weigh them otherwise. SD: standard deviation over seeds (n - 1); "
             "CV: SD / mean; rounds: means over seeds."
         )
-        return Sheet(self.title, head, tuple(lines), (about,))
+        return Table(self.title, head, tuple(lines), (about,))
 
     def records(self) -> Records:
         """One line a run, in full precision."""
@@ -127,7 +127,7 @@ class GridLosses(Sheeted):
 
 
 @dataclass(frozen=True)
-class RoundLosses(Sheeted):
+class RoundLosses(HasTable):
     """The losses of one run of each cell round by round: of all tasks together, then of each (Tables 6.10 and 6.14)."""
 
     title: str
@@ -135,13 +135,13 @@ class RoundLosses(Sheeted):
     lines: tuple[tuple[Cell, int, tuple[float | None, ...]], ...]
     """(cell, round, losses); None where nobody has the task."""
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """One line a cell and round."""
         lines = tuple(
             (f"{cell}, round {number}", *("" if loss is None else _number(loss) for loss in losses))
             for cell, number, losses in self.lines
         )
-        return Sheet(f"{self.title}: validation losses by round", ("", "all tasks", *self.tasks), lines)
+        return Table(f"{self.title}: validation losses by round", ("", "all tasks", *self.tasks), lines)
 
     def records(self) -> Records:
         """One line a cell and round, in full precision."""

@@ -24,7 +24,7 @@ from fedloom.study.report.methods import Method
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Matrices, Series
 from fedloom.study.report.scores import Curves
-from fedloom.study.tables.sheet import Records
+from fedloom.study.tables.output import Records
 
 POINTS = 100
 """Points of a curve, at most."""

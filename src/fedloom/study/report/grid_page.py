@@ -12,7 +12,7 @@ from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
 from fedloom.study.report.figures import compared, figures_of
 from fedloom.study.report.methods import Method
-from fedloom.study.report.page import Sheet
+from fedloom.study.report.page import Table
 from fedloom.study.report.worst import Worst
 from fedloom.study.significance.ranks import Ranks
 from fedloom.study.tables.estimate import Estimate
@@ -36,9 +36,9 @@ def render(report: GridReport) -> str:
         figures,
         report=report,
         lead=" · ".join((f"runs: {facts['runs']}", _seeds(facts["seeds"]))),
-        table=report.table.sheet().fragment() if report.table else "",
+        table=report.table.as_table().fragment() if report.table else "",
         worst=_worst(report.worst),
-        cells=Sheet("cells-table", head, cells) if cells else None,
+        cells=Table("cells-table", head, cells) if cells else None,
         bases=[name or "nothing" for name in report.methods],
         views=[
             [_compared(f"{at}-{place}", *of) for place, of in enumerate(_by_data(methods).items())]
@@ -97,7 +97,7 @@ class Compared:
     """What the names of its figures begin with."""
     data: str
     said: str
-    costs: Sheet
+    costs: Table
 
 
 def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
@@ -112,16 +112,16 @@ def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
         name,
         data,
         words.grid_told({m.label: m.delta for m in ranked if m.is_method and m.delta}, {m.reference for m in ranked}),
-        Sheet(f"costs-{name}", head, costs, (2,)),
+        Table(f"costs-{name}", head, costs, (2,)),
     )
 
 
-def _ranks(ranks: Ranks) -> tuple[Sheet, tuple[str, ...]]:
-    made = ranks.sheet()
-    return Sheet("ranks-table", made.head, made.lines, (2,)), made.notes
+def _ranks(ranks: Ranks) -> tuple[Table, tuple[str, ...]]:
+    made = ranks.as_table()
+    return Table("ranks-table", made.head, made.lines, (2,)), made.notes
 
 
-def _worst(lines: Sequence[Worst]) -> list[tuple[str, Sheet]]:
+def _worst(lines: Sequence[Worst]) -> list[tuple[str, Table]]:
     """One table per data set, with its heading: the task that lost most, and the worst client of each task."""
     parts = []
     for at, data in enumerate(dict.fromkeys(line.data for line in lines)):
@@ -140,7 +140,7 @@ def _worst(lines: Sequence[Worst]) -> list[tuple[str, Sheet]]:
                 body.append([line.method, *(_lost(line) if changed else ()), *cells])
             texts = [i for i in range(len(head)) if i != 2 or not changed]  # names of clients need to break
             parts.append(
-                (data if len({line.data for line in lines}) > 1 else "", Sheet(f"worst-{at}", head, body, texts))
+                (data if len({line.data for line in lines}) > 1 else "", Table(f"worst-{at}", head, body, texts))
             )
     return parts
 

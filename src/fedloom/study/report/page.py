@@ -27,7 +27,7 @@ _POLICY = (
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Table:
     """A table; its first column is its label, columns in `text` are set as text, others as numbers."""
 
     name: str

@@ -18,9 +18,9 @@ from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
-from fedloom.study.report.page import Sheet
+from fedloom.study.report.page import Table
 from fedloom.study.report.words import number
-from fedloom.study.tables.sheet import span
+from fedloom.study.tables.output import span
 
 FILE = "relatedness.json"
 ENDS = 5
@@ -285,7 +285,7 @@ def _against(report: RelatedReport) -> Figure:
     return Figure("One metric against another", views)
 
 
-def _metrics(report: RelatedReport) -> Sheet:
+def _metrics(report: RelatedReport) -> Table:
     study, rows = report.study, []
     for name, v in report.values.items():
         known = v[np.isfinite(v)]
@@ -294,10 +294,10 @@ def _metrics(report: RelatedReport) -> Sheet:
         directed = "yes" if _is_directed(study, name) else "no"
         rows.append((name, kind, directed, *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
-    return Sheet("metrics-table", head, rows, (1, 2))
+    return Table("metrics-table", head, rows, (1, 2))
 
 
-def _ends(report: RelatedReport, place: int, metric: str) -> Sheet | None:
+def _ends(report: RelatedReport, place: int, metric: str) -> Table | None:
     study, rows = report.study, []
     others = [m for m in study.scores if m != metric]
     for at in report.ends(metric):
@@ -305,7 +305,7 @@ def _ends(report: RelatedReport, place: int, metric: str) -> Sheet | None:
         ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
         rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
     head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
-    return Sheet(f"ends-{place}", head, rows, (1, 2)) if rows else None
+    return Table(f"ends-{place}", head, rows, (1, 2)) if rows else None
 
 
 def _rank(rank: int | None) -> str:

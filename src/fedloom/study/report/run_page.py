@@ -14,7 +14,7 @@ from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.figures import against_of, figures_of
 from fedloom.study.report.glance import Glance
-from fedloom.study.report.page import Sheet
+from fedloom.study.report.page import Table
 from fedloom.study.report.scores import Score, row, worst_tasks
 from fedloom.study.report.words import number, percent
 
@@ -29,12 +29,12 @@ class View:
     base: Against | None
     name: str
     glance: Glance
-    final: Sheet | None
-    others: Sheet | None
+    final: Table | None
+    others: Table | None
     deltas: str
     lowest: str
-    about: Sheet | None
-    hurt: Sheet | None
+    about: Table | None
+    hurt: Table | None
     lost: Sequence[str]
     end: str
     """The end of the names of its figures and tables; a page may have none of a name."""
@@ -77,7 +77,7 @@ def _view(report: RunReport, at: int) -> View:
         _scores(f"others-table{end}", others, held) if others else None,
         "" if held is None else _deltas(held),
         _lowest(report.scores, held),
-        None if held is None else Sheet(f"base-table{end}", ("the base", ""), held.facts, (1,)),
+        None if held is None else Table(f"base-table{end}", ("the base", ""), held.facts, (1,)),
         None if held is None or not held.each else _hurt(f"hurt-table{end}", held),
         () if held is None else _lost(held),
         end,
@@ -135,7 +135,7 @@ def _is_equal(scores: Sequence[Score]) -> bool:
     return any(s.clients > 1 for s in scores) and all(s.worst is None for s in scores)
 
 
-def _scores(name: str, scores: Sequence[Score], held: Against | None) -> Sheet:
+def _scores(name: str, scores: Sequence[Score], held: Against | None) -> Table:
     against = () if held is None else (f"base: {held.label}", "change")
     worst = any(s.worst is not None for s in scores)
     value = "mean over clients" if any(s.clients > 1 for s in scores) else "value"
@@ -152,7 +152,7 @@ def _scores(name: str, scores: Sequence[Score], held: Against | None) -> Sheet:
         where = (s.model, s.data, str(s.round))
         rows.append((row(s), s.split, number(s.mean), *compared, str(s.clients), *cells, *where))
     texts = [i for i, title in enumerate(head) if title in ("worst client", "model", "data", "split")]
-    return Sheet(name, head, rows, texts)
+    return Table(name, head, rows, texts)
 
 
 def _lowest(scores: Sequence[Score], held: Against | None) -> str:
@@ -170,14 +170,14 @@ def _deltas(held: Against) -> str:
     return words.deltas(held.label, each)
 
 
-def _hurt(name: str, held: Against) -> Sheet:
+def _hurt(name: str, held: Against) -> Table:
     """Which clients are worse off than with the base."""
     rows = []
     for e in held.each:
         named = [f"{name} {percent(e.clients[name].percent)}" for name in e.worse[:WORST]]
         counts = [len(e.worse), len(e.better), len(e.clients) - len(e.compared)]
         rows.append((str(e.row), str(len(e.clients)), *map(str, counts), ", ".join(named)))
-    return Sheet(name, ("task", "clients", "worse", "better", "not defined", "worst changes"), rows, (5,))
+    return Table(name, ("task", "clients", "worse", "better", "not defined", "worst changes"), rows, (5,))
 
 
 def _lost(held: Against) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def _lost(held: Against) -> tuple[str, ...]:
     return (words.hurt(len(worse), len(of), held.split), over_all) if of else ()
 
 
-def _federation(report: RunReport) -> Sheet:
+def _federation(report: RunReport) -> Table:
     rows = []
     domains = any(about.get("domain") for about in report.clients.values())
     for name, about in report.clients.items():
@@ -194,19 +194,19 @@ def _federation(report: RunReport) -> Sheet:
         sizes = [str(about.get(part, "")) for part in ("train", "val")]
         rows.append((name, tasks, *((str(about.get("domain") or ""),) if domains else ()), *sizes))
     head = ("client", "tasks", *(("domain",) if domains else ()), "train examples", "validation")
-    return Sheet("clients-table", head, rows, (1, 2) if domains else (1,))
+    return Table("clients-table", head, rows, (1, 2) if domains else (1,))
 
 
-def _bytes(report: RunReport) -> Sheet | None:
+def _bytes(report: RunReport) -> Table | None:
     rows = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
     total = ("all", "", *map(human_bytes, report.sent))
     head = ("role", "task", "sent by clients", "sent to clients")
-    return Sheet("bytes-table", head, [*rows, total], (1,)) if rows else None
+    return Table("bytes-table", head, [*rows, total], (1,)) if rows else None
 
 
-def _events(report: RunReport) -> Sheet | None:
+def _events(report: RunReport) -> Table | None:
     rows = [
         (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
         for h in report.happened
     ]
-    return Sheet("events-table", ("what", "client", "times", "rounds"), rows, (1,)) if rows else None
+    return Table("events-table", ("what", "client", "times", "rounds"), rows, (1,)) if rows else None

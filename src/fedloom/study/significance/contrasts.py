@@ -18,8 +18,8 @@ from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.delta import delta_m, delta_terms
 from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
+from fedloom.study.tables.output import Cell, HasTable, Records, Table
 from fedloom.study.tables.results import Combination, Results, Side
-from fedloom.study.tables.sheet import Cell, Records, Sheet, Sheeted
 
 CSV = (
     *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),
@@ -101,7 +101,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Contrasts(Sheeted):
+class Contrasts(HasTable):
     """What `contrasts` found; `notes` say what to know before the numbers are believed."""
 
     title: str
@@ -116,7 +116,7 @@ class Contrasts(Sheeted):
         tested = [test.row is None for test in self.tests if not math.isnan(test.holm)]
         return {"Δm": tested.count(True), "tasks": tested.count(False)}
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """A line for each method and task, and one for all tasks together."""
         many, bases = len({t.data for t in self.tests}) > 1, {t.base for t in self.tests}
         head = (
@@ -148,7 +148,7 @@ class Contrasts(Sheeted):
         words = WORDS[self.over]
         about = f"{self.split} split; {words['about']}."
         formulas = (text.format(over=self.over, **words) for text in FORMULAS)
-        return Sheet(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
+        return Table(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
 
     def records(self) -> Records:
         """The same lines with numbers in full precision."""

@@ -10,8 +10,8 @@ from typing import Literal
 
 from fedloom.core.errors import StateError
 from fedloom.study.significance.statistics import LEVEL, Ranking, p_text, ranking
+from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import Results
-from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 Blocks = Literal["seeds", "tasks"]
 """What methods are ranked on: each task at each seed, or each task's mean over seeds."""
@@ -20,7 +20,7 @@ CSV = ("method", "mean_rank", "groups", "methods", "blocks", "chi2", "df", "p", 
 
 
 @dataclass(frozen=True)
-class Ranks(Sheeted):
+class Ranks(HasTable):
     """What `ranked` found."""
 
     title: str
@@ -30,7 +30,7 @@ class Ranks(Sheeted):
     """What a block is."""
     notes: tuple[str, ...] = ()
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """One line per method, best first, with the groups of methods that it belongs to."""
         r = self.ranking
         lines = tuple((name, f"{rank:.3f}", " ".join(map(str, self._groups(name)))) for name, rank in r.ranks.items())
@@ -45,7 +45,7 @@ class Ranks(Sheeted):
             f"{r.critical:.3f} for methods k = {len(r.ranks)} and blocks N = {r.blocks}, q from the studentised range. "
             "Methods that share a group are not told apart."
         )
-        return Sheet(self.title, ("method", "mean rank", "groups"), lines, (about, *self.notes))
+        return Table(self.title, ("method", "mean rank", "groups"), lines, (about, *self.notes))
 
     def records(self) -> Records:
         """One line per method, in full precision."""

@@ -19,8 +19,8 @@ from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import IN_VAIN, POOLED, Run, TaskMetric, human_bytes
 from fedloom.study.delta import delta_m, without_base
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best
+from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
 from fedloom.study.tables.results import Column, Results, Side, at_trivial, note
-from fedloom.study.tables.sheet import Best, Cell, Records, Sheet, Sheeted, span
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
@@ -50,7 +50,7 @@ class RunSet(Side):
 
 
 @dataclass(frozen=True)
-class Comparison(Sheeted):
+class Comparison(HasTable):
     """What `compare` found, the results of a grid of one data set. `notes` say what to know before reading them."""
 
     columns: tuple[RunSet, ...]
@@ -86,13 +86,13 @@ class Comparison(Sheeted):
         """Labels of the best columns of a row, see `clear_best`."""
         return clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
 
-    def sheet(self, width: int = LETTERS) -> Sheet:
+    def as_table(self, width: int = LETTERS) -> Table:
         """A column a run, or a line a run where columns would be too many, or too wide for so many letters."""
         upright = [("", *(c.label for c in self.columns)), *self._lines()]
         turned = list(zip(*upright, strict=True))
         fits = _width(upright) <= max(width, _width(turned))
         head, *lines = upright if fits and len(self.columns) <= ACROSS else turned
-        return Sheet("Runs side by side", head, tuple(lines), (self.caption, *self.notes))
+        return Table("Runs side by side", head, tuple(lines), (self.caption, *self.notes))
 
     def records(self) -> Records:
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""

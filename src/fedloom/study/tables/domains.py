@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from fedloom.core.errors import StateError, nearest
 from fedloom.federation.runs.reader import Run, best_round
-from fedloom.study.tables.sheet import Records, Sheet, Sheeted
+from fedloom.study.tables.output import HasTable, Records, Table
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DomainScores:
 
 
 @dataclass(frozen=True)
-class DomainHistory(Sheeted):
+class DomainHistory(HasTable):
     """The measured rounds of one run, in order. `metric` is the metric's name, `best` says which model a user keeps."""
 
     label: str
@@ -48,7 +48,7 @@ class DomainHistory(Sheeted):
         """The last measured round."""
         return self.rounds[-1]
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """Rounds by domains, with average and standard deviation; the last and the best round are marked."""
         names = {self.last.round: "last"}
         if self.best is not None:
@@ -58,7 +58,7 @@ class DomainHistory(Sheeted):
             numbers = [*scores.values.values(), scores.average, scores.deviation]
             lines.append((str(scores.round), *(f"{v:.4f}" for v in numbers), names.get(scores.round, "")))
         head = ("round", *self.last.values, "average", "deviation", "")
-        return Sheet(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
+        return Table(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
 
     def records(self) -> Records:
         """One line per round and domain, in full precision."""

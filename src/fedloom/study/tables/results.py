@@ -16,7 +16,7 @@ from fedloom.study.delta import delta_m, delta_terms
 from fedloom.study.grid import NO_VALIDATION, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.sheet import span
+from fedloom.study.tables.output import span
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""

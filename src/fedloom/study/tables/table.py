@@ -14,6 +14,7 @@ from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.delta import without_base
 from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best
+from fedloom.study.tables.output import Absent, Best, HasTable, Made, Records, Table
 from fedloom.study.tables.results import (
     DELTA,
     SPOKEN,
@@ -28,7 +29,6 @@ from fedloom.study.tables.results import (
     note,
     of_grid,
 )
-from fedloom.study.tables.sheet import Absent, Best, Made, Records, Sheet, Sheeted
 
 WIDEST = 10
 """Columns that fit beside each other."""
@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class GridTable(Sheeted):
+class GridTable(HasTable):
     """What `tabulate` found. `notes` say what to know before the numbers are believed."""
 
     grid: Grid
@@ -84,7 +84,7 @@ class GridTable(Sheeted):
         first = entry.addon == next(iter(self.grid.addons))
         return (together(entry.base, entry.addon) if first or entry.addon == "-" else f"  {entry.addon}") + owner
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """The data sets beside each other; or below each other, where they have the same tasks and are too many."""
         by_data: dict[str, list[int]] = {}
         for at, column in enumerate(self.columns):
@@ -95,13 +95,13 @@ class GridTable(Sheeted):
         if len(self.columns) <= WIDEST or len(by_data) < 2 or len(plain) != 1:
             lines = tuple((self.label(line[0]), *(entry.text for entry in line)) for line in self.lines)
             over = {name: len(at) for name, at in by_data.items()} if len(by_data) > 1 else None
-            return Sheet(title, ("", *(head for each in heads.values() for head in each)), lines, about, over)
+            return Table(title, ("", *(head for each in heads.values() for head in each)), lines, about, over)
         below = (
             line
             for name, at in by_data.items()
             for line in ((name,), *((self.label(line[0]), *(line[i].text for i in at)) for line in self.lines))
         )
-        return Sheet(title, ("", *next(iter(heads.values()))), tuple(below), about)
+        return Table(title, ("", *next(iter(heads.values()))), tuple(below), about)
 
     def records(self) -> Records:
         """A line for each data set, base, add-on and task, and one with metric delta_m."""
@@ -296,7 +296,7 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
         for cell, e in found.items()
     ]
     return Made(
-        Sheet(grid.title or grid.name, ("mean ± 95 % t-interval (rank)", *labels), lines, (about,)),
+        Table(grid.title or grid.name, ("mean ± 95 % t-interval (rank)", *labels), lines, (about,)),
         Records(("data", "cell", "task", "metric", "direction", "mean", "ci95_half", "seeds"), records),
     )
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core.foreign import (
+from fedloom.core.untrusted import (
     Array,
     Each,
     Exactly,
-    Foreign,
     Named,
     Nothing,
     Number,
@@ -20,6 +19,7 @@ from fedloom.core.foreign import (
     Scalar,
     Sender,
     Text,
+    Untrusted,
     plain,
     shown,
 )
@@ -28,11 +28,11 @@ LARGEST = torch.finfo(torch.float32).max
 LONG = "a" * 200
 
 
-def read(kind: Foreign, value: Any) -> Any:
+def read(kind: Untrusted, value: Any) -> Any:
     return kind.read(value, Sender(sizes={"k": 3}))
 
 
-ACCEPTED: list[tuple[Foreign, list[Any]]] = [
+ACCEPTED: list[tuple[Untrusted, list[Any]]] = [
     (Number(), [0, -1.5, LARGEST, -LARGEST]),
     (Number(0, 2), [0, 0.5, 2]),
     (Number(whole=True), [3, 3.0, -2]),
@@ -57,7 +57,7 @@ ACCEPTED: list[tuple[Foreign, list[Any]]] = [
     (Named({}), [{}]),
     (Nothing(), [None]),
 ]
-REFUSED: list[tuple[Foreign, list[Any], str]] = [
+REFUSED: list[tuple[Untrusted, list[Any], str]] = [
     (Number(), [True, "1", None, math.nan, math.inf, -math.inf, 2 * LARGEST], "expected a number from -3.4"),
     (Number(0, 2), [-1e-9, 2 + 1e-9], "expected a number from 0 to 2, found"),
     (Number(whole=True), [1.5], "expected a whole number from"),
@@ -87,7 +87,7 @@ REFUSED: list[tuple[Foreign, list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "values"), ACCEPTED, ids=[repr(kind) for kind, _ in ACCEPTED])
-def test_accepted(kind: Foreign, values: list[Any]) -> None:
+def test_accepted(kind: Untrusted, values: list[Any]) -> None:
     for value in values:
         found = read(kind, value)
         if isinstance(kind, Array):
@@ -100,7 +100,7 @@ def test_accepted(kind: Foreign, values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"), REFUSED, ids=[f"{kind!r}: {message}" for kind, _, message in REFUSED]
 )
-def test_refused(kind: Foreign, values: list[Any], message: str) -> None:
+def test_refused(kind: Untrusted, values: list[Any], message: str) -> None:
     for value in values:
         with pytest.raises(ValueError, match=f"^{message}"):
             read(kind, value)

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from fedloom.core.context import Log
 from fedloom.core.errors import StateError
 from fedloom.core.extras import need
-from fedloom.core.foreign import plain
 from fedloom.core.settings.names import ClientId, client_name
+from fedloom.core.untrusted import plain
 from fedloom.engines.flower.keys import key_of
 from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.received import open_reply
@@ -41,7 +41,7 @@ _HELLO = 1 << 18
 _KEPT = TypeAdapter(frozenset[Beside])
 
 
-class Roster:
+class ClientManager:
     """Who is there in the run of a recipe, given by its hash, and how to ask them.
 
     `file` has the keys that clients' names belong to, of a run that goes on.

@@ -32,7 +32,7 @@ class Sender:
     classes: Mapping[int, int] = field(default_factory=dict)
 
 
-class Foreign(Protocol):
+class Untrusted(Protocol):
     """What one value must be."""
 
     def read(self, value: Any, sender: Sender) -> Any:
@@ -171,7 +171,7 @@ class Array:
 class Each:
     """A list of as many values, each of its own kind."""
 
-    values: tuple[Foreign, ...]
+    values: tuple[Untrusted, ...]
 
     def read(self, value: Any, sender: Sender) -> list[Any]:
         if not (isinstance(value, list) and len(value) == len(self.values)):
@@ -183,7 +183,7 @@ class Each:
 class Named:
     """A mapping with exactly these names, each with its own value."""
 
-    fields: Mapping[str, Foreign]
+    fields: Mapping[str, Untrusted]
 
     def read(self, value: Any, sender: Sender) -> dict[str, Any]:
         names = ", ".join(self.fields) or "nothing"

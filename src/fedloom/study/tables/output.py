@@ -56,7 +56,7 @@ def tex(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Table:
     """A table of texts; the first column is its label.
 
     A label that begins with a blank is indented, for it belongs to the line above. A line of a label alone is a heading
@@ -201,7 +201,7 @@ class Records:
         return [dict(zip(self.head, line, strict=True)) for line in self.lines]
 
 
-class Recorded(ABC):
+class HasRecords(ABC):
     """What has numbers in full precision behind the tables that people read."""
 
     @abstractmethod
@@ -217,38 +217,38 @@ class Recorded(ABC):
         return json_text(self.records().rows())
 
 
-class Sheeted(Recorded):
+class HasTable(HasRecords):
     """What is written as one sheet, but for CSV and JSON, which have more digits."""
 
     @abstractmethod
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         """The sheet that people read."""
 
     def to_text(self) -> str:
         """The sheet as aligned columns."""
-        return self.sheet().to_text()
+        return self.as_table().to_text()
 
     def to_markdown(self) -> str:
         """The sheet in Markdown."""
-        return self.sheet().to_markdown()
+        return self.as_table().to_markdown()
 
     def to_latex(self) -> str:
         """The sheet as a LaTeX table; needs the package booktabs."""
-        return self.sheet().to_latex()
+        return self.as_table().to_latex()
 
     def to_html(self) -> str:
         """The sheet as a page of its own."""
-        return self.sheet().to_html()
+        return self.as_table().to_html()
 
 
 @dataclass(frozen=True)
-class Made(Sheeted):
+class Made(HasTable):
     """A sheet with the numbers behind it."""
 
-    shown: Sheet
+    shown: Table
     numbers: Records
 
-    def sheet(self) -> Sheet:
+    def as_table(self) -> Table:
         return self.shown
 
     def records(self) -> Records:
