@@ -163,16 +163,48 @@ def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
 def test_show(api, fedloom_):
     code, out, _ = fedloom_("show", "digits-tasks", "seed=5")
     assert code == 0
-    assert "seed: 5\n" in out
-    assert "method fedavg\nserver:\n  Mean()\n" in out
+    whole = fedloom_("show", "digits-tasks", "seed=5", "--full")[1]
+    assert "seed: 5\n" in whole
+    assert "method fedavg\nserver:\n  Mean()\n" in whole
+    assert "seed: 5\n" not in out
+    assert len(out.splitlines()) <= 25
     rows = [line.split() for line in out.splitlines()]
     assert ["client", "tasks", "train", "val", "labels"] in rows  # no column for the absent domains
     assert ["a", "digit", "9", "1", "digit", "6/4"] in rows
     assert ["b", "odd", "0.5", "8", "2", "odd", "5/5"] in rows
     assert ["parameters", "encoder", "1,234"] in rows
     assert ["memory", "data", "2", "MB"] in rows
-    assert ["bytes", "a", "round", "sent", "by", "clients", "1.5", "kB"] in rows
-    assert out.endswith("note: mind this\n")
+    assert ["bytes", "per", "round", "1.5", "kB", "from", "clients,", "3", "kB", "to", "clients"] in rows
+    assert out.endswith("note: mind this\nevery setting: the same command with --full\n")
+
+
+def test_show_lists_few_of_many_clients(api, fedloom_, monkeypatch):
+    few = api.plan
+    many = lambda recipe: SimpleNamespace(**{**vars(few(recipe)), "clients": few(recipe).clients * 50})  # noqa: E731
+    monkeypatch.setattr(api, "plan", many)
+    out = fedloom_("show", "digits-tasks")[1]
+    assert "... and 91 more clients" in out
+    assert len(out.splitlines()) <= 25
+    assert len(fedloom_("show", "digits-tasks", "--full")[1].splitlines()) > 125
+
+
+def test_recipes_begins_with_a_few(fedloom_):
+    first, every = (fedloom_("recipes", *more)[1] for more in ((), ("--papers",)))
+    assert len(first.splitlines()) <= 20
+    assert "thesis/" not in first
+    assert "thesis/nyud-mini" in every
+    assert fedloom_("recipes", "--out", "s.json")[2].startswith("error: --out writes the schema")
+
+
+def test_former_names_of_commands_work_and_say_the_new_name(fedloom_):
+    code, _, err = fedloom_("bed", "nothing")
+    assert code == 2
+    assert err.startswith("`fedloom bed` is `fedloom study benchmark` now\nerror: ")
+    assert {name for name, command in get_command(app).commands.items() if command.hidden} >= {
+        "table",
+        "picture",
+        "audit",
+    }
 
 
 def test_methods_and_recipes(fedloom_):
@@ -256,8 +288,10 @@ def test_lines_that_need_no_torch(answers_without_torch):
 
 def test_every_command_is_in_a_group_of_the_help():
     known = get_command(app).commands
-    assert {*known} == {name for names in PANELS.values() for name in names}
-    assert all(command.rich_help_panel in PANELS for command in known.values())
+    listed = {name: command for name, command in known.items() if not command.hidden}
+    assert {*listed} == {name for names in PANELS.values() for name in names}
+    assert len(listed) <= 20
+    assert all(command.rich_help_panel in PANELS for command in listed.values())
 
 
 def test_the_help_has_the_groups_in_their_order(fedloom_):

@@ -37,19 +37,20 @@ TINY = (
 )
 DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
 LISTS: dict[str, tuple[str, ...]] = {
-    "activated": ("{run}",),
-    "audit": ("{audit}",),
-    "benchmark": ("{benchmark}",),
+    "papers activated": ("{run}",),
+    "flower audit": ("{audit}",),
+    "study benchmark": ("{benchmark}",),
     "compare": ("{run}", "{run2}"),
+    "compare ": ("{benchmark}", "--metrics"),
     "data statistics": ("{table}", "--labels", "kind", "--clients", "site"),
     "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
     "doctor": (),
-    "domains": ("{run}",),
-    "features": ("{run}", "--examples", "4", "--images", "1", "-q"),
+    "papers domains": ("{run}",),
+    "papers features": ("{run}", "--examples", "4", "--images", "1", "-q"),
     "flower check": ("{app}",),
     "grid": (),
-    "hyper": ("{run}",),
-    "join": (
+    "papers hyper": ("{run}",),
+    "papers join": (
         "{matu}",
         "--task",
         "parity",
@@ -61,25 +62,36 @@ LISTS: dict[str, tuple[str, ...]] = {
     ),
     "methods": (),
     "predict": ("{export}", "{image}", "--out", "{tmp}/seen.png"),
-    "pretrain": ("digits-domains", *TINY, *DIGITS, "--epochs", "1", "--out", "{tmp}/e.safetensors", "-q"),
+    "study pretrain": ("digits-domains", *TINY, *DIGITS, "--epochs", "1", "--out", "{tmp}/e.safetensors", "-q"),
     "recipes": (),
-    "relatedness": ("{matu}", "--metrics", "sign", "-q"),
+    "study relatedness": ("{matu}", "--metrics", "sign", "-q"),
     "resume": ("{run}", "-q"),
     "run": ("digits-domains", *TINY, *DIGITS, "--out", "{tmp}/new", "-q"),
     "show": ("digits-domains", *TINY, *DIGITS),
-    "table": ("{benchmark}", "--metrics"),
     "watch": ("{run}",),
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data preview", "export", "figure", "flower demo", "flower new", "flower provision", "init", "merge", "picture"),
-    *("atlas", "demo", "recipe schema", "report", "tournament", "tune"),
+    *(
+        "data preview",
+        "export",
+        "plot figure",
+        "flower demo",
+        "flower new",
+        "flower provision",
+        "init",
+        "study merge",
+        "plot picture",
+    ),
+    *("study atlas", "demo", "report", "study tournament", "tune"),
 }
 
 
 def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(its name with that of its group, command) of all."""
+    """Yield (its name with that of its group, command) of all that help lists."""
     for name, command in (group or get_command(app)).commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from commands(command, f"{path}{name} ")
         else:
@@ -116,7 +128,7 @@ def found_clients(run: Path) -> dict[str, Any]:
 
 
 def test_every_command_is_known_here() -> None:
-    assert {name for name, _ in commands()} == {*LISTS} | OTHERS
+    assert {name for name, _ in commands()} == {name.strip() for name in LISTS} | OTHERS
 
 
 def test_what_is_written_goes_to_out() -> None:
@@ -261,7 +273,7 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:
     table(tmp_path)
     answers_without_torch(
-        "recipes --free --json", "recipe schema --out s.json", "methods --json", "rn",
+        "recipes --free --json", "recipes --schema --out s.json", "methods --json", "rn",
         "init t.csv --labels kind --clients 2 --method fedavg --rounds 1",
     )  # fmt: skip
     assert (tmp_path / "recipe.yaml").is_file()

@@ -54,7 +54,7 @@ def test_a_recipe_like_another_changes_it_as_the_command_line_does() -> None:
     )
     assert load("mine.yaml") == expected == load({"like": "mine.yaml"}) == load(yaml.safe_load(dump(expected)))
     assert load("mine.yaml", ["training.rounds=4"]).training.rounds == 4
-    said = CliRunner().invoke(app, ["show", "mine.yaml"]).output
+    said = CliRunner().invoke(app, ["show", "mine.yaml", "--full"]).output
     assert said.startswith(dump(expected))
     assert fl.engines.api.recipe_of({"like": "mine.yaml"}, method="local").method.name == "local"
 

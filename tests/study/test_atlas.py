@@ -124,7 +124,7 @@ def test_an_atlas_is_made_and_goes_on(tmp_path: Path) -> None:
     small = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
     for _ in range(2):
         done = CliRunner().invoke(
-            app, ["atlas", "benchmarks/digits", *small, "--seeds", "2", "-q", "--out", str(tmp_path)]
+            app, ["study", "atlas", "benchmarks/digits", *small, "--seeds", "2", "-q", "--out", str(tmp_path)]
         )
         assert done.exit_code == 0, done.output
     assert len((tmp_path / "atlas.csv").read_text().splitlines()) == 1 + 12 * 2

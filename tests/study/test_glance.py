@@ -182,7 +182,7 @@ def test_sentences() -> None:
     )
     assert words.grid_told({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
         "x is clearly better than Local; w is clearly worse; z is not told apart from it (3 seeds, each by its own "
-        "interval; fedloom table --tests corrects for 3)."
+        "interval; fedloom compare --tests corrects for 3)."
     )
     assert words.grid_told({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith("No method is told apart from Local")
     assert words.listed("abcde") == "a, b, c, d and e"

@@ -157,7 +157,7 @@ def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     run, out = run_of(tmp_path), tmp_path / "out.png"
     home = keep(run)
-    asked = ["picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
+    asked = ["plot", "picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
     for more in ([], [str(run)]):
         told = CliRunner().invoke(app, [*asked, *more])
         assert isinstance(told.exception, UserError)

@@ -259,7 +259,7 @@ def test_tables_go_to_files_and_ranks_are_drawn(
         _answer(f"fedloom compare {runs} --tests --format latex --out new/t.tex", monkeypatch, capsys) == "new/t.tex\n"
     )
     assert Path("new/t.tex").read_text("utf-8").startswith("\\begin{table}\n\\caption{Paired tests over seeds")
-    _answer("fedloom table g --ranks seeds --plot new/cd.svg --out t.txt", monkeypatch, capsys)
+    _answer("fedloom compare g --ranks seeds --plot new/cd.svg --out t.txt", monkeypatch, capsys)
     _answer(f"fedloom compare {runs} --ranks tasks --plot cd.png", monkeypatch, capsys)
     assert "A2" in Path("new/cd.svg").read_text("utf-8")
     assert Path("cd.png").read_bytes().startswith(b"\x89PNG")
@@ -271,7 +271,7 @@ def test_the_best_is_bold_on_a_terminal(
     monkeypatch.chdir(tmp_path)
     published(Path("g"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert re.search(r"\x1b\[1m *30\.78\x1b", _answer("fedloom table g", monkeypatch, capsys))
+    assert re.search(r"\x1b\[1m *30\.78\x1b", _answer("fedloom compare g", monkeypatch, capsys))
 
 
 def test_a_narrow_terminal_has_a_line_a_run_where_that_is_narrower(tmp_path: Path) -> None:

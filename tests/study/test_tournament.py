@@ -148,7 +148,7 @@ def test_a_benchmark_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monke
 
 def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
     def said(*arguments: object) -> str:
-        result = CliRunner().invoke(app, ["tournament", *map(str, arguments)])
+        result = CliRunner().invoke(app, ["study", "tournament", *map(str, arguments)])
         assert result.exit_code != 0
         return " ".join(str(result.exception or result.output).split())
 
@@ -183,9 +183,9 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
         return Standings(Table("t", ("method",), ()), Records(("method",), ()), 2, True)
 
     monkeypatch.setattr(experiment, "play", play)
-    first = ["tournament", "benchmarks/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]
-    again = ["tournament", str(tmp_path), "--tries", "5", "--most", "6", "--methods", "fedprox"]
-    for arguments in (first, first, again, ["tournament", str(tmp_path)]):
+    first = ["study", "tournament", "benchmarks/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]
+    again = ["study", "tournament", str(tmp_path), "--tries", "5", "--most", "6", "--methods", "fedprox"]
+    for arguments in (first, first, again, ["study", "tournament", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     kept = [(one.methods, one.tries, one.least, one.most) for one in played]
@@ -221,9 +221,9 @@ def test_a_tournament_is_played_resumed_and_joined(tmp_path: Path) -> None:
         "centralised",
         "constant",
     }
-    again = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "-q"])
+    again = CliRunner().invoke(app, ["study", "tournament", str(tmp_path / "t"), "-q"])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "t" / "standings.csv").read_text() == before
-    joined = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "--methods", "fedprox", "-q"])
+    joined = CliRunner().invoke(app, ["study", "tournament", str(tmp_path / "t"), "--methods", "fedprox", "-q"])
     assert joined.exit_code == 0, joined.output
     assert "fedprox" in (tmp_path / "t" / "standings.csv").read_text()

@@ -183,13 +183,13 @@ def tournament(
     if plan.most < plan.least:
         raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
 
-    with _interruptible(folder, f"continue with: fedloom tournament {folder}"):
+    with _interruptible(folder, f"continue with: fedloom study tournament {folder}"):
         made = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
     _show(
         made,
         as_json,
         f"its table: {folder / 'standings.csv'}; its page: fedloom report {folder / 'final'}; "
-        f"one more method: fedloom tournament {folder} --methods NAME",
+        f"one more method: fedloom study tournament {folder} --methods NAME",
     )
 
 
@@ -295,8 +295,8 @@ def _after(prepared: Prepared, outcome: Outcome, as_json: bool) -> None:
     done = sum(state == "finished" for state in prepared.states.values()) + len(outcome.finished)
     peak = f"; the largest run took {human_bytes(outcome.peak)} of memory" if outcome.peak else ""
     lines = [f"{done} of {len(prepared.states)} runs are finished{peak}"]
-    lines.append(f"its table: fedloom table {prepared.folder}")
-    draw = f"fedloom figure {prepared.folder} --out FILE.png"
+    lines.append(f"its table: fedloom compare {prepared.folder}")
+    draw = f"fedloom plot figure {prepared.folder} --out FILE.png"
     if prepared.grid.figure is not None:
         lines.append(f"its figure: {draw}")
     lines += [f"its figure {name}: {draw} --named {shlex.quote(name)}" for name in prepared.grid.figures]

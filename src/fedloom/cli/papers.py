@@ -1,4 +1,4 @@
-"""What the figures and tables of five papers ask of runs: `fedloom activated`, `hyper`, `domains`, `features`,
+"""What the figures and tables of five papers ask of runs: `fedloom papers activated`, `hyper`, `domains`, `features`,
 `relatedness` and `join`.
 """
 

@@ -1,9 +1,10 @@
-"""`fedloom compare`, `table`, `figure` and `benchmark`: what the numbers of runs and grids say."""
+"""`fedloom compare`, `plot figure` and `study benchmark`: what the numbers of runs and grids say."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +33,16 @@ AtOption = Annotated[
         show_default="as the grid says",
     ),
 ]
+LossesOption = Annotated[
+    Literal["best", "rounds"] | None,
+    typer.Option(
+        help="Instead, of a grid: the best validation loss of each cell with its round, the rounds run and the "
+        "variation over seeds; or the losses of each round and task."
+    ),
+]
+MetricsOption = Annotated[
+    bool, typer.Option("--metrics", help="Instead, of a grid: every metric of every task, with ranks.")
+]
 
 WIDE = 200
 """Letters across where the output is no terminal."""
@@ -41,13 +52,20 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
-            help="Run folders; runs that differ only in the seed become one column. Or one recipe, to learn whether "
-            "training together pays; its runs are kept in comparisons/NAME.",
+            metavar="RUN|GRID|RECIPE...",
+            help="Run folders; runs that differ only in the seed become one column. Or one grid that ran: its name, "
+            "its file or its folder. Or one recipe, to learn whether training together pays; its runs are kept in "
+            "comparisons/NAME.",
         ),
     ],
     base: Annotated[
-        str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
+        str | None,
+        typer.Option(
+            metavar="RUN|BASE/ADDON",
+            help="What changes (Δm) are compared with: a column or a run folder; of a grid a cell, or 'base' for the "
+            "same base with the first add-on.",
+            show_default="the first column, or as the grid says",
+        ),
     ] = None,
     kind: shared.Kind = "text",
     as_json: shared.Json = False,
@@ -58,17 +76,27 @@ def compare(
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
+    at: AtOption = None,
+    losses: LossesOption = None,
+    metrics: MetricsOption = False,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
-    Of a recipe: tune and run training alone, together in three ways, and in one place, and say for whom it pays.
+    Of a grid: its table, with tasks as columns. Of a recipe: tune and run training alone, together in three ways, and
+    in one place, and say for whom it pays.
     """
+    from fedloom.federation.recipes.loader import load, names
+
+    if len(runs) == 1 and _is_grid(str(runs[0])):
+        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics)
+        return
+    for name, value in {"at": at, "losses": losses, "metrics": metrics}.items():
+        if value:
+            raise UserError(f"--{name} is for a grid: its name, its file or its folder")
+    shared.one_of(tests, over, ranks, plot)
     from fedloom.study import compare as put_side_by_side
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
-
-    shared.one_of(tests, over, ranks, plot)
-    from fedloom.federation.recipes.loader import load, names
 
     if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
         from fedloom.experiments.compared import compare as run_and_compare
@@ -109,16 +137,8 @@ def table(
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
-    losses: Annotated[
-        Literal["best", "rounds"] | None,
-        typer.Option(
-            help="Instead: the best validation loss of each cell with its round, the rounds run and the variation over "
-            "seeds; or the losses of each round and task."
-        ),
-    ] = None,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Instead: every metric of every task, with ranks.")
-    ] = False,
+    losses: LossesOption = None,
+    metrics: MetricsOption = False,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -185,6 +205,22 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
     shared.answer({"benchmarks": verdicts, "not judged": unjudged}, as_json, *shown)
     if unjudged or any(verdict.reasons for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _is_grid(source: str) -> bool:
+    """Return whether a source is a grid: its folder, a packaged name that no recipe has, or a file with `bases`."""
+    from fedloom.federation.recipes import loader
+    from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran
+
+    if (Path(source) / FILE).is_file() or source in ran():
+        return True
+    if source in names():  # the name of a recipe, too, is the grid's only where that has run
+        return source not in loader.names() or (default_folder(load_grid(source)) / FILE).is_file()
+    if not Path(source).exists():
+        return source not in loader.names()
+    with suppress(UserError):
+        return "bases" in loader.read(source, "grid", HOME).value
+    return False
 
 
 def _opened(source: str, at: str | None) -> tuple[Grid, Path]:

@@ -1,4 +1,4 @@
-"""`fedloom atlas`: run every pair of a benchmark's tasks, and see who helps whom, and whether early cosines tell."""
+"""`fedloom study atlas`: train every pair of a benchmark's tasks: which help each other, do early cosines say so?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedloom tournament`: tune every method with the same budget, then add seeds until the intervals tell."""
+"""`fedloom study tournament`: tune every method with the same budget, then add seeds until the intervals tell."""
 
 from __future__ import annotations
 

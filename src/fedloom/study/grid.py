@@ -75,7 +75,7 @@ class DataRow(Section):
 
 
 class FigureSection(Named):
-    """What `fedloom figure` draws."""
+    """What `fedloom plot figure` draws."""
 
     home = ("fedloom.study.figures", "FIGURES")
 
@@ -115,7 +115,7 @@ class Grid(Section):
     """Data set -> BASE/ADDON -> the settings that `fedloom tune` chose on validation data, after all others."""
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
-    """More figures by their names, which `fedloom figure --named` asks for."""
+    """More figures by their names, which `fedloom plot figure --named` asks for."""
     _origin: Origin = PrivateAttr(Origin.TYPED)
     """Where names of code in its recipes come from."""
 

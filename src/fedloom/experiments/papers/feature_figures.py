@@ -1,4 +1,4 @@
-"""What `fedloom features` shows of features, as pictures: their spectra, t-SNE and Grad-CAM."""
+"""What `fedloom papers features` shows of features, as pictures: their spectra, t-SNE and Grad-CAM."""
 
 from __future__ import annotations
 

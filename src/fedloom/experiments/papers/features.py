@@ -1,4 +1,4 @@
-"""What a finished run's encoder sees in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom features`.
+"""What a finished run's encoder sees in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom papers features`.
 
 `singular_values`, `embedding`, `grad_cam` and `part_accuracy` are the four things to look at, and `features` looks at
 all of them, for several runs.

@@ -1,4 +1,4 @@
-"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`."""
+"""`fedloom study relatedness`: how related the tasks of a run are, by several metrics (MaTU, Figures 2 and 3)."""
 
 from __future__ import annotations
 

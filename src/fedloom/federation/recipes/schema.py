@@ -191,7 +191,7 @@ class ModelSection(Named):
 
     heads: Literal["all", "own"] = "all"
     weights: str | None = None
-    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom study pretrain` writes."""
     start: str | None = None
     """A run's folder, or a model.safetensors: begin with the model that all its clients share."""
     inputs: Literal["data", "weights"] = "data"

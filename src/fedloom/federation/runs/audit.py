@@ -1,7 +1,7 @@
 """What happened, in a file that shows where it was changed: one line an event, each with the hash of the one before.
 
-Who can write the file can write another from its beginning, or cut off its end; so `fedloom audit` prints the last
-hash, which another party may keep. Free of torch.
+Who can write the file can write another from its beginning, or cut off its end; so `fedloom flower audit` prints the
+last hash, which another party may keep. Free of torch.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
     Args:
         source: The folder, or a grid's name.
         base: What the numbers are held against: for a run another run's folder (StateError where they have nothing in
-            common), for a grid one of its cells, as `fedloom table --base` takes it (RecipeError where it has no
+            common), for a grid one of its cells, as `fedloom compare --base` takes it (RecipeError where it has no
             such cell). UserError for a relatedness study, which cannot be compared.
     """
     folder = Path(source)

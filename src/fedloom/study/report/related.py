@@ -1,4 +1,4 @@
-"""The page of a relatedness study, from the file that `fedloom relatedness RUN --out DIR` writes. Free of torch."""
+"""The page of a relatedness study, from the file of `fedloom study relatedness RUN --out DIR`. Free of torch."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def grid_told(deltas: Mapping[str, Estimate], references: Collection[str]) -> st
     if not parts and deltas:
         return f"No method is told apart from {base}: one seed has no interval."
     seeds = max((of.n for of in deltas.values()), default=0)
-    own = f", each by its own interval; fedloom table --tests corrects for {len(deltas)}" if len(deltas) > 1 else ""
+    own = f", each by its own interval; fedloom compare --tests corrects for {len(deltas)}" if len(deltas) > 1 else ""
     return f"{'; '.join(parts)} ({count(seeds, 'seed')}{own})." if parts else ""
 
 

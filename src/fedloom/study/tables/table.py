@@ -320,7 +320,7 @@ class OpenedGrid:
     folder: Path
 
     def table(self, split: Literal["test", "val"] = "test") -> str:
-        """What `fedloom table` prints. Raises StateError where no run has finished."""
+        """What `fedloom compare` prints. Raises StateError where no run has finished."""
         return tabulate(self.grid, self.folder, split).to_text()
 
     def to_pandas(self) -> Any:
