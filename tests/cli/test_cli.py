@@ -148,7 +148,7 @@ def test_interrupted_runs_say_how_to_go_on(api, fedloom_):
         (["methods", "fedda"], "unknown method or add-on 'fedda'. Did you mean 'feddea'?"),
         (["methods", "zzz"], "unknown method or add-on 'zzz'. Nearest of "),
         (["show", "digits-tasks", "data={tasks: [digit]}"], "data.name: missing, expected one of "),
-        (["compare", "nowhere"], "nowhere is not a run folder: run.json is absent"),
+        (["compare", "nowhere"], "nowhere: no such folder, and no grid of this name is packaged or was run"),
     ],
 )
 def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
