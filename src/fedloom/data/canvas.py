@@ -1,4 +1,4 @@
-"""Pictures under headings on one sheet of paper, with a title, texts below them, and what their colours mean."""
+"""Pictures under headings on one sheet of paper, with a title, texts below them, and a legend of colours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACROSS = 1000  # pixels that pictures of examples without further pictures fill 
 PAPER, INK, SOFT = (255, 255, 255), (34, 34, 34), (95, 95, 95)
 _SWATCH, _BAR = 12, 96
 Text = tuple[int, str, Colour]
-"""Where a text begins, the text, and its colour."""
+"""The place where a text begins, the text, and its colour."""
 
 
 def grid(
@@ -27,7 +27,7 @@ def grid(
     title: str = "",
     legends: Mapping[str, Legend] = {},
 ) -> Any:
-    """Rows of cells under headings, as a Pillow image; the first cell of the first row gives all cells their size.
+    """Draw rows of cells under headings, as a Pillow image; all cells have the size of the first of the first row.
 
     A column without any picture becomes a line of text below the first picture of each row; where only that one is
     left, several rows stand side by side. `legends` is the name of a task -> what its colours mean.
@@ -67,14 +67,14 @@ def grid(
 
 
 def _blocks(columns: Sequence[str], row: Sequence[Cell], shown: Sequence[int]) -> list[tuple[Array | None, list[str]]]:
-    """The pictures of a row, each with the texts below it."""
-    told = [f"{columns[c]}: {text}" for c, (_, text) in enumerate(row) if c not in shown and text]
-    own = {c: [text for text in (row[c][1],) if text] for c in shown}
-    return [(row[c][0], [*own[c], *(told if c == shown[0] else ())]) for c in shown]
+    """Return the pictures of a row, each with the texts below it."""
+    blocks = [(row[c][0], [row[c][1]] if row[c][1] else []) for c in shown]
+    blocks[0][1].extend(f"{columns[c]}: {text}" for c, (_, text) in enumerate(row) if c not in shown and text)
+    return blocks
 
 
 def below_each_other(sheets: Sequence[Any]) -> Any:
-    """Several sheets on one."""
+    """Put several sheets on one."""
     size = (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets))
     whole = need("PIL.Image", "vision").new("RGB", size, PAPER)
     top = 0
@@ -93,7 +93,7 @@ def save(picture: Any, path: Path) -> None:
 
 
 def _strip(width: int, height: int, texts: Sequence[Text], most: float = 0, size: int = LETTERS) -> Any:
-    """Return a strip of paper with these texts on a line; what is wider than `most` pixels is cut."""
+    """Draw these texts on a strip of paper; a text wider than `most` pixels is cut."""
     paper = need("PIL.Image", "vision").new("RGB", (width, height), PAPER)
     draw, font = need("PIL.ImageDraw", "vision").Draw(paper), _font(size)
     for left, text, colour in texts:

@@ -1,4 +1,4 @@
-"""What dense labels are, who reads them, where they are in an archive, and what training may change. Free of torch."""
+"""Dense labels: their kinds and readers, their place in an archive, and augmentations. Free of torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,5 @@ class Augment(Section):
 
 
 def resolve(augment: bool | Augment) -> Augment | None:
-    """A recipe's `augment`: true stands for the defaults, false for None."""
-    if isinstance(augment, bool):
-        return Augment() if augment else None
-    return augment
+    """Resolve a recipe's `augment`: true stands for the defaults, false for None."""
+    return augment if isinstance(augment, Augment) else Augment() if augment else None

@@ -1,4 +1,4 @@
-"""Labels and answers of tasks as pictures, where answers are wrong, and what the colours mean."""
+"""Labels and predictions of tasks as pictures, pictures of errors, and legends of their colours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Cell = tuple[Array | None, str]
 
 @dataclass(frozen=True)
 class Legend:
-    """What the colours of a task's pictures mean: colours with their names, and a ramp with the names of its ends."""
+    """The colours of a task's pictures: colours with their names, and a ramp with the names of its ends."""
 
     colours: tuple[tuple[Colour, str], ...] = ()
     ramp: tuple[Colour, ...] = ()
@@ -37,7 +37,7 @@ class Legend:
 
 
 def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
-    """One label as (H x W x 3 uint8 or None, a short text); depth has the colours of the range of `like`."""
+    """Draw one label as (H x W x 3 uint8 or None, a short text); depth has the colours of the range of `like`."""
     kind = task.kind
     if target.ndim < 2:
         value = target.item() if target.numel() == 1 else target.tolist()
@@ -61,13 +61,13 @@ def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
 
 
 def extent(depth: Tensor) -> tuple[float, float]:
-    """The least and the largest depth of a label, in metres; zeros where it has none."""
+    """Return the least and the largest depth of a label, in metres; zeros where it has none."""
     known = depth[depth != IGNORE]
     return (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
 
 
 def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
-    """Where an answer (in the form of the label) is wrong, as a picture, and how much it is on the whole.
+    """Draw where a prediction (in the form of the label) is wrong, and say how much it is on the whole.
 
     Classes are right or wrong; normals differ by an angle, depth by a share of the truth, all else by the probability.
     """
@@ -91,11 +91,11 @@ def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
 
 
 def legend(task: Task, names: Sequence[str] = (), occur: Iterable[int] = ()) -> Legend:
-    """What the colours of a task's labels mean; of its classes those that `occur`, by name or else by number."""
+    """Return the legend of a task's labels; of its classes those that `occur`, by name or else by number."""
     if task.kind in CLASSES:
-        colours = palette(task)
+        colours = [(r, g, b) for r, g, b in palette(task).tolist()]
         known = [number for number in sorted(set(occur)) if 0 <= number < task.channels]
-        return Legend(tuple((_rgb(colours[n]), names[n] if n < len(names) else str(n)) for n in known))
+        return Legend(tuple((colours[n], names[n] if n < len(names) else str(n)) for n in known))
     if task.kind == "normals":
         return Legend((((255, 128, 128), "right"), ((128, 255, 128), "up"), ((128, 128, 255), "towards the viewer")))
     if task.kind == "depth":
@@ -105,7 +105,7 @@ def legend(task: Task, names: Sequence[str] = (), occur: Iterable[int] = ()) -> 
 
 
 def legend_of_wrong(task: Task) -> Legend:
-    """What the colours of `wrong` mean."""
+    """Return the legend of `wrong`."""
     if task.kind in CLASSES:
         return Legend(((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[WRONG], "wrong")))
     most = {"normals": f"{ANGLE:.0f} degrees or more", "depth": f"{100 * SHARE:.0f} % of the truth or more"}
@@ -117,21 +117,16 @@ CLASSES = ("semseg", "human_parts")
 
 
 def palette(task: Task) -> Array:
-    """A colour for each class of a task and one more, black, for what is ignored (classes + 1 x 3, uint8)."""
+    """Return a colour for each class of a task and one more, black, for what is ignored (classes + 1 x 3, uint8)."""
     colours: list[Colour] = []
     for number in range(task.channels):
-        # The golden angle keeps neighbours apart; shades tell apart what comes round again.
+        # The golden angle keeps neighbours apart; shades distinguish classes of one hue.
         hue, shade = (number * 0.381966) % 1, (0.95, 0.7, 0.5)[number % 3]
-        red, green, blue = colorsys.hsv_to_rgb(hue, 0.45 + 0.4 * ((number // 3) % 2), shade)
-        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
+        r, g, b = (round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.45 + 0.4 * ((number // 3) % 2), shade))
+        colours.append((r, g, b))
     if task.kind == "human_parts":
         colours[0] = BACKDROP
     return np.array([*colours, NOTHING], np.uint8)
-
-
-def _rgb(colour: Array) -> Colour:
-    red, green, blue = (int(c) for c in colour)
-    return red, green, blue
 
 
 def ramp(share: Array, valid: Array, anchors: Sequence[Colour]) -> Array:

@@ -44,14 +44,14 @@ def at_nodes() -> NoReturn:
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
-    """RecipeError where a task, a domain or the like (`what`) is named twice."""
+    """Raise RecipeError where a task, a domain or the like (`what`) is named twice."""
     for name in names:
         if list(names).count(name) > 1:
             raise RecipeError(f"{where}: {what} {name!r} is named twice")
 
 
 def stratified(strata: Array, fraction: float, seed: int) -> Array:
-    """Which examples (N, bool) go to the test part: `fraction` of each stratum.
+    """Return which examples (N, bool) go to the test part: `fraction` of each stratum.
 
     The number is rounded; a stratum of two or more examples has at least one on either side, a single example trains.
     `strata` (N integers) may be any labelling, such as class x domain.
@@ -66,7 +66,7 @@ def stratified(strata: Array, fraction: float, seed: int) -> Array:
 
 
 def subset(total: int, limit: int | None, seed: int, split: str) -> Array | None:
-    """Sorted positions of `limit` random examples out of `total`, or None where all are kept."""
+    """Return sorted positions of `limit` random examples out of `total`, or None where all are kept."""
     if limit is None or limit >= total:
         return None
     rng = np.random.default_rng(derive_seed(seed, "data", "limit", split))
@@ -74,7 +74,7 @@ def subset(total: int, limit: int | None, seed: int, split: str) -> Array | None
 
 
 def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
+    """Compute mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
 
     Reads `rows` examples at a time, for images that lie on disk. A constant channel has standard deviation 1, so that
     it can be divided by. NaN or infinity in a channel makes its mean or standard deviation NaN or infinite.
@@ -96,7 +96,7 @@ def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ..
 
 
 def cache_folder() -> Path:
-    """Where scenes and checksums are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
+    """Return the folder of caches: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
     named = os.environ.get("FEDLOOM_CACHE")
     if named:
         return Path(named).expanduser()
@@ -104,16 +104,14 @@ def cache_folder() -> Path:
 
 
 def kept(place: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    """The arrays of a folder where they are there and undamaged, else made (and kept, where that is possible)."""
-    found = _load(place)
-    if found is not None:
-        return found
-    made = make()
-    try:
-        _save(place, made)
-    except OSError:
-        return made  # a cache that cannot be written only costs time
-    return _load(place) or made
+    """Return the arrays of a folder where it is undamaged; else make them, and keep them where that is possible."""
+    arrays = _load(place)
+    if arrays is None:
+        arrays = make()
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            _save(place, arrays)
+            arrays = _load(place) or arrays
+    return arrays
 
 
 def _save(place: Path, arrays: Mapping[str, Array]) -> None:
@@ -138,7 +136,7 @@ def _save(place: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load(place: Path) -> dict[str, Array] | None:
-    """The arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
+    """Return the arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         arrays = {}
@@ -153,7 +151,7 @@ def _load(place: Path) -> dict[str, Array] | None:
 
 
 def digest(files: Sequence[Path | str]) -> bytes:
-    """Checksum of the files' contents, in their order. What is found is kept in FEDLOOM_CACHE for the next time.
+    """Compute a checksum of the files' contents, in their order, and keep it in FEDLOOM_CACHE for the next time.
 
     DataError where a file cannot be read.
     """
@@ -174,27 +172,20 @@ def digest(files: Sequence[Path | str]) -> bytes:
             raise DataError(f"{name}: cannot be read ({error.strerror})") from None
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter lock
-        found = dict(zip(names, pool.map(one, names), strict=True))
-    if found != known:
-        _keep(place, found)
-    return hashlib.sha256("".join(str(entry[3]) for entry in found.values()).encode()).digest()
+        entries = dict(zip(names, pool.map(one, names), strict=True))
+    if entries != known:
+        part = place.with_suffix(f".{os.getpid()}.part")
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(entries), "utf-8")
+            os.replace(part, place)
+    return hashlib.sha256("".join(str(entry[3]) for entry in entries.values()).encode()).digest()
 
 
 def _known(place: Path) -> Known:
-    """What was found before; nothing where that is absent or damaged."""
+    """Return the checksums of last time; nothing where the cache is absent or damaged."""
     try:
         value = json.loads(place.read_text("utf-8"))
-        return {
-            str(name): [int(size), int(made), int(moved), str(sum_)]
-            for name, (size, made, moved, sum_) in value.items()
-        }
+        return {str(name): [*map(int, times), str(checksum)] for name, (*times, checksum) in value.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _keep(place: Path, found: Known) -> None:
-    part = place.with_suffix(f".{os.getpid()}.part")
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(found), "utf-8")
-        os.replace(part, place)

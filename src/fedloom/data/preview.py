@@ -17,7 +17,7 @@ from fedloom.models.tasks.task import Task
 
 
 def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:
-    """The contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
+    """Draw the contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
 
     Classes have one colour each, depth goes from yellow (near) to violet, normals (x, y, z) are (red, green, blue) from
     -1 to 1, and what is ignored is black; a legend says so. A class of a whole image, or a number, stands below it.
@@ -40,7 +40,7 @@ def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int
 
 
 def _named(dataset: Dataset, task: Task, target: Tensor) -> Cell:
-    """A label; a class of a whole image by its name where it has one."""
+    """Return a label; a class of a whole image by its name where it has one."""
     names = dataset.classes.get(task.name, ())
     if names and target.ndim == 0 and 0 <= int(target) < len(names):
         return None, names[int(target)]
@@ -48,7 +48,7 @@ def _named(dataset: Dataset, task: Task, target: Tensor) -> Cell:
 
 
 def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor]) -> dict[str, Legend]:
-    """Dense task -> what its colours mean, with the classes that occur in what is shown: several {task: labels}."""
+    """Return the legend of each dense task, with the classes that occur in the labels shown: several {task: labels}."""
     return {
         task.name: legend(
             task,
@@ -61,10 +61,9 @@ def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor
 
 
 def pictures(part: Examples, x: Tensor, index: Tensor) -> Array:
-    """Inputs of the examples at `index` as they were before normalisation (B x H x W x 3, uint8); feature vectors as
-    strips of grey."""
-    if (found := normal(part, index)) is not None:
-        mean, std = (v.to(x).view(*v.shape, *(1,) * (x.ndim - 2)) for v in found)
+    """Return inputs at `index` before normalisation (B x H x W x 3, uint8); vectors as strips of grey."""
+    if (scale := normal(part, index)) is not None:
+        mean, std = (v.to(x).view(*v.shape, *(1,) * (x.ndim - 2)) for v in scale)
         x = x * std + mean
     if x.ndim == 2:
         low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Named arrays on disk, an .npz archive or a folder of .npy files, and what is read of them. No pickle."""
+"""Named arrays on disk, an .npz archive or a folder of .npy files, and parts of data sets. No pickle."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Part:
     key: str = ""
 
     def take(self, index: Array) -> Part:
-        """The part at `index` (positions or a mask)."""
+        """Return the part at `index` (positions or a mask)."""
         domain = None if self.domain is None else self.domain[index]
         return Part(self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain, self.key)
 
     def cut(self, fraction: float, seed: int) -> list[Part]:
-        """A train part and a test part of this share, stratified by the domain and the first task with classes."""
+        """Split off a test part of this share, stratified by the domain and the first task with classes."""
         columns = [column for column in self.labels.values() if column.ndim == 1][:1]
         columns = columns or [np.zeros(len(self.inputs), np.int64)]
         if self.domain is not None:
@@ -45,7 +45,7 @@ class Part:
         return [self.take(~test), self.take(test)]
 
     def tensors(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Labels and domains as `TensorExamples` has them."""
+        """Return labels and domains as `TensorExamples` has them."""
         import torch
 
         domain = None if self.domain is None else torch.from_numpy(self.domain)
@@ -53,13 +53,13 @@ class Part:
 
 
 def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
-    """The train part and the test part with at most `limit` random examples each."""
+    """Return the train part and the test part with at most `limit` random examples each."""
     kept = [subset(len(part.inputs), limit, seed, split) for part, split in zip(parts, SPLITS, strict=True)]
     return [part if index is None else part.take(index) for part, index in zip(parts, kept, strict=True)]
 
 
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
-    """What `{split}` stands for in the keys: "train" and "test", or "pool" where no key has it.
+    """Return the values of `{split}` in the keys: "train" and "test", or "pool" where no key has it.
 
     RecipeError where only some keys have it, a pool comes without `test_fraction`, or `test_fraction` without a pool.
     """
@@ -102,7 +102,7 @@ class Store:
             self.archive.close()
 
     def read(self, key: str) -> Array:
-        """The array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
+        """Read the array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
         if key not in self.keys:
             raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
@@ -122,33 +122,28 @@ class Store:
         return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
     def integers(self, key: str, expected: int, beside: str) -> Array:
-        """A column of `expected` integers, as int64 in memory."""
-        column = self.read(key)
+        """Read a column of `expected` integers, as int64 in memory."""
+        column, where = self.read(key), f"arrays, {self.path}"
         if column.ndim != 1 or column.dtype.kind not in "biu":
-            raise DataError(
-                f"arrays, {self.path}: {key!r} expected one integer per example, found {column.dtype} of shape "
-                f"{column.shape}"
-            )
+            shown = f"{column.dtype} of shape {column.shape}"
+            raise DataError(f"{where}: {key!r} expected one integer per example, found {shown}")
         if len(column) != expected:
-            raise DataError(
-                f"arrays, {self.path}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}"
-            )
+            raise DataError(f"{where}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}")
         if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
-            raise DataError(f"arrays, {self.path}: {key!r} expected integers below 2^63, found {column.max()}")
+            raise DataError(f"{where}: {key!r} expected integers below 2^63, found {column.max()}")
         return column.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A column of names."""
+        """Read a column of names."""
         column = self.read(key)
         if column.ndim != 1 or column.dtype.kind not in "US":
-            raise DataError(
-                f"arrays, {self.path}: {key!r} expected a list of names, found {column.dtype} of shape {column.shape}"
-            )
+            shown = f"{column.dtype} of shape {column.shape}"
+            raise DataError(f"arrays, {self.path}: {key!r} expected a list of names, found {shown}")
         return tuple(column.astype(str).tolist())
 
 
 def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
-    """An array of an archive, in memory."""
+    """Read an array of an archive into memory."""
     name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
     size = archive.getinfo(name).file_size
     need_memory(size, f"arrays, {archive.filename}: {key!r}")
@@ -159,7 +154,7 @@ def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
 
 
 def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
-    """(shape, order, type) of an .npy file of so many bytes, which stands at its values then. ValueError for others."""
+    """Read (shape, order, type) of an .npy file of so many bytes, and stop at its values. ValueError for others."""
     with parsing("its header is damaged"):  # numpy reads it as Python
         version = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -171,8 +166,8 @@ def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C",
     return shape, "F" if by_column else "C", kind
 
 
-def read_table(path: Path, where: str, wanted: Collection[str] | None = None) -> dict[str, list[str]]:
-    """Name -> cells of a .csv file, without the space around them; of the wanted columns (all if None).
+def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, list[str]]:
+    """Read the wanted columns of a .csv file: name -> cells, without the space around them.
 
     The first line has the names; cells are separated by commas. DataError for lines of another length, a name that is
     empty or there twice, one that is absent, and a file without examples.
@@ -185,8 +180,7 @@ def read_table(path: Path, where: str, wanted: Collection[str] | None = None) ->
     if len(lines) < 2:
         raise DataError(f"{where}: expected a line of names and a line for each example, found {len(lines)} lines")
     head = lines[0][1]
-    names = head if wanted is None else wanted
-    for name in names:
+    for name in wanted:
         if name not in head:
             raise DataError(f"{where}: no column {name!r}.{nearest(name, head)} Found: {', '.join(head)}")
         if not name.strip() or head.count(name) > 1:
@@ -194,5 +188,4 @@ def read_table(path: Path, where: str, wanted: Collection[str] | None = None) ->
     for number, line in lines:
         if len(line) != len(head):
             raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
-    places = {name: head.index(name) for name in names}
-    return {name: [line[place].strip() for _, line in lines[1:]] for name, place in places.items()}
+    return {name: [line[head.index(name)].strip() for _, line in lines[1:]] for name in wanted}

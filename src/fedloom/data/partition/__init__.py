@@ -1,4 +1,4 @@
-"""Who holds what: pure functions of (pool, seed, parameters) that return a table of clients.
+"""Partitioners: pure functions of (pool, seed, parameters) that return a table of clients.
 
 Rules shared by all partitioners:
 

@@ -32,32 +32,32 @@ ValFraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:
-    """The random stream of a partitioner."""
+    """Return the random stream of a partitioner."""
     return np.random.default_rng(derive_seed(seed, "partition", *purpose))
 
 
 def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
-    """PREFIX0, PREFIX1, ... with leading zeros, so that lexical order is numeric order; at least `digits` digits."""
+    """Return PREFIX0, PREFIX1, ... of at least `digits` digits: leading zeros make lexical order numeric order."""
     return [f"{prefix}{i:0{max(digits, len(str(count - 1)))}d}" for i in range(count)]
 
 
 def ids(count: int) -> list[str]:
-    """c00, c01, ..."""
+    """Return c00, c01, ..."""
     return numbered("c", count, 2)
 
 
 def empty(count: int) -> Groups:
-    """Groups without an example."""
+    """Return groups without an example."""
     return [np.empty(0, np.int64) for _ in range(count)]
 
 
 def by_rank(pool: Pool, seed: int) -> Indices:
-    """The order (N) in which examples are taken for validation, the same for all clients."""
+    """Return the order (N) in which examples are taken for validation, the same for all clients."""
     return stream(seed, "val").permutation(len(pool))
 
 
 def set_apart(index: Indices, val_fraction: float, priority: Indices) -> tuple[Indices, Indices]:
-    """A client's examples as training and validation part, both sorted."""
+    """Split a client's examples into a training and a validation part, both sorted."""
     val = round(val_fraction * len(index))
     if val_fraction > 0:
         val = min(max(1, val), len(index) - 1)
@@ -81,31 +81,33 @@ def finish(
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
             raise DataError(f"client {client!r} would get no example: too many clients, or too small a fraction")
-        if tasks is None:
-            held = {task: 1.0 for task in pool.tasks if pool.labelled(task)[index].any()}
-        else:
-            held = {task: float(weight) for task, weight in tasks[k].items()}
+        own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
+        weights = {task: float(weight) for task, weight in own.items()}
         parts = set_apart(index, val_fraction, priority)
-        shares.append(Share(client, held, *parts, None if domains is None else domains[k]))
+        shares.append(Share(client, weights, *parts, None if domains is None else domains[k]))
     partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))
     partition.check(pool, shared)
     return partition
 
 
+def tasks_of(pool: Pool, index: Indices) -> list[str]:
+    """Return the tasks of which some examples have labels."""
+    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
+
+
 def patterns(pool: Pool, rng: np.random.Generator) -> list[tuple[tuple[str, ...], Indices]]:
-    """Examples grouped by the tasks they have labels of, each group shuffled; unlabelled examples are left out."""
+    """Group examples by the tasks they have labels of, each group shuffled; leave unlabelled examples out."""
     labelled = np.stack([pool.labelled(task) for task in pool.tasks], axis=1)
     rows, which = np.unique(labelled, axis=0, return_inverse=True)
-    found = []
-    for number, row in enumerate(rows):
-        tasks = tuple(itertools.compress(pool.tasks, row))
-        if tasks:
-            found.append((tasks, rng.permutation(np.flatnonzero(which.reshape(-1) == number))))
-    return found
+    return [
+        (tuple(itertools.compress(pool.tasks, row)), rng.permutation(np.flatnonzero(which.reshape(-1) == number)))
+        for number, row in enumerate(rows)
+        if row.any()
+    ]
 
 
 def cut(index: Indices, sizes: Sequence[int]) -> Groups:
-    """`index` cut into parts of about equal size; holders with the smaller sizes so far get the larger parts."""
+    """Cut `index` into parts of about equal size; holders with the smaller sizes so far get the larger parts."""
     parts = np.array_split(index, len(sizes))
     ranks = np.argsort(np.argsort(sizes, kind="stable"), kind="stable")
     return [parts[rank] for rank in ranks]
@@ -129,7 +131,7 @@ def add(groups: Groups, clients: Iterable[int], parts: Groups) -> None:
 
 
 def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray[Any, Any]:
-    """A draw from the symmetric Dirichlet distribution, also where a tiny alpha makes numpy's draw 0/0."""
+    """Draw from the symmetric Dirichlet distribution, also where a tiny alpha makes numpy's draw 0/0."""
     q = rng.dirichlet(np.full(count, alpha))
     if not np.isfinite(q).all():
         q = np.eye(count)[rng.integers(count)]  # the limit for alpha to 0
@@ -138,7 +140,7 @@ def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarra
 
 @dataclass(frozen=True)
 class ByClass:
-    """How examples are split by their class: a Dirichlet(alpha) draw over clients for each class.
+    """A split of examples by their class: a Dirichlet(alpha) draw over clients for each class.
 
     The whole split is drawn again, at most `tries` times, until every client has at least `least` examples. `balanced`:
     a client that holds its equal share gets nothing of the classes that follow.
@@ -150,7 +152,7 @@ class ByClass:
     balanced: bool = False
 
     def split(self, pool: Pool, task: str, index: Indices, count: int, rng: np.random.Generator, what: str) -> Groups:
-        """`index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
+        """Split `index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
         labels = classes_of(pool, task)
         if count * self.least > len(index):
             raise RecipeError(
@@ -186,7 +188,7 @@ class ByClass:
 
 
 def classes_of(pool: Pool, task: str) -> Labels:
-    """The task's labels, which must be classes; RecipeError otherwise."""
+    """Return the task's labels, which must be classes; RecipeError otherwise."""
     labels = pool.labels[task]
     if not are_classes(labels):
         raise RecipeError(
@@ -196,7 +198,7 @@ def classes_of(pool: Pool, task: str) -> Labels:
 
 
 def known_tasks(pool: Pool, rows: Iterable[Iterable[str]], what: str) -> None:
-    """RecipeError where a row, called `what` and its number, names a task that is not in the pool."""
+    """Raise RecipeError where a row, called `what` and its number, names a task that is not in the pool."""
     for number, row in enumerate(rows):
         for task in row:
             if task not in pool.labels:

@@ -82,8 +82,7 @@ def one_task(
         if "all" in pool.tasks:
             raise RecipeError("one-task: a task named 'all' cannot be told from clients that hold all tasks")
         kinds.append(("all", dict.fromkeys(pool.tasks, 1.0), all_task_clients))
-    clients = [client for name, _, count in kinds for client in dealing.numbered(f"{name}-", count)]
-    held = [tasks for _, tasks, count in kinds for _ in range(count)]
+    clients, held = _clients(kinds)
     if images == "disjoint":
         groups = dealing.deal(pool, held, dealing.stream(seed, "one-task"))
     else:
@@ -92,6 +91,12 @@ def one_task(
             own = Pool({task: pool.labels[task] for task in tasks})
             groups += dealing.deal(own, [tasks] * count, dealing.stream(seed, "one-task", name))
     return dealing.finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
+
+
+def _clients(kinds: Iterable[tuple[str, dict[str, float], int]]) -> tuple[list[str], list[dict[str, float]]]:
+    """Return the names and the tasks of clients of some kinds: (name, tasks, number of clients)."""
+    pairs = [(who, tasks) for name, tasks, count in kinds for who in dealing.numbered(f"{name}-", count)]
+    return [who for who, _ in pairs], [tasks for _, tasks in pairs]
 
 
 @PARTITIONERS.register("task-weights", source="DFMTL thesis: SingleTask, Pairwise, MultiTask")
@@ -217,7 +222,7 @@ def task_groups(
 
 
 def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
-    """The groups, going round until there are `clients`; RecipeError where they do not fit."""
+    """Return the groups, repeated until there are `clients`; RecipeError where they do not fit."""
     dealing.known_tasks(pool, groups, "task-groups, group")
     for number, group in enumerate(groups):
         for task in group:
@@ -232,7 +237,7 @@ def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
 
 
 def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Generator) -> Held:
-    """Random groups of `per_client` tasks, each of those that the fewest clients hold so far."""
+    """Draw groups of `per_client` tasks, each of those that the fewest clients hold so far."""
     if clients is None:
         raise RecipeError("task-groups: tasks_per_client needs the number of clients")
     total = len(pool.tasks)
@@ -291,17 +296,17 @@ def single_and_multi(
     clients: list[str] = []
     groups: Groups = []
     held: list[Mapping[str, float]] = []
-    domains_: list[str] = []
+    origins: list[str] = []
     for name, here in _members(pool, (*single, *multi), "single-and-multi").items():
-        tasks = [task for task in pool.tasks if pool.labelled(task)[here].any()]
+        tasks = dealing.tasks_of(pool, here)
         kinds = [(task, {task: 1.0}, single.get(name, 0)) for task in tasks]
         kinds.append((f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0)))
-        mine = [client for label, _, count in kinds for client in dealing.numbered(f"{label}-", count)]
+        mine, rows = _clients(kinds)
         clients += mine
-        held += [row for _, row, count in kinds for _ in range(count)]
-        domains_ += [name] * len(mine)
+        held += rows
+        origins += [name] * len(mine)
         groups += np.array_split(dealing.stream(seed, "single-and-multi", name).permutation(here), len(mine))
-    return dealing.finish(pool, seed, val_fraction, clients, groups, held, domains_)
+    return dealing.finish(pool, seed, val_fraction, clients, groups, held, origins)
 
 
 @PARTITIONERS.register("domains", source="FedHEAL and F2DC: fixed and random allocation, without replacement")
@@ -352,7 +357,7 @@ def domains(
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:
-    """Domain -> its examples, labelled or not. DataError where the data set has no domains or lacks one of these."""
+    """Return domain -> its examples, labelled or not. DataError where the data set lacks one of these domains."""
     if pool.domain is None or not pool.domains:
         raise DataError(f"{partitioner}: the data set has no domains")
     for name in names:
@@ -368,7 +373,7 @@ def _allocated(
     tries: int,
     rng: np.random.Generator,
 ) -> list[str]:
-    """The domain of each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
+    """Allocate a domain to each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
     if not drawn:
         if problem := _excess(counts, fractions):
@@ -378,18 +383,18 @@ def _allocated(
     names = list(counts)
     for _ in range(tries):
         order = [names[i] for i in rng.integers(len(names), size=len(order))]
-        found = {name: order.count(name) for name in names}
-        problem = _excess(found, fractions)
-        if all(found.values()) and not problem:
+        drawn_counts = {name: order.count(name) for name in names}
+        problem = _excess(drawn_counts, fractions)
+        if all(drawn_counts.values()) and not problem:
             return order
     raise RecipeError(
         f"domains: no random allocation of {len(order)} clients in {tries} draws gave every domain a "
-        f"client and overdrew none; the last one: {problem or found}"
+        f"client and overdrew none; the last one: {problem or drawn_counts}"
     )
 
 
 def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) -> str:
-    """What to say of the first domain whose clients would together take more than all of it; else an empty string."""
+    """Return a message for the first domain whose clients would take more than all of it; else an empty string."""
     for name, count in counts.items():
         part = fractions[name]
         if part is not None and part * count > 1 + 1e-9:
@@ -400,7 +405,7 @@ def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) ->
 def _draw(
     members: Indices, sizes: Sequence[int], labels: Labels | None, rng: np.random.Generator, domain: str
 ) -> Groups:
-    """Disjoint groups of the given sizes; with `labels`, each group has every class of the domain's members."""
+    """Draw disjoint groups of these sizes; with `labels`, each group has every class of the domain's members."""
     groups = dealing.empty(len(sizes))
     if labels is not None:
         classes = [int(c) for c in np.unique(labels[members]) if c >= 0]
@@ -443,30 +448,26 @@ def listed(
     groups = []
     for client, positions in named.items():
         index = np.asarray(positions, np.int64).reshape(-1)
-        wrong = index[(index < 0) | (index >= len(pool))]
-        if len(wrong):
+        if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"client {client!r}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         groups.append(np.sort(index))
-    labels = {client: tasks[client] if tasks and client in tasks else _labelled(pool, index)
-              for client, index in zip(named, groups, strict=True)}  # fmt: skip
-    held = [dict.fromkeys(each, 1.0) for each in labels.values()]
+    held = [
+        dict.fromkeys((tasks or {}).get(client) or dealing.tasks_of(pool, index), 1.0)
+        for client, index in zip(named, groups, strict=True)
+    ]
     return dealing.finish(pool, seed, val_fraction, list(named), groups, held)
-
-
-def _labelled(pool: Pool, index: Any) -> list[str]:
-    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
 
 
 @PARTITIONERS.register("own")
 def own(pool: Pool, seed: int) -> Partition:
-    """As the data set says itself: a `fedloom.Federation` has clients of its own."""
+    """Use the partition of the data set itself: a `fedloom.Federation` has clients of its own."""
     if pool.deal is None:
         raise DataError("partition: own found, but the data set does not say who holds what; name another partition")
     return pool.deal(pool, seed)
 
 
 def as_partition(made: Any, pool: Pool, seed: int) -> Partition:
-    """A Partition as it is; lists of positions, or {client: positions}, as `listed` reads them.
+    """Return a Partition as it is; read lists of positions, or {client: positions}, as `listed` does.
 
     Raises DataError for anything else.
     """
