@@ -163,8 +163,7 @@ def preview(
 ) -> None:
     """Draw some examples of a data set with all their labels."""
     dataset = build(name, parameters or (), seed)
-    from fedloom.data.canvas import save
-    from fedloom.data.preview import sheet
+    from fedloom.data.drawing import save, sheet
 
     save(sheet(dataset, count, split, seed if augmented else None), out)
     typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")

@@ -17,8 +17,19 @@ from fedloom.core.settings.section import Count
 from fedloom.core.signal import Kind, Signal
 from fedloom.data.dense_label import Augment, DenseLabel, resolve
 from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
-from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, TestFraction, channel_statistics
-from fedloom.data.store import Part, Store, limited, read_table, splits
+from fedloom.data.prepare import (
+    DATASETS,
+    SPLITS,
+    Array,
+    Name,
+    Part,
+    Store,
+    TestFraction,
+    channel_statistics,
+    limited,
+    read_table,
+    splits,
+)
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples

@@ -25,13 +25,14 @@ from fedloom.data.prepare import (
     SPLITS,
     Array,
     Name,
+    Part,
     TestFraction,
     channel_statistics,
+    limited,
     no_repeats,
     stratified,
     subset,
 )
-from fedloom.data.store import Part, limited
 
 if TYPE_CHECKING:
     import torch

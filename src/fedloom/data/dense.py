@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, TensorExamples
 from fedloom.data.dense_label import Augment, DenseLabel, Kind, Reader
-from fedloom.data.prepare import Array
-from fedloom.data.store import Part
+from fedloom.data.prepare import Array, Part
 from fedloom.data.transforms import MEAN, STD, Dense, padded, raw_ignore
 from fedloom.models.tasks.dense import KINDS
 from fedloom.models.tasks.task import IGNORE, Task

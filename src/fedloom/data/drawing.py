@@ -1,18 +1,27 @@
-"""Labels and predictions of tasks as pictures, pictures of errors, and legends of their colours."""
+"""Pictures of labels and predictions, legends of their colours, and sheets of them: of a data set, or of any cells."""
 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedloom.core.errors import UserError
+from fedloom.core.extras import need
+from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.prepare import Array
 from fedloom.models.tasks.task import IGNORE, Task
 
 Colour = tuple[int, int, int]
+CLASSES = ("semseg", "human_parts")
+"""Kinds of tasks whose labels are one class a pixel."""
 
 NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # pixels without a label; background of human parts
 # Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
@@ -112,10 +121,6 @@ def legend_of_wrong(task: Task) -> Legend:
     return Legend(ramp=RIGHT_TO_WRONG, ends=("right", most.get(task.kind, "wrong")))
 
 
-CLASSES = ("semseg", "human_parts")
-"""Kinds of tasks whose labels are one class a pixel."""
-
-
 def palette(task: Task) -> Array:
     """Return a colour for each class of a task and one more, black, for what is ignored (classes + 1 x 3, uint8)."""
     colours: list[Colour] = []
@@ -134,3 +139,182 @@ def ramp(share: Array, valid: Array, anchors: Sequence[Colour]) -> Array:
     stops = np.linspace(0, 1, len(anchors))
     channels = [np.interp(share, stops, [colour[i] for colour in anchors]) for i in range(3)]
     return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
+
+
+CELL = 160  # about as wide, in pixels, as a picture is drawn
+GAP, LINE, LETTERS, TITLE = 8, 17, 13, 16
+ACROSS = 1000  # pixels that pictures of examples without further pictures fill before a new line begins
+PAPER, INK, SOFT = (255, 255, 255), (34, 34, 34), (95, 95, 95)
+_SWATCH, _BAR = 12, 96
+Text = tuple[int, str, Colour]
+"""The place where a text begins, the text, and its colour."""
+
+
+def grid(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    title: str = "",
+    legends: Mapping[str, Legend] = {},
+) -> Any:
+    """Draw rows of cells under headings, as a Pillow image; all cells have the size of the first of the first row.
+
+    A column without any picture becomes a line of text below the first picture of each row; where only that one is
+    left, several rows stand side by side. `legends` is the name of a task -> what its colours mean.
+    """
+    library = need("PIL.Image", "vision")
+    shown = [c for c in range(len(columns)) if any(row[c][0] is not None for row in rows)]
+    first = rows[0][shown[0]][0]
+    assert first is not None
+    height, width = first.shape[:2]
+    times = max(1, round(CELL / width))
+    high, wide = height * times, width * times
+    drawn = [_blocks(columns, row, shown) for row in rows]
+    heads = [columns[c] for c in shown]
+    if len(shown) == 1:
+        lines = math.ceil(len(rows) / max(1, ACROSS // (wide + GAP)))
+        across = math.ceil(len(rows) / lines)  # no line is much shorter than the others
+        singles = [block for (block,) in drawn]
+        drawn, heads = [singles[at : at + across] for at in range(0, len(singles), across)], []
+    width = max(GAP + max(map(len, drawn)) * (wide + GAP), 3 * CELL)
+    strips = [_strip(width, TITLE + 10, [(GAP, title, INK)], width, TITLE)] if title else []
+    if heads:
+        strips.append(_strip(width, LINE + 2, [(GAP + at * (wide + GAP), h, INK) for at, h in enumerate(heads)], wide))
+    for blocks in drawn:
+        pictures = _strip(width, high + 1, [])
+        texts: list[list[Text]] = [[] for _ in range(max(len(said) for _, said in blocks))]
+        for at, (picture, said) in enumerate(blocks):
+            left = GAP + at * (wide + GAP)
+            if picture is not None:
+                pictures.paste(library.fromarray(picture).resize((wide, high), library.Resampling.NEAREST), (left, 0))
+            for line, text in zip(texts, said, strict=False):
+                line.append((left, text, SOFT))
+        strips += [pictures, *(_strip(width, LINE, line, wide) for line in texts), _strip(width, GAP - 1, [])]
+    for name, of in legends.items():
+        strips += _legend(name, of, width)
+    margin = _strip(width, GAP, [])
+    return below_each_other([margin, *strips, margin])
+
+
+def _blocks(columns: Sequence[str], row: Sequence[Cell], shown: Sequence[int]) -> list[tuple[Array | None, list[str]]]:
+    """Return the pictures of a row, each with the texts below it."""
+    blocks = [(row[c][0], [row[c][1]] if row[c][1] else []) for c in shown]
+    blocks[0][1].extend(f"{columns[c]}: {text}" for c, (_, text) in enumerate(row) if c not in shown and text)
+    return blocks
+
+
+def below_each_other(sheets: Sequence[Any]) -> Any:
+    """Put several sheets on one."""
+    size = (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets))
+    whole = need("PIL.Image", "vision").new("RGB", size, PAPER)
+    top = 0
+    for sheet in sheets:
+        whole.paste(sheet, (0, top))
+        top += sheet.height
+    return whole
+
+
+def save(picture: Any, path: Path) -> None:
+    """Write a sheet; the ending of the name says how. UserError where that cannot be done."""
+    try:
+        picture.save(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {error}") from None
+
+
+def _strip(width: int, height: int, texts: Sequence[Text], most: float = 0, size: int = LETTERS) -> Any:
+    """Draw these texts on a strip of paper; a text wider than `most` pixels is cut."""
+    paper = need("PIL.Image", "vision").new("RGB", (width, height), PAPER)
+    draw, font = need("PIL.ImageDraw", "vision").Draw(paper), _font(size)
+    for left, text, colour in texts:
+        cut = text
+        while cut and font.getlength(text if cut == text else f"{cut}…") > most:
+            cut = cut[:-1]
+        draw.text((left, 0), text if cut == text else f"{cut}…", fill=colour, font=font)
+    return paper
+
+
+def _font(size: int) -> Any:
+    return need("PIL.ImageFont", "vision").load_default(size)
+
+
+def _legend(name: str, of: Legend, width: int) -> list[Any]:
+    """Return a task's name and its colours, in as many strips as they need; a ramp stands between its ends."""
+    wide = _font(LETTERS).getlength
+    strips = [_strip(width, LINE, [(GAP, name, INK)], 2 * CELL)]
+    first = left = GAP + max(90, int(wide(name)) + 12)
+    swatches: list[tuple[Sequence[Colour], str]] = [((colour,), text) for colour, text in of.colours]
+    if of.ramp:
+        swatches = [((), of.ends[0]), (of.ramp, of.ends[1])]
+    for colours, text in swatches:
+        bar = 0 if not colours else _BAR if of.ramp else _SWATCH
+        taken = bar + 5 + int(wide(text)) + 14
+        if left + taken > width - GAP and left > first:
+            strips.append(_strip(width, LINE, []))
+            left = first
+        if colours:
+            library = need("PIL.Image", "vision")
+            drawn = library.new("RGB", (len(colours), 1))
+            drawn.putdata(list(colours))
+            box = library.new("RGB", (bar + 2, _SWATCH + 2), SOFT)
+            box.paste(drawn.resize((bar, _SWATCH), library.Resampling.BILINEAR), (1, 1))
+            strips[-1].paste(box, (left, 1))
+        label = _strip(width - left - bar - 5, LINE, [(0, text, SOFT)], width)
+        strips[-1].paste(label, (left + bar + 5, 0))
+        left += taken
+    return strips
+
+
+def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:
+    """Draw the contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
+
+    Classes have one colour each, depth goes from yellow (near) to violet, normals (x, y, z) are (red, green, blue) from
+    -1 to 1, and what is ignored is black; a legend says so. A class of a whole image, or a number, stands below it.
+    `augmented` is the seed of a training batch; without it, examples are shown as evaluation sees them. UserError where
+    Pillow is absent.
+    """
+    need("PIL.Image", "vision")
+    part: Examples = getattr(dataset, split)
+    index = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
+    rng = None if augmented is None else torch.Generator().manual_seed(augmented)
+    x, y = part.batch(index, torch.device("cpu"), rng)
+    images = pictures(part, x, index)
+    rows = [
+        [(image, f"example {int(at)}"), *(_named(dataset, task, y[task.name][row]) for task in dataset.tasks)]
+        for row, (image, at) in enumerate(zip(images, index, strict=True))
+    ]
+    how = "" if augmented is None else ", as training sees them"
+    title = f"{dataset.name}: {len(index)} of {len(part):,} {split} examples{how}"
+    return grid(["image", *(task.name for task in dataset.tasks)], rows, title, legends(dataset, dataset.tasks, y))
+
+
+def _named(dataset: Dataset, task: Task, target: Tensor) -> Cell:
+    """Return a label; a class of a whole image by its name where it has one."""
+    names = dataset.classes.get(task.name, ())
+    if names and target.ndim == 0 and 0 <= int(target) < len(names):
+        return None, names[int(target)]
+    return label(task, target)
+
+
+def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor]) -> dict[str, Legend]:
+    """Return the legend of each dense task, with the classes that occur in the labels shown: several {task: labels}."""
+    return {
+        task.name: legend(
+            task,
+            dataset.classes.get(task.name, ()),
+            torch.cat([of[task.name].reshape(-1) for of in shown]).unique().tolist() if task.kind in CLASSES else (),
+        )
+        for task in tasks
+        if task.dense
+    }
+
+
+def pictures(part: Examples, x: Tensor, index: Tensor) -> Array:
+    """Return inputs at `index` before normalisation (B x H x W x 3, uint8); vectors as strips of grey."""
+    if (scale := normal(part, index)) is not None:
+        mean, std = (v.to(x).view(*v.shape, *(1,) * (x.ndim - 2)) for v in scale)
+        x = x * std + mean
+    if x.ndim == 2:
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        x = ((x - low) / (high - low).clamp(min=1e-9))[:, None, None, :].expand(-1, 1, 8, -1)
+    x = x.expand(-1, 3, -1, -1)[:, :3]
+    return x.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()

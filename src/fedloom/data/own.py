@@ -29,8 +29,7 @@ from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorE
 from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
-from fedloom.data.partition.dealing import by_rank, ids, set_apart
-from fedloom.data.partition.rules import as_partition
+from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.tasks.own import Description, Own
 from fedloom.models.tasks.task import IGNORE, Task
 

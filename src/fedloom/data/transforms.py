@@ -55,7 +55,7 @@ def padded(size: tuple[int, int], multiple: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Warp:
-    """Where the pixels of an augmented batch come from.
+    """The map from pixels of an augmented batch to those of its source.
 
     `rows` (B x h) and `cols` (B x w) are continuous source coordinates in pixels, pixel i reaching from i to i + 1;
     those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether left and right
@@ -69,7 +69,7 @@ class Warp:
 
     def to(self, device: torch.device) -> Warp:
         """Return the same on `device`."""
-        return Warp(self.rows.to(device), self.cols.to(device), self.scale.to(device), self.flip.to(device))
+        return Warp(*(part.to(device) for part in (self.rows, self.cols, self.scale, self.flip)))
 
     def inside(self, source: tuple[int, int]) -> Tensor:
         """Return which output pixels (B x h x w, bool) show the source."""
@@ -202,55 +202,13 @@ def ready(kind: Kind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | N
     return torch.where(length > 0, normals / length, float(IGNORE))
 
 
-def augmented(
-    images: Tensor,
-    labels: Mapping[str, Tensor],
-    kinds: Mapping[str, Kind],
-    size: tuple[int, int],
-    augment: Augment,
-    rng: torch.Generator,
-    device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Augment a training batch to `size`: return inputs (B x 3 x h x w, float32) and ready labels, on `device`.
-
-    `images` (B x 3 x H x W, uint8) and raw `labels` lie on the CPU; `kinds` maps each task to its kind. Draws come
-    from `rng`, a generator of the CPU, and from nothing else.
-    """
-    source = (images.shape[2], images.shape[3])
-    segmented = next((labels[task] for task in labels if kinds[task] == "semseg"), None)
-    warp = draw_warp(len(images), source, size, augment, rng, segmented).to(device)
-    matrix, shift = (t.to(device) for t in draw_colours(len(images), augment, rng))
-    inside, index = warp.inside(source), warp.index(source)
-    x = warp_image(images.to(device).float().div_(255), warp)
-    x = torch.baddbmm(shift[:, :, None], matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
-    x = normalise(x).masked_fill_(~inside[:, None], 0)
-    y = {}
-    for task, raw in labels.items():
-        warped = warp_label(kinds[task], raw.to(device), index, inside)
-        y[task] = ready(kinds[task], warped, warp.scale, warp.flip)
-    return x, y
-
-
-def plain(
-    images: Tensor, labels: Mapping[str, Tensor], kinds: Mapping[str, Kind], size: tuple[int, int], device: torch.device
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a batch for evaluation, only normalised and padded to `size`. ValueError if it is larger."""
-    free = [size[0] - images.shape[2], size[1] - images.shape[3]]
-    if min(free) < 0:
-        found = f"{images.shape[2]} x {images.shape[3]}"
-        raise ValueError(f"expected images of at most {size[0]} x {size[1]}, found {found}")
-    margin = (free[1] // 2, free[1] - free[1] // 2, free[0] // 2, free[0] - free[0] // 2)
-    x = normalise(images.to(device).float().div_(255))
-    y = {t: ready(kinds[t], pad(raw.to(device), margin, value=raw_ignore(kinds[t]))) for t, raw in labels.items()}
-    return pad(x, margin), y
-
-
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Batches of images with dense labels; `kinds` maps every task to its kind, and several tasks may have one kind.
+    """Batches of images (B x 3 x H x W, uint8) with dense labels, raw and on the CPU.
 
-    In training images are augmented and cropped or padded to `crop` (default: `size`); without `augment` they are
-    treated as in evaluation, which only normalises and pads to `size` (height, width).
+    `kinds` maps every task to its kind; several tasks may have one kind. In training images are augmented and cropped
+    or padded to `crop` (default: `size`); without `augment` they are treated as in evaluation, which only normalises
+    and pads to `size` (height, width).
     """
 
     kinds: Mapping[str, Kind]
@@ -262,10 +220,37 @@ class Dense:
     def __call__(
         self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a training batch with `rng`, where there is an `augment`, else one for evaluation."""
-        if rng is not None and self.augment is not None:
-            return augmented(x, y, self.kinds, self.crop or self.size, self.augment, rng, device)
-        return plain(x, y, self.kinds, self.size, device)
+        """Return a training batch with `rng`, where there is an `augment`, else one for evaluation, on `device`.
+
+        Inputs are float32, labels ready. Draws come from `rng`, a generator of the CPU, and from nothing else. Raises
+        ValueError for images in evaluation that are larger than `size`.
+        """
+        if rng is None or self.augment is None:
+            return self._plain(x, y, device)
+        source = (x.shape[2], x.shape[3])
+        segmented = next((y[task] for task in y if self.kinds[task] == "semseg"), None)
+        warp = draw_warp(len(x), source, self.crop or self.size, self.augment, rng, segmented).to(device)
+        matrix, shift = (t.to(device) for t in draw_colours(len(x), self.augment, rng))
+        inside, index = warp.inside(source), warp.index(source)
+        colours = warp_image(x.to(device).float().div_(255), warp)
+        colours = torch.baddbmm(shift[:, :, None], matrix, colours.flatten(2)).view_as(colours).clamp_(0, 1)
+        labels = {}
+        for task, raw in y.items():
+            warped = warp_label(self.kinds[task], raw.to(device), index, inside)
+            labels[task] = ready(self.kinds[task], warped, warp.scale, warp.flip)
+        return normalise(colours).masked_fill_(~inside[:, None], 0), labels
+
+    def _plain(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        high, wide = self.size[0] - x.shape[2], self.size[1] - x.shape[3]
+        if min(high, wide) < 0:
+            found = f"{x.shape[2]} x {x.shape[3]}"
+            raise ValueError(f"expected images of at most {self.size[0]} x {self.size[1]}, found {found}")
+        margin = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+        labels = {}
+        for task, raw in y.items():
+            kind = self.kinds[task]
+            labels[task] = ready(kind, pad(raw.to(device), margin, value=raw_ignore(kind)))
+        return pad(normalise(x.to(device).float().div_(255)), margin), labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,22 +1,38 @@
-"""The rules that deal examples out to clients, by class, by task or by domain, and partitions that are written down."""
+"""The rules that deal examples out to clients, by class, by task or by domain, and partitions that are written down.
+
+The second half deals examples evenly or by Dirichlet draws, and sets validation data apart. `Groups` are examples per
+client, in the order of the clients.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, unknown
 from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.section import Count, NonNegative
-from fedloom.data.partition import dealing
-from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, Groups, Held, ValFraction
-from fedloom.data.partition.table import Indices, Labels, Partition, Pool
+from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.section import BelowOne, Count, NonNegative
+from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 
+PARTITIONERS = Registry(
+    "partition",
+    "fedloom.partitions",
+    ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list"),
+)
+
+Groups = list[Indices]
+Held = Sequence[Mapping[str, float]]
+"""Per client: the tasks that it holds, with their loss weights."""
+Alpha = Annotated[float, Field(gt=0, le=1e6)]
+ValFraction = BelowOne
 Names = Annotated[list[str], Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positions = list[int]
@@ -25,8 +41,8 @@ Positions = list[int]
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")
 def iid(pool: Pool, seed: int, *, clients: Count, val_fraction: ValFraction = 0.1) -> Partition:
     """Every client holds every task and an equal, random share of the examples."""
-    groups = dealing.deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, dealing.stream(seed, "iid"))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)
+    groups = deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, stream(seed, "iid"))
+    return finish(pool, seed, val_fraction, ids(clients), groups)
 
 
 @PARTITIONERS.register("class-dirichlet", source="NIID-Bench (Li et al., 2022), noniid-labeldir")
@@ -51,14 +67,14 @@ def class_dirichlet(
     name = pool.tasks[0] if task is None else task
     if name not in pool.labels:
         raise RecipeError(f"class-dirichlet: {unknown('task', name, pool.tasks)}")
-    rng = dealing.stream(seed, "class-dirichlet")
+    rng = stream(seed, "class-dirichlet")
     by_class = ByClass(alpha, min_examples, max_tries, balanced)
     with_class = np.flatnonzero(pool.labelled(name))
     groups = by_class.split(pool, name, with_class, clients, rng, f"class-dirichlet over task {name!r}")
-    for tasks, index in dealing.patterns(pool, rng):
+    for tasks, index in patterns(pool, rng):
         if name not in tasks:
-            dealing.add(groups, range(clients), dealing.cut(index, [len(g) for g in groups]))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)
+            add(groups, range(clients), cut(index, [len(g) for g in groups]))
+    return finish(pool, seed, val_fraction, ids(clients), groups)
 
 
 @PARTITIONERS.register("one-task", source="FedDEA, toy study; FedHCA2, one task per client beside multi-task clients")
@@ -84,18 +100,18 @@ def one_task(
         kinds.append(("all", dict.fromkeys(pool.tasks, 1.0), all_task_clients))
     clients, held = _clients(kinds)
     if images == "disjoint":
-        groups = dealing.deal(pool, held, dealing.stream(seed, "one-task"))
+        groups = deal(pool, held, stream(seed, "one-task"))
     else:
         groups = []
         for name, tasks, count in kinds:
             own = Pool({task: pool.labels[task] for task in tasks})
-            groups += dealing.deal(own, [tasks] * count, dealing.stream(seed, "one-task", name))
-    return dealing.finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
+            groups += deal(own, [tasks] * count, stream(seed, "one-task", name))
+    return finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
 
 
 def _clients(kinds: Iterable[tuple[str, dict[str, float], int]]) -> tuple[list[str], list[dict[str, float]]]:
     """Return the names and the tasks of clients of some kinds: (name, tasks, number of clients)."""
-    pairs = [(who, tasks) for name, tasks, count in kinds for who in dealing.numbered(f"{name}-", count)]
+    pairs = [(who, tasks) for name, tasks, count in kinds for who in numbered(f"{name}-", count)]
     return [who for who, _ in pairs], [tasks for _, tasks in pairs]
 
 
@@ -130,14 +146,14 @@ def task_weights(
         rows = [{task: weight for task, weight in row.items() if weight > 0} for row in weights]
         if clients not in (None, len(rows)):
             raise RecipeError(f"task-weights: expected {clients} rows of weights, found {len(rows)}")
-        dealing.known_tasks(pool, rows, "task-weights, row")
+        known_tasks(pool, rows, "task-weights, row")
     count = clients or len(rows)
     held = [rows[i % len(rows)] for i in range(count)]
     for task in tasks:
         if not any(task in row for row in held):
             raise RecipeError(f"task-weights: no client holds task {task!r}; found {count} clients")
-    groups = dealing.deal(pool, held, dealing.stream(seed, "task-weights"))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(count), groups, held)
+    groups = deal(pool, held, stream(seed, "task-weights"))
+    return finish(pool, seed, val_fraction, ids(count), groups, held)
 
 
 @PARTITIONERS.register("task-dirichlet", source="MaTU, section 4; the paper gives no formula, this is our reading")
@@ -163,7 +179,7 @@ def task_dirichlet(
     several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
     succeeds.
     """
-    rng = dealing.stream(seed, "task-dirichlet")
+    rng = stream(seed, "task-dirichlet")
     total = len(pool.tasks)
     if alpha_tasks == 0:
         if clients < total:
@@ -173,7 +189,7 @@ def task_dirichlet(
             )
         holds = np.eye(total, dtype=bool)[rng.permutation(np.arange(clients) % total)]
     else:
-        drawn = np.stack([dealing.proportions(rng, alpha_tasks, total) for _ in range(clients)])
+        drawn = np.stack([proportions(rng, alpha_tasks, total) for _ in range(clients)])
         holds = drawn >= 1 / (2 * total)
         holds[np.arange(clients), drawn.argmax(1)] = True
         for orphan in np.flatnonzero(~holds.any(0)):
@@ -182,7 +198,7 @@ def task_dirichlet(
     held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
     by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
     groups = _split(pool, held, by_class, rng, "task-dirichlet")
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups, held)
+    return finish(pool, seed, val_fraction, ids(clients), groups, held)
 
 
 @PARTITIONERS.register("task-groups", source="MaTU, Figures 5 and 6: clients with fixed groups of tasks")
@@ -209,7 +225,7 @@ def task_groups(
     None. Raises RecipeError for both or neither of the two, too few clients, a task that is unknown, named twice in a
     group or held by no client, and where no draw succeeds.
     """
-    rng = dealing.stream(seed, "task-groups")
+    rng = stream(seed, "task-groups")
     if groups is not None and tasks_per_client is None:
         held = _given(pool, groups, clients)
     elif groups is None and tasks_per_client is not None:
@@ -218,12 +234,12 @@ def task_groups(
         raise RecipeError("task-groups: expected either groups or tasks_per_client")
     by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
     shares = _split(pool, held, by_class, rng, "task-groups")
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(held)), shares, held)
+    return finish(pool, seed, val_fraction, ids(len(held)), shares, held)
 
 
 def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
     """Return the groups, repeated until there are `clients`; RecipeError where they do not fit."""
-    dealing.known_tasks(pool, groups, "task-groups, group")
+    known_tasks(pool, groups, "task-groups, group")
     for number, group in enumerate(groups):
         for task in group:
             if group.count(task) > 1:
@@ -258,19 +274,19 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
 def _split(pool: Pool, held: Held, by_class: ByClass | None, rng: np.random.Generator, partitioner: str) -> Groups:
     """Split the examples of each task over the clients that hold it: by class, or evenly."""
     examples: dict[str, Groups] = {task: [] for task in pool.tasks}
-    for tasks, index in dealing.patterns(pool, rng):
+    for tasks, index in patterns(pool, rng):
         sizes = [sum(map(len, examples[task])) for task in tasks]
-        for task, part in zip(tasks, dealing.cut(index, sizes), strict=True):
+        for task, part in zip(tasks, cut(index, sizes), strict=True):
             examples[task].append(part)
-    groups = dealing.empty(len(held))
+    groups = empty(len(held))
     for task in pool.tasks:
         holders = [k for k, tasks in enumerate(held) if task in tasks]
         index = np.concatenate([*examples[task], np.empty(0, np.int64)])
         if by_class is None:
-            parts = dealing.cut(index, [len(groups[k]) for k in holders])
+            parts = cut(index, [len(groups[k]) for k in holders])
         else:
             parts = by_class.split(pool, task, index, len(holders), rng, f"{partitioner}, task {task!r}")
-        dealing.add(groups, holders, parts)
+        add(groups, holders, parts)
     return groups
 
 
@@ -298,15 +314,15 @@ def single_and_multi(
     held: list[Mapping[str, float]] = []
     origins: list[str] = []
     for name, here in _members(pool, (*single, *multi), "single-and-multi").items():
-        tasks = dealing.tasks_of(pool, here)
+        tasks = tasks_of(pool, here)
         kinds = [(task, {task: 1.0}, single.get(name, 0)) for task in tasks]
         kinds.append((f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0)))
         mine, rows = _clients(kinds)
         clients += mine
         held += rows
         origins += [name] * len(mine)
-        groups += np.array_split(dealing.stream(seed, "single-and-multi", name).permutation(here), len(mine))
-    return dealing.finish(pool, seed, val_fraction, clients, groups, held, origins)
+        groups += np.array_split(stream(seed, "single-and-multi", name).permutation(here), len(mine))
+    return finish(pool, seed, val_fraction, clients, groups, held, origins)
 
 
 @PARTITIONERS.register("domains", source="FedHEAL and F2DC: fixed and random allocation, without replacement")
@@ -339,9 +355,9 @@ def domains(
         if name not in fractions:
             raise RecipeError(f"domains: no fraction is given for domain {name!r}")
     labelled = np.any([pool.labelled(task) for task in pool.tasks], axis=0)
-    rng = dealing.stream(seed, "domains")
+    rng = stream(seed, "domains")
     order = _allocated(counts, fractions, allocation == "random", max_tries, rng)
-    groups = dealing.empty(len(order))
+    groups = empty(len(order))
     for name in counts:
         members = everything[name][labelled[everything[name]]]
         mine = [k for k, domain in enumerate(order) if domain == name]
@@ -350,10 +366,10 @@ def domains(
             sizes = [n // len(mine) + (i < n % len(mine)) for i in range(len(mine))]
         else:
             sizes = [int(part * n + 1e-9)] * len(mine)
-        labels = dealing.classes_of(pool, pool.tasks[0]) if cover_classes else None
+        labels = classes_of(pool, pool.tasks[0]) if cover_classes else None
         for k, index in zip(mine, _draw(members, sizes, labels, rng, name), strict=True):
             groups[k] = index
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(order)), groups, domains=order)
+    return finish(pool, seed, val_fraction, ids(len(order)), groups, domains=order)
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:
@@ -406,7 +422,7 @@ def _draw(
     members: Indices, sizes: Sequence[int], labels: Labels | None, rng: np.random.Generator, domain: str
 ) -> Groups:
     """Draw disjoint groups of these sizes; with `labels`, each group has every class of the domain's members."""
-    groups = dealing.empty(len(sizes))
+    groups = empty(len(sizes))
     if labels is not None:
         classes = [int(c) for c in np.unique(labels[members]) if c >= 0]
         if min(sizes) < len(classes):
@@ -441,7 +457,7 @@ def listed(
     `tasks` {client: its tasks}; by default a client holds the tasks that it has labels of. Raises DataError for a
     position that is not in the data set or that two clients have.
     """
-    named = clients if isinstance(clients, dict) else dict(zip(dealing.ids(len(clients)), clients, strict=True))
+    named = clients if isinstance(clients, dict) else dict(zip(ids(len(clients)), clients, strict=True))
     for client in tasks or {}:
         if client not in named:
             raise RecipeError(f"listed, tasks: no client is called {client!r}; clients: {', '.join(named)}")
@@ -452,10 +468,10 @@ def listed(
             raise DataError(f"client {client!r}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         groups.append(np.sort(index))
     held = [
-        dict.fromkeys((tasks or {}).get(client) or dealing.tasks_of(pool, index), 1.0)
+        dict.fromkeys((tasks or {}).get(client) or tasks_of(pool, index), 1.0)
         for client, index in zip(named, groups, strict=True)
     ]
-    return dealing.finish(pool, seed, val_fraction, list(named), groups, held)
+    return finish(pool, seed, val_fraction, list(named), groups, held)
 
 
 @PARTITIONERS.register("own")
@@ -498,3 +514,177 @@ def _positions(each: Any, who: object) -> Positions:
 def nodes(pool: Pool, seed: int) -> Partition:
     """Nothing is dealt out: clients hold what they hold (for data: nodes)."""
     at_nodes()
+
+
+def stream(seed: int, *purpose: object) -> np.random.Generator:
+    """Return the random stream of a partitioner."""
+    return np.random.default_rng(derive_seed(seed, "partition", *purpose))
+
+
+def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+    """Return PREFIX0, PREFIX1, ... of at least `digits` digits: leading zeros make lexical order numeric order."""
+    return [f"{prefix}{i:0{max(digits, len(str(count - 1)))}d}" for i in range(count)]
+
+
+def ids(count: int) -> list[str]:
+    """Return c00, c01, ..."""
+    return numbered("c", count, 2)
+
+
+def empty(count: int) -> Groups:
+    """Return groups without an example."""
+    return [np.empty(0, np.int64) for _ in range(count)]
+
+
+def by_rank(pool: Pool, seed: int) -> Indices:
+    """Return the order (N) in which examples are taken for validation, the same for all clients."""
+    return stream(seed, "val").permutation(len(pool))
+
+
+def set_apart(index: Indices, val_fraction: float, priority: Indices) -> tuple[Indices, Indices]:
+    """Split a client's examples into a training and a validation part, both sorted."""
+    val = round(val_fraction * len(index))
+    if val_fraction > 0:
+        val = min(max(1, val), len(index) - 1)
+    ranked = index[np.argsort(priority[index])]
+    return np.sort(ranked[val:]), np.sort(ranked[:val])
+
+
+def finish(
+    pool: Pool,
+    seed: int,
+    val_fraction: float,
+    clients: Sequence[str],
+    groups: Sequence[Indices],
+    tasks: Held | None = None,
+    domains: Sequence[str] | None = None,
+    shared: bool = False,
+) -> Partition:
+    """Set validation data apart, sort, and check. `tasks` None: each client holds the tasks it has labels of."""
+    priority = by_rank(pool, seed)
+    shares = []
+    for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
+        if not len(index):
+            raise DataError(f"client {client!r} would get no example: too many clients, or too small a fraction")
+        own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
+        weights = {task: float(weight) for task, weight in own.items()}
+        parts = set_apart(index, val_fraction, priority)
+        shares.append(Share(client, weights, *parts, None if domains is None else domains[k]))
+    partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))
+    partition.check(pool, shared)
+    return partition
+
+
+def tasks_of(pool: Pool, index: Indices) -> list[str]:
+    """Return the tasks of which some examples have labels."""
+    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
+
+
+def patterns(pool: Pool, rng: np.random.Generator) -> list[tuple[tuple[str, ...], Indices]]:
+    """Group examples by the tasks they have labels of, each group shuffled; leave unlabelled examples out."""
+    labelled = np.stack([pool.labelled(task) for task in pool.tasks], axis=1)
+    rows, which = np.unique(labelled, axis=0, return_inverse=True)
+    return [
+        (tuple(itertools.compress(pool.tasks, row)), rng.permutation(np.flatnonzero(which.reshape(-1) == number)))
+        for number, row in enumerate(rows)
+        if row.any()
+    ]
+
+
+def cut(index: Indices, sizes: Sequence[int]) -> Groups:
+    """Cut `index` into parts of about equal size; holders with the smaller sizes so far get the larger parts."""
+    parts = np.array_split(index, len(sizes))
+    ranks = np.argsort(np.argsort(sizes, kind="stable"), kind="stable")
+    return [parts[rank] for rank in ranks]
+
+
+def deal(pool: Pool, held: Held, rng: np.random.Generator) -> Groups:
+    """Deal every labelled example to one client that holds a task it is labelled for, in about equal numbers."""
+    groups = empty(len(held))
+    for tasks, index in patterns(pool, rng):
+        able = [k for k, row in enumerate(held) if any(task in row for task in tasks)]
+        if not able:
+            raise RecipeError(f"no client holds the task {tasks[0]!r}: give it to one, or leave the task out")
+        add(groups, able, cut(index, [len(groups[k]) for k in able]))
+    return groups
+
+
+def add(groups: Groups, clients: Iterable[int], parts: Groups) -> None:
+    """Give each of the clients one more part, in place."""
+    for k, part in zip(clients, parts, strict=True):
+        groups[k] = np.concatenate([groups[k], part])
+
+
+def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray[Any, Any]:
+    """Draw from the symmetric Dirichlet distribution, also where a tiny alpha makes numpy's draw 0/0."""
+    q = rng.dirichlet(np.full(count, alpha))
+    if not np.isfinite(q).all():
+        q = np.eye(count)[rng.integers(count)]  # the limit for alpha to 0
+    return q
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """A split of examples by their class: a Dirichlet(alpha) draw over clients for each class.
+
+    The whole split is drawn again, at most `tries` times, until every client has at least `least` examples. `balanced`:
+    a client that holds its equal share gets nothing of the classes that follow.
+    """
+
+    alpha: float
+    least: int
+    tries: int
+    balanced: bool = False
+
+    def split(self, pool: Pool, task: str, index: Indices, count: int, rng: np.random.Generator, what: str) -> Groups:
+        """Split `index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
+        labels = classes_of(pool, task)
+        if count * self.least > len(index):
+            raise RecipeError(
+                f"{what}: {count} clients with at least {self.least} examples each need {count * self.least}, found "
+                f"{len(index)}"
+            )
+        smallest = 0
+        for _ in range(self.tries):
+            groups = self._draw(labels, index, count, rng)
+            found = min(len(g) for g in groups)
+            if found >= self.least:
+                return groups
+            smallest = max(smallest, found)
+        raise RecipeError(
+            f"{what}: after {self.tries} draws with alpha {self.alpha} the smallest of {count} clients had at best "
+            f"{smallest} examples, expected {self.least}: raise alpha or lower the clients or min_examples"
+            + ("" if self.balanced else ", or set balanced")
+        )
+
+    def _draw(self, labels: Labels, index: Indices, count: int, rng: np.random.Generator) -> Groups:
+        groups = empty(count)
+        for value in np.unique(labels[index]):
+            members = rng.permutation(index[labels[index] == value])
+            q = proportions(rng, self.alpha, count)
+            if self.balanced:
+                space = np.array([len(g) < len(index) / count for g in groups])
+                q = q * space
+                q = q / q.sum() if q.sum() > 0 else space / space.sum()
+            # Rounded, not cut off: int() would hand the last client every lost fraction.
+            cuts = np.rint(np.cumsum(q)[:-1] * len(members)).astype(int)
+            add(groups, range(count), np.split(members, cuts))
+        return groups
+
+
+def classes_of(pool: Pool, task: str) -> Labels:
+    """Return the task's labels, which must be classes; RecipeError otherwise."""
+    labels = pool.labels[task]
+    if not are_classes(labels):
+        raise RecipeError(
+            f"task {task!r}: expected one class per example (N integers), found {labels.dtype} of shape {labels.shape}"
+        )
+    return labels
+
+
+def known_tasks(pool: Pool, rows: Iterable[Iterable[str]], what: str) -> None:
+    """Raise RecipeError where a row, called `what` and its number, names a task that is not in the pool."""
+    for number, row in enumerate(rows):
+        for task in row:
+            if task not in pool.labels:
+                raise RecipeError(f"{what} {number}: {unknown('task', task, pool.tasks)}")

@@ -214,7 +214,7 @@ def _slab(o: Array, d: Array) -> tuple[Array, Array]:
 
 
 def _surface(chunk: _Chunk, depth: Array, solid: Array) -> tuple[Array, Array, Array]:
-    """Return per pixel: the point in the solid's coordinates, the unit normal and the point in the world (3 x B P each)."""
+    """Return per pixel: the point in the solid's coordinates, the unit normal and the point in the world (3 x B P)."""
     place = (chunk.eye.T[:, :, None] + depth.reshape(len(chunk.scenes), -1) * chunk.rays).reshape(3, -1)
     m = chunk.axes.reshape(-1, 9).T[:, solid]
     p = place - chunk.numbers[:, :3].T[:, solid]
