@@ -92,11 +92,11 @@ def class_folders(
             for kind in kinds:
                 if kind not in called.setdefault(name, kinds):
                     raise DataError(f"{where}: class {kind!r} is in the test part only")
-            pairs = [(file, called[name].index(kind)) for kind in kinds for file in _pictures(folder / kind)]
-            kept = subset(len(pairs), limit, seed, split)
-            pairs = pairs if kept is None else [pairs[i] for i in kept.tolist()]
-            files[split] += [file.relative_to(base).as_posix() for file, _ in pairs]
-            columns[split].append({name: np.array([label for _, label in pairs], np.int64)})
+            images, numbers = _labelled(folder, kinds)
+            kept = subset(len(images), limit, seed, split)
+            kept = np.arange(len(images)) if kept is None else kept
+            files[split] += [images[i].relative_to(base).as_posix() for i in kept]
+            columns[split].append({name: np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]})
 
     def made(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
         paths = tuple(os.path.join(base, file) for file in files[split])  # texts take less memory than paths
@@ -168,15 +168,14 @@ def domain_folders(
         if (found := _folders(base / name, "class")) != classes:
             other = sorted(set(found) ^ set(classes))
             raise DataError(f"domain-folders: {base / name}: expected the classes of {names[0]!r}, but {_few(other)}")
-        files = [(file, label) for label, kind in enumerate(classes) for file in _pictures(base / name / kind)]
-        labels = np.array([label for _, label in files])
+        files, labels = _labelled(base / name, classes)
         if lists is None:
             last_two = np.arange(len(files)) % 10 > 7
             test = last_two if test_fraction is None else stratified(labels, test_fraction, seed)
             chosen = {"train": ~test, "test": test}
         else:
-            chosen = _listed(base, name, [file for file, _ in files], lists)
-        images = read([file for file, _ in files], size).contiguous()
+            chosen = _listed(base, name, files, lists)
+        images = read(files, size).contiguous()
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
     made = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
@@ -227,9 +226,11 @@ def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
     return found
 
 
-def _pictures(base: Path) -> list[Path]:
-    """Return the image files in a folder, sorted by name."""
-    return [base / name for name in sorted(os.listdir(base)) if name.lower().endswith(SUFFIXES)]
+def _labelled(base: Path, classes: Sequence[str]) -> tuple[list[Path], Array]:
+    """Return the image files in the folders of some classes, sorted by class and name, and the classes' numbers."""
+    names = [sorted(name for name in os.listdir(base / kind) if name.lower().endswith(SUFFIXES)) for kind in classes]
+    files = [base / kind / name for kind, own in zip(classes, names, strict=True) for name in own]
+    return files, np.repeat(np.arange(len(classes)), [len(own) for own in names])
 
 
 def _few(names: Sequence[str]) -> str:
@@ -312,10 +313,8 @@ def _svhn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 def _syn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
     """Read folders of images by class; they are resized as they are read."""
     folder = base / "syn" / ("train" if train else "val")
-    classes = _folders(folder, "class")
-    files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
-    images = read([file for file, _ in files], size).permute(0, 2, 3, 1)
-    return images.numpy(), np.array([label for _, label in files], np.int64)
+    files, labels = _labelled(folder, _folders(folder, "class"))
+    return read(files, size).permute(0, 2, 3, 1).numpy(), labels
 
 
 READERS: dict[DigitSet, Callable[[Path, bool, int], tuple[Array, Array]]]

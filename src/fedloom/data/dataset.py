@@ -76,12 +76,19 @@ class Labelled:
     labels      task -> N classes (whole numbers, -1 = no label), N real numbers (NaN = none), or N label images
     annotated   task -> N, bool: which examples have a label, for tasks whose labels are not classes
     mark        the fingerprint, where it is not all labels
+    held        bytes of inputs in memory
     """
 
     labels: Mapping[str, Tensor]
     domain: Tensor | None
     annotated: Mapping[str, Array]
     mark: bytes | None
+    held: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of inputs in memory and of labels."""
+        return self.held + sum(labels.nbytes for labels in self.labels.values())
 
     def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
         """Return labels at `index` of the given tasks, on `device`. Classes that are stored as int16 become int64."""
@@ -152,9 +159,9 @@ class TensorExamples(Labelled):
         return tuple(self.images.shape[1:]) if size is None else (self.images.shape[1], *size)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of inputs and labels."""
-        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
+    def held(self) -> int:
+        """Bytes of inputs."""
+        return self.images.nbytes
 
     def contents(self) -> bytes:
         """Compute a checksum of all inputs, if they are checked."""
@@ -188,7 +195,6 @@ class ItemExamples(Labelled):
     """`count` examples whose inputs are read when they are wanted; `labels` are those that are not read with them.
 
     mean, std   what inputs are normalised with as they are read, so that pictures can be shown
-    held        bytes of inputs that are in memory all the same
     files       what is read, whose contents a resumed run must find unchanged
     """
 
@@ -207,11 +213,6 @@ class ItemExamples(Labelled):
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self.held + sum(labels.nbytes for labels in self.labels.values())
 
     def contents(self) -> bytes:
         """Compute a checksum of the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -77,10 +78,7 @@ def nyud(
     images of each part. DataError where lists or images are absent or a file is not as stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "edge": {"max_dist": 0.011}}
-
-    def opened(split: str) -> FileSplit:
-        return open_split(root, split, tasks, classes)
-
+    opened = partial(open_split, root, tasks=tasks, classes=classes)
     return folders.dataset("nyud", tasks, options, opened, size, augment, limit, seed)
 
 
@@ -173,11 +171,9 @@ def nyud_labeled(
 
     DataError where a file is absent or an array is not as stated.
     """
+    how: dict[str, Any] = {"classes": classes, "first_ids": first_ids, "normals_from": normals_from, "size": size}
+    opened = partial(open_labelled, root, tasks=tasks, **how)
     options = {"semseg": {"channels": classes}}
-
-    def opened(split: str) -> FileSplit:
-        return open_labelled(root, split, tasks, classes, first_ids, normals_from, size)
-
     return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
 
 

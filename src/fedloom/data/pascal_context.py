@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -97,10 +98,7 @@ def pascal_context(
     that many random images of each part. DataError where lists or images are absent or a file is not as stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
-
-    def opened(split: str) -> FileSplit:
-        return open_split(root, split, tasks, classes, parts)
-
+    opened = partial(open_split, root, tasks=tasks, classes=classes, parts=parts)
     return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
 
 

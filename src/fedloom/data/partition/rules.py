@@ -196,8 +196,7 @@ def task_dirichlet(
             holds[np.lexsort((-drawn[:, orphan], holds.sum(1)))[0], orphan] = True
 
     held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
-    by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
-    groups = _split(pool, held, by_class, rng, "task-dirichlet")
+    groups = _split(pool, held, alpha_classes, min_examples, max_tries, rng, "task-dirichlet")
     return finish(pool, seed, val_fraction, ids(clients), groups, held)
 
 
@@ -232,8 +231,7 @@ def task_groups(
         held = _drawn(pool, tasks_per_client, clients, rng)
     else:
         raise RecipeError("task-groups: expected either groups or tasks_per_client")
-    by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
-    shares = _split(pool, held, by_class, rng, "task-groups")
+    shares = _split(pool, held, alpha_classes, min_examples, max_tries, rng, "task-groups")
     return finish(pool, seed, val_fraction, ids(len(held)), shares, held)
 
 
@@ -271,9 +269,11 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
     return held
 
 
-def _split(pool: Pool, held: Held, by_class: ByClass | None, rng: np.random.Generator, partitioner: str) -> Groups:
-    """Split the examples of each task over the clients that hold it: by class, or evenly."""
-    examples: dict[str, Groups] = {task: [] for task in pool.tasks}
+def _split(
+    pool: Pool, held: Held, alpha: float | None, least: int, tries: int, rng: np.random.Generator, partitioner: str
+) -> Groups:
+    """Split the examples of each task over the clients that hold it: by Dirichlet(alpha) per class, or evenly."""
+    examples: dict[str, Groups] = {task: [np.empty(0, np.int64)] for task in pool.tasks}
     for tasks, index in patterns(pool, rng):
         sizes = [sum(map(len, examples[task])) for task in tasks]
         for task, part in zip(tasks, cut(index, sizes), strict=True):
@@ -281,10 +281,11 @@ def _split(pool: Pool, held: Held, by_class: ByClass | None, rng: np.random.Gene
     groups = empty(len(held))
     for task in pool.tasks:
         holders = [k for k, tasks in enumerate(held) if task in tasks]
-        index = np.concatenate([*examples[task], np.empty(0, np.int64)])
-        if by_class is None:
+        index = np.concatenate(examples[task])
+        if alpha is None:
             parts = cut(index, [len(groups[k]) for k in holders])
         else:
+            by_class = ByClass(alpha, least, tries)
             parts = by_class.split(pool, task, index, len(holders), rng, f"{partitioner}, task {task!r}")
         add(groups, holders, parts)
     return groups
