@@ -19,7 +19,7 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.stages import Stage
 
-POOLED = ("joint", "trivial")
+POOLED = ("centralised", "constant")
 """Methods that need the examples of all clients in one place, and so one process."""
 QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 

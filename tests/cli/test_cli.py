@@ -54,7 +54,7 @@ class FakeApi:
             bytes_up=1500,
             bytes_down=3000,
             memory={"data": 2_000_000},
-            trivial={"digit": ("accuracy", 0.1)},
+            constant={"digit": ("accuracy", 0.1)},
             notes=["mind this"],
         )
 

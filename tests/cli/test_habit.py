@@ -24,7 +24,7 @@ from fedloom.federation.recipes.loader import catalogue
 from fedloom.federation.runs.audit import Audit
 from folders_support import nyud
 from folders_support import save as save_image
-from grid_support import bed
+from grid_support import benchmark
 from tests_support import load_recipe
 
 TINY = (
@@ -39,7 +39,7 @@ DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
 LISTS: dict[str, tuple[str, ...]] = {
     "activated": ("{run}",),
     "audit": ("{audit}",),
-    "bed": ("{bed}",),
+    "benchmark": ("{benchmark}",),
     "compare": ("{run}", "{run2}"),
     "data statistics": ("{table}", "--labels", "kind", "--clients", "site"),
     "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
@@ -67,7 +67,7 @@ LISTS: dict[str, tuple[str, ...]] = {
     "resume": ("{run}", "-q"),
     "run": ("digits-domains", *TINY, *DIGITS, "--out", "{tmp}/new", "-q"),
     "show": ("digits-domains", *TINY, *DIGITS),
-    "table": ("{bed}", "--metrics"),
+    "table": ("{benchmark}", "--metrics"),
     "watch": ("{run}",),
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
@@ -88,15 +88,15 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What the commands are tried on: two runs with domains, one of matu, an export, a bed, an app, data."""
+    """What the commands are tried on: two runs with domains, one of matu, an export, a benchmark, an app, data."""
     home = tmp_path_factory.mktemp("habit")
     hca = ("method={name: fedhca2, add: {activated-dimensions: {}}}", *TINY, *DIGITS)
     found = {"run": fedloom.run(load_recipe(*hca, recipe="digits-domains"), home / "run").folder}
     found["run2"] = fedloom.run(load_recipe("method=local", *TINY, *DIGITS, recipe="digits-domains"), home / "b").folder
     matu = ("method=matu", *TINY, "data.tasks=[digit,holes]")
     found["matu"] = fedloom.run(load_recipe(*matu), home / "matu").folder
-    bed(home / "bed")
-    found["bed"] = home / "bed"
+    benchmark(home / "benchmark")
+    found["benchmark"] = home / "benchmark"
     found["nyud"], found["table"] = nyud(home), table(home)
     save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
     found["image"] = home / "image.png"
@@ -147,7 +147,7 @@ def test_recipes_by_what_they_need(fedloom_: Any) -> None:
     assert not {"feddea/nyud", "thesis/cifar", "matu/eight", "f2dc/pacs-real"} & names
     needs = {entry.name: entry.needs for entry in catalogue()}
     assert needs["f2dc/pacs-real"] == ("data.root",)
-    assert {row["recipe"] for row in free if row["minutes"]} >= {"digits-tasks", "beds/digits"}
+    assert {row["recipe"] for row in free if row["minutes"]} >= {"digits-tasks", "benchmarks/digits"}
     _, out, _ = fedloom_("recipes", "--free", "PEERS")
     assert "dfmtl-digits" in out
     assert "digits-tasks" not in out

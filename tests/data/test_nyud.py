@@ -62,7 +62,7 @@ def test_thirteen_classes(root):
     dataset = load(root, tasks=["semseg"], classes=13, size=SIZE)
     assert dataset.tasks[0].channels == 13
     label = batch(dataset.train, 0)[1]["semseg"][0].flatten()
-    assert label[:6].tolist() == [255, 11, 4, 5, 0, 3]  # none, wall, floor, cabinet, bed, chair
+    assert label[:6].tolist() == [255, 11, 4, 5, 0, 3]  # none, wall, floor, cabinet, benchmark, chair
     assert label[40] == 6
 
 

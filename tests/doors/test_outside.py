@@ -115,7 +115,19 @@ EVERYDAY = {
     "flower": ("flower new signs.yaml --out sites", "recipe.yaml"),
 }
 """A command of each kind, in the order of a working day, and a word of what it says."""
-ELSEWHERE = {"recipes", "doctor", "picture", "init", "audit", "demo", "bed", "merge", "tune", "tournament", "atlas"}
+ELSEWHERE = {
+    "recipes",
+    "doctor",
+    "picture",
+    "init",
+    "audit",
+    "demo",
+    "benchmark",
+    "merge",
+    "tune",
+    "tournament",
+    "atlas",
+}
 """Commands that show nothing of a package: models that lie there, lists of what is installed, questions, pictures of
 dense tasks, what nodes wrote down, fedloom's own runs, a server; and what takes long, and is below."""
 
@@ -140,9 +152,9 @@ def test_everyday_commands_work_with_it(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_may_be_a_test_bed(here: Path) -> None:
-    said("grid g.yaml -q references=[trivial,joint,joint-by-task]")
-    assert "alone over trivial" in CliRunner().invoke(app, ["bed", "mine"]).output
+def test_it_may_be_a_test_benchmark(here: Path) -> None:
+    said("grid g.yaml -q references=[constant,centralised,centralised-by-task]")
+    assert "alone over constant" in CliRunner().invoke(app, ["benchmark", "mine"]).output
 
 
 def test_it_is_small() -> None:

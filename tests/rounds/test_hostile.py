@@ -65,7 +65,7 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* with runtime.exact: false"),
         (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
         (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
-        (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
+        (["attack=replay", "method=centralised"], r"attack: with centralised nothing is sent"),
         (
             ["method.add.krum={}"],
             r"Krum\(f=None, within='tasks'\) needs at least 3 rows in a group, but .* has 1 \(digit-0\)",

@@ -82,7 +82,7 @@ def test_the_base_is_of_the_same_clients_and_data_and_the_better_one(tmp_path: P
     run(tmp_path / "a-other-clients", values, "local", partition_hash="q")
     run(tmp_path / "b-not-known", values, "local", data_hash=None)
     (run(tmp_path / "c-damaged", values, "local") / "metrics.jsonl").write_text("{\n{}\n")
-    run(tmp_path / "d", values, "trivial")
+    run(tmp_path / "d", values, "constant")
     held = collect(folder).against  # type: ignore[union-attr]
     assert held is not None
     assert dict(held.facts)["folder"] == "d"

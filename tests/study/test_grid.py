@@ -162,7 +162,7 @@ def ends(labels: dict[str, Any]) -> dict[str, Any]:
 def start_dry(name: str, grid: Grid, folder: Path) -> None:
     """Prepare a packaged grid where no data lies: all cells would start, or it is said which files are missing."""
     known = {cell.combination for cell in cells(grid)}
-    bundled = any(word in name for word in ("embedded", "scenes", "digits", "demo", "beds/eight", "robust"))
+    bundled = any(word in name for word in ("embedded", "scenes", "digits", "demo", "benchmarks/eight", "robust"))
     if bundled and not name.endswith("-real"):
         prepared = prepare(grid, folder / "grid")
         assert set(prepared.refused) == REFUSED.get(name, set()) & known

@@ -20,10 +20,11 @@ import yaml
 
 import fedloom as fl
 from fedloom.cli.app import main
+from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
 from fedloom.study.grid import Cell, save
 from fedloom.study.tables.compare import compare as side_by_side
-from grid_support import DEA, FEDAVG, WORSE, bed, paper_grid, write_grid, write_run
+from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 SIZES = {"semseg": 0.4, "depth": 1.3, "normals": 26.0, "edge": 0.7}
@@ -31,7 +32,8 @@ ONE = {"recipe": "digits-tasks"}
 
 
 def drawn(*about: object, tasks: Any = SIZES) -> dict[str, float]:
-    """Numbers of some tasks that depend on nothing but the words about them."""
+    """Draw numbers of some tasks that depend on the words about them alone; references count by their first names."""
+    about = tuple(FOLDERS.get(str(word), word) for word in about)
     return {task: round(SIZES[task] * random.Random(f"{task} {about}").uniform(0.9, 1.1), 6) for task in tasks}
 
 
@@ -56,13 +58,13 @@ def with_loss(folder: Path) -> None:
 def two_data_sets(folder: Path) -> None:
     """Three seeds beside the references; one combination is refused and one run is missing."""
     data = {"NYUD": ONE, "PASCAL_x": ONE}
-    grid = paper_grid(data=data, seeds=[0, 1, 2], references=["joint", "trivial"])
+    grid = paper_grid(data=data, seeds=[0, 1, 2], references=["centralised", "constant"])
     tasks = {"NYUD": SIZES, "PASCAL_x": ("semseg", "normals")}
     runs = {(d, *c, s): drawn(d, *c, s, tasks=tasks[d]) for d in data for c in grid.combinations for s in range(3)}
     runs = {key: of for key, of in runs.items() if key[:3] != ("PASCAL_x", "FedProx", "+DEA")}
     del runs["NYUD", "FedProx", "+DEA", 2]
     for (_, base, _, _), of in runs.items():
-        of["semseg"] *= 0.5 if base == "trivial" else 1.0
+        of["semseg"] *= 0.5 if base == "constant" else 1.0
     write_grid(folder, grid, runs, {"PASCAL_x / FedProx / +DEA": "it_would change | nothing"})
 
 
@@ -125,16 +127,16 @@ def thesis(folder: Path) -> None:
 
 
 def many_clients(folder: Path) -> None:
-    """Four clients with one task and three with another; trivial is better than all on the latter, edge."""
+    """Four clients with one task and three with another; constant is better than all on the latter, edge."""
     bases = {"A1": {"method": "fedavg"}, "A2": {"method": "fedprox"}, "B4": {"method": "local"}}
-    more: dict[str, Any] = {"addons": {"-": {}}, "delta": "A1/-", "references": ["trivial"], "seeds": [1, 2, 3]}
+    more: dict[str, Any] = {"addons": {"-": {}}, "delta": "A1/-", "references": ["constant"], "seeds": [1, 2, 3]}
     grid = paper_grid(data={"P": ONE}, bases=bases, **more)
     tasks = {f"c{i}": ["normals", "edge"][: 1 + (i < 3)] for i in range(4)}
-    trivial = {"normals": 40.0, "edge": 0.99}
-    cells = [("P", n, "-", s) for n in (*bases, "trivial") for s in (1, 2, 3)]
+    constant = {"normals": 40.0, "edge": 0.99}
+    cells = [("P", n, "-", s) for n in (*bases, "constant") for s in (1, 2, 3)]
     runs = {cell: {c: drawn(*cell, c, tasks=t) for c, t in tasks.items()} for cell in cells}
     for cell in cells[-3:]:
-        runs[cell] = {c: {task: trivial[task] for task in t} for c, t in tasks.items()}
+        runs[cell] = {c: {task: constant[task] for task in t} for c, t in tasks.items()}
     write_grid(folder, grid, runs)
     with_loss(folder)
 
@@ -198,18 +200,20 @@ def odd_runs(folder: Path) -> None:
     told(folder, "P", "data", "-", 0, data_hash="another")
 
 
-def beds(folder: Path) -> None:
-    """A bed that can judge, and one on which joint training is worse than training alone."""
-    bed(folder / "good")
-    bed(folder / "poor", joint=WORSE, **{"joint-by-task": WORSE})
-    grid = bed(folder / "part")
+def benchmarks(folder: Path) -> None:
+    """A benchmark that can judge, and one on which centralised training is worse than training alone."""
+    benchmark(folder / "good")
+    benchmark(folder / "poor", centralised=WORSE, **{"centralised-by-task": WORSE})
+    grid = benchmark(folder / "part")
     save(grid.model_copy(update={"data": {**grid.data, "Later": grid.data["NYUD"]}}), folder / "part", {})
-    bed(folder / "nan", Local={"semseg": math.nan, "depth": 1.8})
+    benchmark(folder / "nan", Local={"semseg": math.nan, "depth": 1.8})
 
 
 MADE = {
     made.__name__: made
-    for made in (two_data_sets, published, own_models, domains, wide, thesis, many_clients, odd_pairs, odd_runs, beds)
+    for made in (
+        *(two_data_sets, published, own_models, domains, wide, thesis, many_clients, odd_pairs, odd_runs, benchmarks),
+    )
 }  # fmt: skip
 NUMBER = re.compile(r"(-?\d+\.\d+(?:e-?\d+)?)")
 

@@ -64,7 +64,7 @@ _ALL: dict[str, tuple[Any, ...]] = {
     "Train": (train.demo, train.run, train.resume, grid.grid, train.pretrain),
     "Look": (look.show, look.watch, look.report, look.picture, lists.methods, lists.recipes, lists.recipe),
     "Compare": (
-        *(tables.compare, tables.table, tables.figure, tables.bed),
+        *(tables.compare, tables.table, tables.figure, tables.benchmark),
         *(grid.tune, grid.tournament, grid.atlas, papers.relatedness),
     ),
     "Data": (data.init, data.data),

@@ -30,7 +30,7 @@ def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json:
     facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
     facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
     facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
-    facts += [("trivial answer", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.trivial.items()]
+    facts += [("constant prediction", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.constant.items()]
     rows = [dict(zip("abc", fact, strict=True)) for fact in facts]
     shared.answer(
         {

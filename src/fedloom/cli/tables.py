@@ -1,4 +1,4 @@
-"""`fedloom compare`, `table`, `figure` and `bed`: what the numbers of runs and grids say."""
+"""`fedloom compare`, `table`, `figure` and `benchmark`: what the numbers of runs and grids say."""
 
 from __future__ import annotations
 
@@ -166,22 +166,23 @@ def figure(
     typer.echo(f"{out}")
 
 
-def bed(source: Source, as_json: shared.Json = False) -> None:
-    """Say whether a test bed can tell methods apart, from a grid of Local, joint and trivial, on validation data.
+def benchmark(source: Source, as_json: shared.Json = False) -> None:
+    """Say whether a benchmark is sensitive enough, from a grid of Local, centralised and constant.
 
-    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one or has not been run.
+    It reads validation data. The rules, and why, are in docs/benchmarks.md. Exit code 1 where a data set of the grid
+    fails one or has not been run.
     """
-    from fedloom.study.bed import judge, verdict_lines
+    from fedloom.study.benchmark import judge, verdict_lines
 
     opened, folder = _opened(source, None)
     verdicts, unjudged = judge(opened, folder)
     shown: list[Any] = []
     for verdict in verdicts:
         shown.append(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
-        head = ("task", "alone over trivial", "joint over alone", "loss falls a round")
+        head = ("task", "alone over constant", "centralised over alone", "loss falls a round")
         shown.append(shared.table_of([dict(zip(head, row, strict=True)) for row in verdict.rows]))
     shown += [*verdict_lines(verdicts), *unjudged]
-    shared.answer({"beds": verdicts, "not judged": unjudged}, as_json, *shown)
+    shared.answer({"benchmarks": verdicts, "not judged": unjudged}, as_json, *shown)
     if unjudged or any(verdict.reasons for verdict in verdicts):
         raise typer.Exit(1)
 

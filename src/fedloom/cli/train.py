@@ -104,7 +104,7 @@ def demo(
     with_page = find_spec("vl_convert") is not None
     if not with_page:  # before minutes of training, not after
         typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
-    grid("demo", changes, out, quiet=quiet, bed=None if data == "ist" else data)
+    grid("demo", changes, out, quiet=quiet, benchmark=None if data == "ist" else data)
     table(str(out))
     table(str(out), tests=True)
     if with_page:

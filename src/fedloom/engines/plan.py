@@ -35,8 +35,8 @@ class Plan:
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
-    trivial: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Task -> its metric, and what the answer that ignores its input gets on test data (see `trivial_scores`)."""
+    constant: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Task -> its metric, and what the answer that ignores its input gets on test data (see `constant_scores`)."""
 
 
 SOME = 500
@@ -45,7 +45,7 @@ SOME = 500
 
 def plan(built: Built) -> Plan:
     """Train nothing: parameters by role, the partition, bytes of one full round, memory, the answer without input."""
-    return replace(plan_of(built), trivial=trivial_scores(built))
+    return replace(plan_of(built), constant=constant_scores(built))
 
 
 def _second_round(built: Built) -> State:
@@ -58,7 +58,7 @@ def _second_round(built: Built) -> State:
 
 
 def plan_of(built: Built) -> Plan:
-    """The plan of a run that is already built, without the trivial answer, which takes a look at the data."""
+    """The plan of a run that is already built, without the constant prediction, which takes a look at the data."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)
@@ -130,8 +130,8 @@ def plan_of(built: Built) -> Plan:
     return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
 
 
-def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Task -> (metric, what the method `trivial` gets on test data), estimated from `some` training and test examples.
+def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
+    """Task -> (metric, what the method `constant` gets on test data), estimated from `some` training and test examples.
 
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
     """

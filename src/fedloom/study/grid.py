@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
+from fedloom.core.settings import renamed
 from fedloom.core.settings.names import differs
 from fedloom.core.settings.problems import carry, explain, found
 from fedloom.core.settings.section import Section, strict
@@ -35,25 +36,25 @@ FILE = "grid.yaml"
 REFUSED = "refused.json"
 OWN = ("references", "seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
-BED = ("data", "tasks", "partition", "model")
-"""Sections of a recipe that are its bed: a grid on another bed does not change them in every cell."""
+BENCHMARK = ("data", "tasks", "partition", "model")
+"""Sections of a recipe that are its benchmark: a grid on another benchmark does not change them in every cell."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
 
 
-Reference = Literal["joint", "joint-by-task", "separate", "simple", "trivial"]
-"""The methods `joint` (for all tasks at once and for each alone), `separate`, `simple` and `trivial`."""
+Reference = Literal["centralised", "centralised-by-task", "separate", "simple", "constant"]
+"""The methods `centralised` (for all tasks at once and for each alone), `separate`, `simple` and `constant`."""
 
 _POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
 CHANGES: dict[str, Changes] = {
-    "joint": {"method": "joint", **_POOLED},
-    "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
+    "centralised": {"method": "centralised", **_POOLED},
+    "centralised-by-task": {"method": {"name": "centralised", "by": "task"}, **_POOLED},
     "separate": {"method": "separate", "peers": None},
     "simple": {"method": "simple", "peers": None},
-    "trivial": {
-        "method": "trivial",
+    "constant": {
+        "method": "constant",
         **_POOLED,
         "training.rounds": 1,  # there is nothing to train
         "training.schedule": {"name": "constant"},
@@ -187,7 +188,7 @@ class Grid(Section):
         """`references`, or their default."""
         default: tuple[Reference, ...] = () if self.figure else get_args(Reference)
         if self.show == "domains":  # one task, so both are the same
-            default = tuple(name for name in default if name != "joint-by-task")
+            default = tuple(name for name in default if name != "centralised-by-task")
         return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
@@ -220,7 +221,9 @@ class Cell:
     def folder(self, grid_folder: Path) -> Path:
         """Where its run is."""
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
-        return grid_folder.joinpath("cells", *parts)
+        folder = grid_folder.joinpath("cells", *parts)
+        begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
+        return begun if begun.is_dir() else folder
 
 
 def together(base: str, addon: str) -> str:
@@ -256,17 +259,17 @@ def load_grid(
     source: str | Path | Mapping[str, Any],
     changes: Sequence[str] = (),
     origin: Origin | None = None,
-    bed: str | None = None,
+    benchmark: str | None = None,
 ) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    A key `like` names another grid, of which it takes all keys that it does not have itself. `bed` is one of its beds,
-    or a recipe (a packaged name, a file) that takes the place of its data sets.
+    A key `like` names another grid, of which it takes all keys that it does not have itself. `benchmark` is
+    one of its benchmarks, or a recipe (a packaged name, a file) that takes the place of its data sets.
     `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
     `origin` says where names of code in it come from, by default as for recipes; a grid's folder counts as a run's.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
-    where, value, its_origin, beds = loader.read(source, "grid", HOME, bed)
+    where, value, its_origin, benchmarks = loader.read(source, "grid", HOME, benchmark)
     if origin is None:
         origin = its_origin
         admit(loader.names_typed(changes), Origin.TYPED, where)
@@ -274,11 +277,12 @@ def load_grid(
             origin = Origin.FOLDER
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
-    if bed is not None and bed not in beds:
-        value = _on_recipe(value, bed, where, beds)
+    if benchmark is not None and benchmark not in benchmarks:
+        value = _on_recipe(value, benchmark, where, benchmarks)
     try:
         grid = strict(Grid, value)
         own, all_cells = _split(changes)
+        own = renamed.grid(own)
         grid = strict(Grid, {**value, **own, "set": {**grid.set, **all_cells}})
     except ValidationError as error:
         lines = [f"{path}: {message}" for path, message in explain(error, Grid)]
@@ -287,7 +291,7 @@ def load_grid(
     rows = {}
     for label, row in grid.data.items():
         recipe = row.recipe
-        if isinstance(recipe, str) and recipe not in (*loader.names(), bed) and (beside / recipe).is_file():
+        if isinstance(recipe, str) and recipe not in (*loader.names(), benchmark) and (beside / recipe).is_file():
             recipe = str(beside / recipe)
         try:
             content = loader.read(recipe, follow=not isinstance(recipe, dict))
@@ -302,18 +306,18 @@ def load_grid(
     return grid
 
 
-def _on_recipe(value: Mapping[str, Any], bed: str, where: str, beds: Collection[str]) -> dict[str, Any]:
+def _on_recipe(value: Mapping[str, Any], benchmark: str, where: str, benchmarks: Collection[str]) -> dict[str, Any]:
     """Return a grid's plain content with a recipe in the place of its data sets and of what belongs to these."""
-    if bed not in loader.names() and not Path(bed).is_file():
+    if benchmark not in loader.names() and not Path(benchmark).is_file():
         raise RecipeError(
-            f"{where}: no bed {bed!r}, expected one of its beds or a recipe (a file, a packaged name)."
-            f"{choices('Its beds', bed, beds)}"
+            f"{where}: no benchmark {benchmark!r}, expected one of its own or a recipe (a file, a packaged name)."
+            f"{choices('Its benchmarks', benchmark, benchmarks)}"
         )
-    label = re.sub(r"[^\w.-]+", "-", bed if bed in loader.names() else Path(bed).stem)
+    label = re.sub(r"[^\w.-]+", "-", benchmark if benchmark in loader.names() else Path(benchmark).stem)
     rest = {key: kept for key, kept in value.items() if key not in ("columns", "tuned")}
     if isinstance(changes := value.get("set"), dict):
-        rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BED}
-    return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": bed}}}
+        rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BENCHMARK}
+    return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": benchmark}}}
 
 
 def _code(grid: Grid) -> Iterator[str]:

@@ -40,7 +40,7 @@ def schema() -> dict[str, Any]:
     like = "A packaged recipe, or a file in this folder or below it, of which all is taken that stands not here."
     found["properties"]["like"] = {"type": "string", "description": like}
     found["patternProperties"] = {r"\.": {"description": "A key in a section, of what it is like."}}
-    found["anyOf"] = [{"required": keys} for keys in (found.pop("required"), ["like"], ["beds"])]
+    found["anyOf"] = [{"required": keys} for keys in (found.pop("required"), ["like"], ["benchmarks"])]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **found}
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import ValidationError
 
 from fedloom.core.errors import RecipeError, listed, nearest
+from fedloom.core.settings import renamed
 from fedloom.core.settings.problems import explain, found
 from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -30,7 +31,7 @@ HOME = files("fedloom.federation.recipes") / "packaged"
 """Where the packaged recipes are."""
 EDITORS = "# yaml-language-server: $schema="
 """How a recipe begins that tells editors its schema."""
-SEVERAL = ("beds", "experiments")
+SEVERAL = ("benchmarks", "experiments")
 """Sections of a packaged file that has several: label -> changes of what stands outside of these sections."""
 LONGEST = 20
 """How many sources may be like each other, one after the other."""
@@ -43,7 +44,7 @@ class Packaged(NamedTuple):
 
     text: str
     labels: tuple[str, ...]
-    """Its bed, or its bed and its experiment, in a file that has several."""
+    """Its benchmark, or its benchmark and its experiment, in a file that has several."""
     comment: str
     """What the file says of it: in its first lines, or above its labels."""
 
@@ -56,8 +57,8 @@ class Content(NamedTuple):
     value: Any
     origin: Origin
     """Where names of code in it come from."""
-    beds: tuple[str, ...] = ()
-    """The beds among which its reader may choose."""
+    benchmarks: tuple[str, ...] = ()
+    """The benchmarks among which its reader may choose."""
 
 
 def load(
@@ -130,19 +131,20 @@ def read(
     source: str | Path | Mapping[str, Any],
     kind: str = "recipe",
     home: Traversable | None = None,
-    bed: str | None = None,
+    benchmark: str | None = None,
     follow: bool = True,
     above: tuple[str, ...] = (),
 ) -> Content:
     """Return the plain content of a source, with all that it takes of what it is `like`.
 
     `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages; `bed` chooses one of its beds, if it has this one. What came from elsewhere is like
-    nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where a source is not found,
-    is not YAML, or is like itself.
+    the word for it in messages; `benchmark` chooses one of its benchmarks, if it has this one. What came
+    from elsewhere is like nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where
+    a source is not found, is not YAML, or is like itself.
     """
     home = home or HOME
     known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()
+    source = renamed.source(source, known) if isinstance(source, str) else source
     is_packaged = isinstance(source, str) and source in known
     if isinstance(source, Mapping):
         where, value = "the mapping", deepcopy(dict(source))
@@ -151,13 +153,15 @@ def read(
         value = deepcopy(_parsed(known[where].text))
     else:
         where, value, origin = str(source), _in_file(Path(source), kind, known), Origin.FILE
+    if kind == "grid" and isinstance(value, dict):
+        value = renamed.grid(value)
     if not isinstance(value, dict) or not follow:
         return Content(where, value, origin)
-    sections = [_labelled(where, key, value) for key in SEVERAL if is_packaged or (kind, key) == ("grid", "beds")]
-    beds = tuple(sections[0]) if sections else ()
-    labels = labels or ((bed,) if bed in beds else ())
+    sections = [_labelled(where, key, value) for key in SEVERAL if is_packaged or (kind, key) == ("grid", "benchmarks")]
+    benchmarks = tuple(sections[0]) if sections else ()
+    labels = labels or ((benchmark,) if benchmark in benchmarks else ())
     layers = [value, *(section[label] for section, label in zip(sections, labels, strict=False))]
-    if len(labels) == 2:  # what the bed has otherwise in this experiment
+    if len(labels) == 2:  # what the benchmark has otherwise in this experiment
         layers.append(layers[1].pop("experiments", {}).get(labels[1], {}))
     if labels:
         layers.append({"name": "-".join((value["name"], *labels)) if "name" in value else where.replace("/", "-")})
@@ -173,7 +177,7 @@ def read(
             result = value
             continue
         _changed(result, layer, where)
-    return Content(where, result, origin, beds)
+    return Content(where, result, origin, benchmarks)
 
 
 def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -187,7 +191,7 @@ def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str
 def _liked(like: Any, where: str, origin: Origin, kind: str, home: Traversable, above: tuple[str, ...]) -> Content:
     """Read what `where` is like: a packaged one, or a file; what a file names must be in its folder or below it."""
     known = packaged(home)
-    source: str | Path = str(like)
+    source: str | Path = renamed.source(str(like), known)
     if source not in known and where not in known:
         folder = Path(where).parent if origin is Origin.FILE else Path()
         with suppress(OSError, ValueError):  # of names that no file can have
@@ -238,8 +242,8 @@ def names_typed(overrides: Sequence[str]) -> list[str]:
 def packaged(home: Traversable) -> Mapping[str, Packaged]:
     """What the YAML files below `home` have, by name; that of files in folders begins with FOLDER/.
 
-    A file FILE.yaml with beds has FILE-BED too, or, without a name of its own, FILE/BED and no FILE. With experiments
-    each bed has each of these, BED-EXPERIMENT.
+    A file FILE.yaml with benchmarks has FILE-BENCHMARK too, or, without a name of its own, FILE/BENCHMARK and no FILE.
+    With experiments each benchmark has each of these, BENCHMARK-EXPERIMENT.
     """
 
     def below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Packaged]]:

@@ -27,6 +27,7 @@ from fedloom.core.errors import MANY, RecipeError
 from fedloom.core.settings.names import is_import, source
 from fedloom.core.settings.problems import Problem, carry, explain, found, join
 from fedloom.core.settings.registry import Registered, Registry
+from fedloom.core.settings.renamed import hashed
 from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Code, Origin, admit, imported, located, names_in
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
@@ -141,7 +142,7 @@ class Named(Section):
     def _known(cls, value: str) -> str:
         if value != GIVEN and (problem := cls.registry().problem(value)):
             raise carry([("", problem)])
-        return value
+        return cls.registry().current(value)
 
     @field_validator("params")
     @classmethod
@@ -391,7 +392,7 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     evaluation = value.get("evaluation", {}).items()
     value["evaluation"] = {k: v for k, v in evaluation if k != "predictions" and (k, v) != ("costly_every", None)}
     # Keys are sorted below, but add-ons act in the order in which they stand. A Method is identified by its own text.
-    method = {k: v for k, v in value["method"].items() if k != "python"}
+    method = {k: v for k, v in hashed(value["method"]).items() if k != "python"}
     value["method"] = {**method, "add": list(method.get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 

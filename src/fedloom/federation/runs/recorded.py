@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from fedloom.core.errors import StateError
+from fedloom.core.settings import renamed
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.federation.recipes.loader import load
@@ -203,7 +204,7 @@ def read_info(folder: Path) -> dict[str, Any]:
     check_ = info.pop("check", None)  # runs from before it have none
     if check_ not in (None, checksum(info)):
         raise StateError(f"{file}: its checksum is not that of its content: it was changed")
-    return info
+    return renamed.info(info)
 
 
 def recipe_in(folder: Path) -> Recipe:

@@ -14,7 +14,7 @@ from fedloom.federation.runs.recorded import read_info
 from fedloom.study import grid
 from fedloom.study.report.against import Against, against
 
-BASES = ("local", "trivial")
+BASES = ("local", "constant")
 """Methods that are a base, the better one first."""
 MOST = 6
 """Bases that a page offers, at most."""
@@ -26,8 +26,8 @@ def bases_of(run: Run, named: Run | None = None) -> tuple[Against | None, tuple[
     """(the run held against the base that counts, the run held against what else there is); MOST in all.
 
     The base that counts is the one that was named. Where none was, it is the first of these: what the run's grid says,
-    then Local and then the trivial answer with the same clients and data, in its grid or in the folder beside it. What
-    else there is are other methods of the grid, and of the folder. Raises StateError where the run cannot be held
+    then Local and then the constant prediction with the same clients and data, in its grid or in the folder beside it.
+    What else there is are other methods of the grid, and of the folder. Raises StateError where the run cannot be held
     against the named one.
     """
     made = {} if named is None else {named.folder.resolve(): ("", against(run, named))}
@@ -74,7 +74,7 @@ def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
         opened = grid.load_grid(home / grid.FILE)
         all_cells = {cell.folder(home).resolve(): cell for cell in grid.cells(opened)}
         if (mine := all_cells.pop(here, None)) is not None:
-            wanted = [opened.reference(mine.base), ("trivial", "-")]
+            wanted = [opened.reference(mine.base), ("constant", "-")]
             for folder, cell in all_cells.items():
                 if (cell.data, cell.seed) == (mine.data, mine.seed) and (folder / "run.json").is_file():
                     found = bases if (cell.base, cell.addon) in wanted else others

@@ -128,7 +128,7 @@ def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
         yield from compared(methods)
     for number, ((data, row), several) in enumerate(report.curves.items()):
         last = max((max(of, default=0) for of in several.values()), default=0)
-        # without those that train for no round, as `trivial`, where there are others
+        # without those that train for no round, as `constant`, where there are others
         trained = {name: of for name, of in several.items() if last <= 1 or max(of, default=0) > 1}
         yield f"curves-{number}", over_rounds("", {f"{data}: {row}": trained}, axis(row))
     yield from _confusions(report.predictions.confusions)
@@ -139,8 +139,8 @@ def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figu
     for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
         name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
         ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-        # the trivial answer is so far from all methods that nothing else could be seen
-        deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
+        # the constant prediction is so far from all methods that nothing else could be seen
+        deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "constant"}
         if not deltas:
             continue
         ends = {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()}

@@ -26,13 +26,13 @@ class Method:
     reference: str
     """The method that changes are against; its own name for the reference, '' where the grid has none."""
     delta: Estimate | None
-    """Delta_m in percent over seeds, without tasks that are not told from the trivial answer."""
+    """Delta_m in percent over seeds, without tasks that are not told from the constant prediction."""
     seeds: tuple[float, ...]
     """Delta_m of each seed."""
     changes: Mapping[Column, Estimate]
     """Task -> its change in percent."""
     is_method: bool
-    """False for `joint` and `trivial`, which are no federated methods."""
+    """False for `centralised` and `constant`, which are no federated methods."""
     sent: float
     """Bytes from and to clients, mean over seeds."""
     seconds: float

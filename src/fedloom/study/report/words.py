@@ -214,7 +214,7 @@ def held_against(base: str, found: bool, named: bool) -> str:
             "No run of Local with the same clients and data is beside this one to hold it against: train one with "
             "method=local, the other keys the same, into a folder beside this one, or name a run with --base."
         )
-    if found and base == "trivial":
+    if found and base == "constant":
         return (
             "Held against the answer without any input, for no run of Local with the same clients and data is beside "
             "this one: train one with method=local, the other keys the same."

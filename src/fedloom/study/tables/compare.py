@@ -20,7 +20,7 @@ from fedloom.federation.runs.reader import IN_VAIN, POOLED, Run, TaskMetric, hum
 from fedloom.study.delta import delta_m, without_base
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best
 from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
-from fedloom.study.tables.results import Column, Results, Side, at_trivial, note
+from fedloom.study.tables.results import Column, Results, Side, at_constant, note
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
@@ -70,7 +70,7 @@ class Comparison(HasTable):
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
+        """The tasks on which no method is better than the constant prediction, so that Delta_m leaves them out."""
         return tuple(self.results.untold.get("", ()))
 
     @property
@@ -173,7 +173,7 @@ def compare(
     alone = len(columns) == 1 and base is None
     if not alone:
         found = [(next(iter(c.runs.values())).info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
-        untold = at_trivial(found, {row.task: row.direction for row in rows})
+        untold = at_constant(found, {row.task: row.direction for row in rows})
         about_delta = [note(untold)] if untold else []
         told = {row.task: row.direction for row in rows if row.task not in untold}
         columns = [c if c is reference else _with_delta(c, reference, told, about_delta) for c in columns]

@@ -57,7 +57,7 @@ class Column:
     metric: str = "delta_m"
     direction: str = "max"
     untold: bool = False
-    """Whether no method is better than the trivial answer, so that Delta leaves the task out."""
+    """Whether no method is better than the constant prediction, so that Delta leaves the task out."""
 
     def __str__(self) -> str:
         return " ".join(part for part in self.parts if part)
@@ -136,7 +136,7 @@ class Results:
 
     @property
     def untold(self) -> dict[str, list[str]]:
-        """Data set -> the tasks on which no method is better than the trivial answer, where there are such."""
+        """Data set -> the tasks on which no method is better than the constant prediction, where there are such."""
         found = {data: sorted(c.task for c in columns if c.untold) for data, columns in self.columns.items()}
         return {data: tasks for data, tasks in found.items() if tasks}
 
@@ -156,7 +156,7 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
             for (name, base, _), side in sides.items()
             if name == data
         ]
-        out = at_trivial(found, {c.task: c.direction for c in columns[data] if c.task})
+        out = at_constant(found, {c.task: c.direction for c in columns[data] if c.task})
         columns[data] = tuple(replace(c, untold=c.task in out) for c in columns[data])
         untold += [f"{data}: {note(out)}"] if out else []
     against = {
@@ -332,28 +332,28 @@ def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
     return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
 
 
-def at_trivial(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
-    """The tasks, sorted, on which no method is better than `trivial`, from (method, task -> mean); none without it.
+def at_constant(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
+    """The tasks, sorted, on which no method is better than `constant`, from (method, task -> mean); none without it.
 
     A change there is one between answers that have not begun to look at their input, so it counts in no Delta_m.
-    `joint` is no federated method and does not count.
+    `centralised` is no federated method and does not count.
     """
     rows = list(found)
-    trivial = [values for method, values in rows if method == "trivial"]
+    constant = [values for method, values in rows if method == "constant"]
     others = [values for method, values in rows if method not in get_args(Reference)]
-    if not trivial or not others:
+    if not constant or not others:
         return []
 
     def better(values: Mapping[str, float], task: str) -> bool:
         known = task in values and not isnan(values[task])
         return known and any(
-            term > 0 for term in delta_terms({task: values[task]}, {task: trivial[0][task]}, directions).values()
+            term > 0 for term in delta_terms({task: values[task]}, {task: constant[0][task]}, directions).values()
         )
 
-    judged = [t for t in directions if t in trivial[0] and trivial[0][t] and not isnan(trivial[0][t])]
+    judged = [t for t in directions if t in constant[0] and constant[0][t] and not isnan(constant[0][t])]
     return sorted(task for task in judged if not any(better(values, task) for values in others))
 
 
 def note(tasks: Iterable[str]) -> str:
     """What a table says of these tasks."""
-    return f"†: no method is better than the trivial answer on {', '.join(tasks)}, which Δm therefore leaves out."
+    return f"†: no method is better than the constant prediction on {', '.join(tasks)}, which Δm therefore leaves out."
