@@ -129,8 +129,8 @@ def arrays(
         from fedloom.data.dense import build
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
-    train, test_part, said = _examples(where, parts, stated(signal), size, channels)
-    return Dataset(store.path.stem, tasks, train, test_part, names, signal=said)
+    train, test, known = _examples(where, parts, stated(signal), size, channels)
+    return Dataset(store.path.stem, tasks, train, test, names, signal=known)
 
 
 def _read(
@@ -325,8 +325,8 @@ def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
     if kind == "classification":
         y = store.integers(targets, len(x), features)[:, None]
         if y.min() < -1 or y.max() >= _CLASSES:
-            found = y.min() if y.min() < -1 else y.max()
-            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {found}")
+            wrong = y.min() if y.min() < -1 else y.max()
+            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {wrong}")
     else:
         y = store.read(targets)
         if y.dtype.kind not in "fiu":

@@ -94,7 +94,6 @@ def class_folders(
                     raise DataError(f"{where}: class {kind!r} is in the test part only")
             images, numbers = _labelled(folder, kinds)
             kept = subset(len(images), limit, seed, split)
-            kept = np.arange(len(images)) if kept is None else kept
             files[split] += [images[i].relative_to(base).as_posix() for i in kept]
             columns[split].append({name: np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]})
 
@@ -165,8 +164,8 @@ def domain_folders(
     classes = _folders(base / names[0], "class")
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
-        if (found := _folders(base / name, "class")) != classes:
-            other = sorted(set(found) ^ set(classes))
+        if (own := _folders(base / name, "class")) != classes:
+            other = sorted(set(own) ^ set(classes))
             raise DataError(f"domain-folders: {base / name}: expected the classes of {names[0]!r}, but {_few(other)}")
         files, labels = _labelled(base / name, classes)
         if lists is None:
@@ -178,8 +177,8 @@ def domain_folders(
         images = read(files, size).contiguous()
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
-    made = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
-    return replace(made, classes={TASK: tuple(classes)})
+    built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
+    return replace(built, classes={TASK: tuple(classes)})
 
 
 @DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")
@@ -220,10 +219,10 @@ def digit_files(
 
 def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
     """Return names of the folders in `base`, sorted; DataError where there are none."""
-    found = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
-    if not found:
+    folders = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
+    if not folders:
         raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")
-    return found
+    return folders
 
 
 def _labelled(base: Path, classes: Sequence[str]) -> tuple[list[Path], Array]:

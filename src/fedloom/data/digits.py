@@ -131,10 +131,8 @@ def digits_many(
         questions = [question for name, question in chosen if name == rendering]
         for split, mask in zip(SPLITS, (~test, test), strict=True):
             pool = np.flatnonzero(mask)
-            own = []
-            for question in questions:
-                kept = subset(len(pool), limit, seed, f"{rendering}-{question}") if split == "train" else None
-                own.append(pool if kept is None else pool[kept])
+            most = limit if split == "train" else None
+            own = [pool[subset(len(pool), most, seed, f"{rendering}-{question}")] for question in questions]
             index, asked = np.concatenate(own), np.repeat(np.arange(len(questions)), [*map(len, own)])
             labels = [np.where(asked == i, np.array(QUESTIONS[q])[digit[index]], -1) for i, q in enumerate(questions)]
             columns[split].append({f"{rendering}-{q}": column for q, column in zip(questions, labels, strict=True)})

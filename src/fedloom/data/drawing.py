@@ -75,22 +75,22 @@ def extent(depth: Tensor) -> tuple[float, float]:
     return (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
 
 
-def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
+def wrong(task: Task, target: Tensor, prediction: Tensor) -> Cell:
     """Draw where a prediction (in the form of the label) is wrong, and say how much it is on the whole.
 
     Classes are right or wrong; normals differ by an angle, depth by a share of the truth, all else by the probability.
     """
-    truth, said = target.numpy(), answer.numpy()
+    truth, predicted = target.numpy(), prediction.numpy()
     if task.kind in CLASSES:
         valid = truth != IGNORE
-        off, unit = (truth != said).astype(float), "{:.0f} % wrong"
+        off, unit = (truth != predicted).astype(float), "{:.0f} % wrong"
     elif task.kind == "normals":
         valid = (truth != IGNORE).all(0)
-        cosine = np.clip((truth * said).sum(0) / np.maximum(np.linalg.norm(truth, axis=0), 1e-9), -1, 1)
+        cosine = np.clip((truth * predicted).sum(0) / np.maximum(np.linalg.norm(truth, axis=0), 1e-9), -1, 1)
         off, unit = np.degrees(np.arccos(cosine)), "mean {:.0f} degrees"
     else:
-        truth, said = truth.reshape(truth.shape[-2:]), said.reshape(said.shape[-2:])
-        valid, off, unit = truth != IGNORE, np.abs(truth - said), "mean {:.2f}"
+        truth, predicted = truth.reshape(truth.shape[-2:]), predicted.reshape(predicted.shape[-2:])
+        valid, off, unit = truth != IGNORE, np.abs(truth - predicted), "mean {:.2f}"
         if task.kind == "depth":
             off, unit = off / np.maximum(truth, 1e-9), "mean {:.0f} %"
     least = (len(RIGHT_TO_WRONG) - 1) / WRONG if task.kind in CLASSES else 1.0
@@ -181,12 +181,12 @@ def grid(
         strips.append(_strip(width, LINE + 2, [(GAP + at * (wide + GAP), h, INK) for at, h in enumerate(heads)], wide))
     for blocks in drawn:
         pictures = _strip(width, high + 1, [])
-        texts: list[list[Text]] = [[] for _ in range(max(len(said) for _, said in blocks))]
-        for at, (picture, said) in enumerate(blocks):
+        texts: list[list[Text]] = [[] for _ in range(max(len(captions) for _, captions in blocks))]
+        for at, (picture, captions) in enumerate(blocks):
             left = GAP + at * (wide + GAP)
             if picture is not None:
                 pictures.paste(library.fromarray(picture).resize((wide, high), library.Resampling.NEAREST), (left, 0))
-            for line, text in zip(texts, said, strict=False):
+            for line, text in zip(texts, captions, strict=False):
                 line.append((left, text, SOFT))
         strips += [pictures, *(_strip(width, LINE, line, wide) for line in texts), _strip(width, GAP - 1, [])]
     for name, of in legends.items():

@@ -118,7 +118,6 @@ def dataset(
             if not has.any():
                 raise DataError(f"{name}, {which}: none of {total} images has a label of task {task!r}")
         kept = subset(total, limit, seed, which)
-        kept = np.arange(total) if kept is None else kept
         annotated: dict[str, Array] = {task: part.annotated[task][kept] for task in tasks}
         reader = DenseFiles(part.reader, Dense(kinds, size, training), tuple(kept.tolist()))
         mark = mark_of(part.version, kinds, annotated)
@@ -189,12 +188,12 @@ def matlab(file: Path, key: str, simple: bool = False) -> Any:
     return content[key]
 
 
-def fits(file: Path, field: str, found: Array, size: tuple[int, ...]) -> Array:
-    """Return `found`, whose first two dimensions must be `size`; DataError otherwise."""
-    if found.shape[:2] != tuple(size):
-        expected, have = (" x ".join(map(str, s)) for s in (size, found.shape[:2]))
+def fits(file: Path, field: str, stored: Array, size: tuple[int, ...]) -> Array:
+    """Return `stored`, whose first two dimensions must be `size`; DataError otherwise."""
+    if stored.shape[:2] != tuple(size):
+        expected, have = (" x ".join(map(str, s)) for s in (size, stored.shape[:2]))
         raise DataError(f"{file}, {field}: expected the image's size {expected}, found {have}")
-    return found
+    return stored
 
 
 def class_map(file: Path, field: str, stored: Array, highest: int) -> Array:
@@ -208,11 +207,11 @@ def class_map(file: Path, field: str, stored: Array, highest: int) -> Array:
     return stored.astype(np.uint8)
 
 
-def above_half(found: Array) -> Array:
+def above_half(stored: Array) -> Array:
     """Return a map of 0..255 as 0 and 1."""
-    return (found > 127).astype(np.uint8)
+    return (stored > 127).astype(np.uint8)
 
 
-def normals_of(found: Array) -> Array:
+def normals_of(stored: Array) -> Array:
     """Return vectors (H x W x 3, float32) from the colours 0..255 that stand for -1..1."""
-    return found.astype(np.float32) * 2 - 255
+    return stored.astype(np.float32) * 2 - 255

@@ -45,28 +45,28 @@ def stated(signal: Kind | Signal | None) -> Signal | None:
     return signal if signal is None or isinstance(signal, Signal) else Signal(kind=signal)
 
 
-def signal_of(array: Array, said: Signal | None, where: str) -> Signal:
+def signal_of(array: Array, known: Signal | None, where: str) -> Signal:
     """Return the kind of the inputs in an array: as stated, or by shape and type.
 
     By default N x F are features, four axes are images, and N x A x B are grey images where A = B, or where they are
     uint8 and neither side is four times the other. Raises DataError for an array of another kind than stated, and, with
     the candidates, for one that may be of several kinds.
     """
-    found = f"found {array.dtype} of shape {array.shape}"
+    shown = f"found {array.dtype} of shape {array.shape}"
     kinds = kinds_of(array)
-    if said is None:
+    if known is None:
         if not kinds:
-            known = "; ".join(f"{layout} ({kind})" for kind, layout in LAYOUTS.items())
-            raise DataError(f"{where}: {found}, expected numbers of one of the shapes {known}")
+            shapes = "; ".join(f"{layout} ({kind})" for kind, layout in LAYOUTS.items())
+            raise DataError(f"{where}: {shown}, expected numbers of one of the shapes {shapes}")
         if len(kinds) > 1:
             each = " or ".join(f"{kind} ({LAYOUTS[kind]})" for kind in kinds)
-            raise DataError(f"{where}: {found}, which may be {each}; say which, for example signal: {kinds[0]}")
+            raise DataError(f"{where}: {shown}, which may be {each}; say which, for example signal: {kinds[0]}")
         return Signal(kind=kinds[0])
     measured = array.dtype == np.uint8 or array.dtype.kind == "f"
-    fits = {"image": measured, "tokens": array.dtype.kind in "iu"}.get(said.kind, array.dtype.kind in "iuf")
-    if not fits or array.ndim not in _AXES[said.kind]:
-        raise DataError(f"{where}: expected {said.kind} ({LAYOUTS[said.kind]}), {found}")
-    return said
+    fits = {"image": measured, "tokens": array.dtype.kind in "iu"}.get(known.kind, array.dtype.kind in "iuf")
+    if not fits or array.ndim not in _AXES[known.kind]:
+        raise DataError(f"{where}: expected {known.kind} ({LAYOUTS[known.kind]}), {shown}")
+    return known
 
 
 def kinds_of(array: Array) -> tuple[Kind, ...]:

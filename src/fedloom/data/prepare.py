@@ -70,10 +70,10 @@ def stratified(strata: Array, fraction: float, seed: int) -> Array:
     return test
 
 
-def subset(total: int, limit: int | None, seed: int, split: str) -> Array | None:
-    """Return sorted positions of `limit` random examples out of `total`, or None where all are kept."""
+def subset(total: int, limit: int | None, seed: int, split: str) -> Array:
+    """Return sorted positions of `limit` random examples out of `total`, or of all."""
     if limit is None or limit >= total:
-        return None
+        return np.arange(total)
     rng = np.random.default_rng(derive_seed(seed, "data", "limit", split))
     return np.sort(rng.choice(total, limit, replace=False))
 
@@ -231,7 +231,8 @@ class Part:
 def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
     """Return the train part and the test part with at most `limit` random examples each."""
     kept = [subset(len(part.inputs), limit, seed, split) for part, split in zip(parts, SPLITS, strict=True)]
-    return [part if index is None else part.take(index) for part, index in zip(parts, kept, strict=True)]
+    # Taking examples copies them, which those that lie on disk are spared where all are kept.
+    return [p if len(index) == len(p.inputs) else p.take(index) for p, index in zip(parts, kept, strict=True)]
 
 
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:

@@ -432,13 +432,13 @@ def _draw(
                 f"{min(sizes)}"
             )
         for value in classes:
-            found = rng.permutation(members[labels[members] == value])
-            if len(found) < len(sizes):
+            chosen = rng.permutation(members[labels[members] == value])
+            if len(chosen) < len(sizes):
                 raise DataError(
                     f"domain {domain!r}, class {value}: expected an example for each of {len(sizes)} clients, found "
-                    f"{len(found)}"
+                    f"{len(chosen)}"
                 )
-            groups = [np.append(g, one) for g, one in zip(groups, found[: len(sizes)], strict=True)]
+            groups = [np.append(g, one) for g, one in zip(groups, chosen[: len(sizes)], strict=True)]
     rest = rng.permutation(np.setdiff1d(members, np.concatenate(groups)))
     ends = np.cumsum([size - len(g) for size, g in zip(sizes, groups, strict=True)])
     return [np.concatenate(pair) for pair in zip(groups, np.split(rest, ends)[: len(sizes)], strict=True)]
@@ -483,20 +483,20 @@ def own(pool: Pool, seed: int) -> Partition:
     return pool.deal(pool, seed)
 
 
-def as_partition(made: Any, pool: Pool, seed: int) -> Partition:
+def as_partition(value: Any, pool: Pool, seed: int) -> Partition:
     """Return a Partition as it is; read lists of positions, or {client: positions}, as `listed` does.
 
     Raises DataError for anything else.
     """
-    if isinstance(made, Partition):
-        made.check(pool, shared=True)
-        return made
-    if isinstance(made, Mapping):
-        return listed(pool, seed, clients={str(name): _positions(each, name) for name, each in made.items()})
-    if isinstance(made, list | tuple) and made:
-        return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(made)])
+    if isinstance(value, Partition):
+        value.check(pool, shared=True)
+        return value
+    if isinstance(value, Mapping):
+        return listed(pool, seed, clients={str(name): _positions(each, name) for name, each in value.items()})
+    if isinstance(value, list | tuple) and value:
+        return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(value)])
     raise DataError(
-        f"partition: {made!r} found, expected a name, a section, lists of positions, {{client: positions}} or a "
+        f"partition: {value!r} found, expected a name, a section, lists of positions, {{client: positions}} or a "
         "function of (pool, seed) that gives one of the last two or a Partition"
     )
 

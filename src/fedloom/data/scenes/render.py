@@ -328,12 +328,12 @@ def _albedo(chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Arr
         these = np.flatnonzero(pattern == kind)
         if not len(these):
             continue
-        found = _pattern(kind, p[these], q[these], local[:, these], salt[these])
+        share = _pattern(kind, p[these], q[these], local[:, these], salt[these])
         if kind in (world.PANE, world.HAIR):
-            mix[these] = found
+            mix[these] = share
         else:
             mean = MEAN.get(kind, 0.3)
-            mix[these] = mean + (found - mean) * fade[these]
+            mix[these] = mean + (share - mean) * fade[these]
     first, second = chunk.numbers[:, 16:19].T, chunk.numbers[:, 19:22].T
     return first[:, solid] + (second - first)[:, solid] * mix
 
@@ -470,8 +470,8 @@ def _continued(z: Array, normal: Array, u: Array, v: Array, a: tuple[slice, ...]
     here = n[0] * u[a] + n[1] * v[a] - n[2]
     there = n[0] * u[b] + n[1] * v[b] - n[2]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = z[a] * here / there
-    return np.where(np.isfinite(found), found, np.inf)
+        depth = z[a] * here / there
+    return np.where(np.isfinite(depth), depth, np.inf)
 
 
 # How much a class draws the eye, per pixel; what is not named does not.

@@ -375,12 +375,12 @@ def tree(scene: Scene, draw: Draw, x: float, z: float) -> None:
 def scene(seed: int, outdoor: float, people: float) -> Scene:
     """Draw the scene of a seed: outdoors with probability `outdoor`, with people in it with probability `people`."""
     draw = Draw(seed)
-    made = _place(draw) if draw.chance(outdoor) else _room(draw)
-    _furnish(made, draw, draw.chance(people))
-    return made
+    place = _place(draw) if draw.chance(outdoor) else _room(draw)
+    _furnish(place, draw, draw.chance(people))
+    return place
 
 
-def _look(made: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> None:
+def _look(place: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> None:
     """Put the camera at `eye`: yaw 0 looks towards -z, a negative pitch looks down."""
     roll = draw.real(-0.04, 0.04)
     c, s = math.cos(yaw), math.sin(yaw)
@@ -389,14 +389,14 @@ def _look(made: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> Non
     up = _cross(right, ahead)
     tilted = _plus(_plus((0.0, 0.0, 0.0), right, math.cos(roll)), up, math.sin(roll))
     backward = (-ahead[0], -ahead[1], -ahead[2])
-    made.eye, made.view = eye, (tilted, _cross(backward, tilted), backward)
-    made.field_of_view = draw.real(0.95, 1.25)
+    place.eye, place.view = eye, (tilted, _cross(backward, tilted), backward)
+    place.field_of_view = draw.real(0.95, 1.25)
 
 
 def _room(draw: Draw) -> Scene:
     """Draw a room seen from one end, with windows and cupboards at its walls."""
     wide, high, deep = draw.real(1.7, 3.2), draw.real(2.4, 3.0), draw.real(2.2, 3.8)
-    made = Scene(True, (wide, high, deep))
+    place = Scene(True, (wide, high, deep))
     paint = draw.one(draw.colour(0.7, 0.95, 0.25), draw.colour(0.5, 0.85, 0.45))
     accent = draw.near(darker(paint, 0.85), 0.05)
     floor = draw.one(
@@ -413,18 +413,18 @@ def _room(draw: Draw) -> Scene:
         second = draw.near(darker(paint, shade), 0.03) if pattern != PLAIN else darker(paint, 0.94)
         surfaces.append((WALL, Material(pattern, accent if draw.chance(0.2) else paint, second, size)))
     for kind, material in surfaces:
-        _background(made, kind, material)
+        _background(place, kind, material)
 
     eye = (draw.real(-0.4, 0.4) * wide, draw.real(1.05, 1.75), deep - draw.real(0.15, 0.6))
-    _look(made, draw, eye, draw.real(-0.4, 0.4) + 0.35 * eye[0] / wide, draw.real(-0.3, -0.02))
-    made.lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
-    made.light = (draw.real(0.45, 0.8), draw.real(0.35, 0.55))
+    _look(place, draw, eye, draw.real(-0.4, 0.4) + 0.35 * eye[0] / wide, draw.real(-0.3, -0.02))
+    place.lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
+    place.light = (draw.real(0.45, 0.8), draw.real(0.35, 0.55))
     warm = draw.real(-0.08, 0.1)
-    made.tint = (1 + warm, 1.0, 1 - warm)
+    place.tint = (1 + warm, 1.0, 1 - warm)
 
     for wall in ("back", "left", "right"):
         if draw.chance(0.45):
-            pane = made.new()
+            pane = place.new()
             half = (draw.real(0.35, 0.8), draw.real(0.35, 0.6), 0.02)
             y = draw.real(1.3, 1.6)
             look = Material(PANE, draw.near((0.72, 0.85, 0.97), 0.06), draw.near((0.9, 0.88, 0.84), 0.08))
@@ -433,43 +433,43 @@ def _room(draw: Draw) -> Scene:
             else:
                 sign = -1 if wall == "left" else 1
                 centre, axes = (sign * (wide - 0.02), y, draw.real(-0.7, 0.3) * deep), turned(math.pi / 2)
-            made.add(CUBE, centre, half, WINDOW, pane, look, axes)
+            place.add(CUBE, centre, half, WINDOW, pane, look, axes)
     for _ in range(draw.whole(0, 2)):
         half = (draw.real(0.3, 0.6), draw.real(0.4, 1.0), draw.real(0.2, 0.3))
         centre = (draw.real(-0.8, 0.8) * (wide - half[0]), half[1], -deep + half[2])
-        made.add(CUBE, centre, half, BOX, made.new(), draw.one(_wood(draw), _stuff(draw)), shade=_blocking(half))
-    return made
+        place.add(CUBE, centre, half, BOX, place.new(), draw.one(_wood(draw), _stuff(draw)), shade=_blocking(half))
+    return place
 
 
-def _background(made: Scene, kind: int, material: Material) -> None:
-    made.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), kind, made.new(), material)
+def _background(place: Scene, kind: int, material: Material) -> None:
+    place.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), kind, place.new(), material)
 
 
 def _place(draw: Draw) -> Scene:
     """Draw an open place with houses, trees and a sky."""
-    made = Scene(False, (0.0, 0.0, 0.0))
+    place = Scene(False, (0.0, 0.0, 0.0))
     grass = draw.near(draw.one((0.36, 0.48, 0.22), (0.45, 0.5, 0.28), (0.55, 0.52, 0.45), (0.5, 0.5, 0.5)), 0.05)
     ground = draw.one(
         *(Material(NOISE, grass, darker(grass, 0.7), draw.real(0.15, 0.5)) for _ in range(2)),
         Material(TILES, stone := draw.colour(0.45, 0.75, 0.15), darker(stone, 0.75), draw.real(0.5, 1.0)),
     )
-    _background(made, GROUND, ground)
+    _background(place, GROUND, ground)
     grey = draw.chance(0.3)
     top = draw.near((0.62, 0.68, 0.75) if grey else (0.3, 0.52, 0.88), 0.06)
-    made.sky = (top, draw.near((0.85, 0.88, 0.9), 0.04))
-    _background(made, SKY, Material(PLAIN, top, made.sky[1]))
+    place.sky = (top, draw.near((0.85, 0.88, 0.9), 0.04))
+    _background(place, SKY, Material(PLAIN, top, place.sky[1]))
 
     eye = (0.0, draw.real(1.2, 2.0), 0.0)
-    _look(made, draw, eye, 0.0, draw.real(-0.16, 0.0))
+    _look(place, draw, eye, 0.0, draw.real(-0.16, 0.0))
     around, rise = draw.real(0, 2 * math.pi), draw.real(0.55, 1.2)
     flat = math.cos(rise)
-    made.lamp = (80 * math.cos(around) * flat, 80 * math.sin(rise), 80 * math.sin(around) * flat)
-    made.light = (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5))
+    place.lamp = (80 * math.cos(around) * flat, 80 * math.sin(rise), 80 * math.sin(around) * flat)
+    place.light = (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5))
     warm = draw.real(-0.04, 0.08)
-    made.tint = (1 + warm, 1.0, 1 - warm)
+    place.tint = (1 + warm, 1.0, 1 - warm)
 
     for _ in range(draw.whole(0, 3)):
-        house = made.new()
+        house = place.new()
         half = (draw.real(2, 5), draw.real(1.5, 5), draw.real(2, 4))
         z = -draw.real(9, 18) - half[2]
         centre = (draw.real(-0.8, 0.8) * -z * 0.7, half[1], z)
@@ -477,13 +477,13 @@ def _place(draw: Draw) -> Scene:
         pane = draw.near((0.25, 0.32, 0.42), 0.08)
         look = Material(FACADE, wall, pane, draw.real(1.2, 2.2))
         axes = turned(draw.real(-0.5, 0.5))
-        made.add(CUBE, centre, half, BUILDING, house, look, axes, phase=draw.real(), shade=half)
+        place.add(CUBE, centre, half, BUILDING, house, look, axes, phase=draw.real(), shade=half)
         roof = Material(TILES, red := draw.near((0.5, 0.27, 0.2), 0.1), darker(red, 0.7), 0.4)
         top, flat_top = (centre[0], 2 * half[1] + 0.12, z), (half[0] + 0.2, 0.12, half[2] + 0.2)
-        made.add(CUBE, top, flat_top, BUILDING, house, roof, axes)
+        place.add(CUBE, top, flat_top, BUILDING, house, roof, axes)
     for _ in range(draw.whole(1, 4)):
         z = -draw.real(5, 15)
-        tree(made, draw, draw.real(-0.75, 0.75) * -z * 0.75, z)
+        tree(place, draw, draw.real(-0.75, 0.75) * -z * 0.75, z)
     if draw.chance(0.4):
         z = -draw.real(7, 12)
         leaf = draw.near(draw.one(*GREENS), 0.05)
@@ -491,25 +491,25 @@ def _place(draw: Draw) -> Scene:
         half = (draw.real(2, 6), draw.real(0.4, 0.8), 0.35)
         centre = (draw.real(-3, 3), half[1], z)
         hedge = Material(NOISE, leaf, darker(leaf, 0.5), 0.25)
-        made.add(CUBE, centre, half, TREE, made.new(), hedge, axes, shade=_blocking(half))
-    return made
+        place.add(CUBE, centre, half, TREE, place.new(), hedge, axes, shade=_blocking(half))
+    return place
 
 
-def _furnish(made: Scene, draw: Draw, people: bool) -> None:
+def _furnish(place: Scene, draw: Draw, people: bool) -> None:
     """Put people and things where the camera sees them, apart from each other."""
     taken: list[tuple[float, float, float]] = []
-    across, backward = made.view[0], made.view[2]
-    far = min(2 * made.room[2] - 0.4, 5.0) if made.indoor else 7.0
+    across, backward = place.view[0], place.view[2]
+    far = min(2 * place.room[2] - 0.4, 5.0) if place.indoor else 7.0
 
     def spot(radius: float, near: float, until: float, edge: float) -> tuple[float, float] | None:
         """Find a free place of some radius at a distance from near to until; `edge` 1 is the border of the view."""
         for _ in range(12):
             ahead = draw.real(near, max(near + 0.1, min(until, far)))
-            beside = draw.real(-edge, edge) * ahead * math.tan(made.field_of_view / 2)
-            x = made.eye[0] - backward[0] * ahead + across[0] * beside
-            z = made.eye[2] - backward[2] * ahead + across[2] * beside
-            inside = not made.indoor or (
-                abs(x) < made.room[0] - radius - 0.05 and -made.room[2] + radius + 0.35 < z < made.room[2] - radius
+            beside = draw.real(-edge, edge) * ahead * math.tan(place.field_of_view / 2)
+            x = place.eye[0] - backward[0] * ahead + across[0] * beside
+            z = place.eye[2] - backward[2] * ahead + across[2] * beside
+            inside = not place.indoor or (
+                abs(x) < place.room[0] - radius - 0.05 and -place.room[2] + radius + 0.35 < z < place.room[2] - radius
             )
             if inside and all(math.hypot(x - a, z - b) > radius + r for a, b, r in taken):
                 taken.append((x, z, radius))
@@ -519,11 +519,11 @@ def _furnish(made: Scene, draw: Draw, people: bool) -> None:
     for number in range(draw.one(1, 1, 1, 2, 2, 3) if people else 0):
         if at := spot(0.35, 1.7, 3.2, 0.45) if number == 0 else spot(0.35, 2.0, 5.0, 0.8):
             height = draw.real(1.05, 1.4) if draw.chance(0.15) else draw.real(1.5, 1.9)
-            figure(made, draw, *at, yaw=draw.real(-1.9, 1.9), height=height)
-    if made.indoor and draw.chance(0.45) and (at := spot(0.75, 1.9, 4.0, 0.8)):
-        table(made, draw, *at)
+            figure(place, draw, *at, yaw=draw.real(-1.9, 1.9), height=height)
+    if place.indoor and draw.chance(0.45) and (at := spot(0.75, 1.9, 4.0, 0.8)):
+        table(place, draw, *at)
     for _ in range(draw.whole(1, 4) + (0 if people else 2)):
         low, high, room, near, put = THINGS[draw.whole(0, 2)]
         size = draw.real(low, high)
         if at := spot(size * room, near, 5.0, 0.9):
-            put(made, draw, at[0], 0.0, at[1], size)
+            put(place, draw, at[0], 0.0, at[1], size)

@@ -115,13 +115,13 @@ def draft(
     names = [str(name) for name in table.frame.columns]
     if not labels:
         raise DataError(f"{where}: no label is named, expected at least one of {', '.join(names[:20])}")
-    given = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
-    for name in (*given, *([site] if site is not None else [])):
+    wanted = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    for name in (*wanted, *([site] if site is not None else [])):
         table.column(name)
-    if site in given:
+    if site in wanted:
         raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
     tasks: dict[str, Label] = {}
-    for name, known in given.items():
+    for name, known in wanted.items():
         task = task_name(name)
         if task in tasks:
             raise DataError(f"{where}, column {name!r}: its task would be called {task!r} like another; rename it")
@@ -133,18 +133,18 @@ def draft(
             tasks[task] = tasks[task].model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
-    if twice := [name for name in chosen or () if name in given or name == site]:
+    if twice := [name for name in chosen or () if name in wanted or name == site]:
         raise DataError(f"{where}, column {twice[0]!r}: it is a label or the site, so it cannot be an input as well")
     rows = rows_of(table, tasks, Split(), 0)
     trains = [train for train, _, _ in rows.parts.values()]
     train = np.sort(np.concatenate(trains))
     some = train[:: -(-len(train) // _ROWS)]
-    outcomes = set() if chosen is not None else set(_outcome_block(table, names, given))
+    outcomes = set() if chosen is not None else set(_outcome_block(table, names, wanted))
     inputs: dict[str, Kind | list[str]] = {}
     left_out: dict[str, str] = {}
     allowed: set[str] = set()
     for name in names:
-        if name in given or name == site:
+        if name in wanted or name == site:
             continue
         if name in away or (chosen is not None and name not in chosen):
             left_out[name] = ASKED
