@@ -193,14 +193,6 @@ def test_a_client_with_several_tasks_trains_on_mixed_batches(tmp_path):
     assert all(value > 0.3 for value in losses.values()), losses  # not diluted by the other tasks' examples
 
 
-def test_it_is_dealt_out_by_tasks_and_by_sets():
-    pool = Pool.of(DATASETS["digits-many"].function(0, count=8, limit=50))
-    alone = PARTITIONERS["task-dirichlet"].function(pool, 0, clients=10, alpha_tasks=0, alpha_classes=0.5)
-    assert all(len(s.tasks) == 1 for s in alone.shares)
-    by_rendering = PARTITIONERS["domains"].function(pool, 0, clients=1)
-    assert {frozenset(s.tasks) for s in by_rendering.shares} >= {frozenset({"plain-digit", "plain-parity"})}
-
-
 @pytest.mark.parametrize(("name", "tasks"), [("eight", 8), ("thirty", 30)])
 def test_embedded_recipe_trains(name, tasks, tmp_path):
     result = fedloom.run(f"matu/{name}-embedded", tmp_path / "run", overrides=SMALL)
