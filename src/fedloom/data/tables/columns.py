@@ -274,14 +274,14 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
 
 
-def _matching(globs: Sequence[str], names: Sequence[str], where: str, what: str) -> set[str]:
+def _matching(globs: Sequence[str], names: Sequence[str], where: str, what: str) -> list[str]:
     """Return the columns that some names or globs stand for. Raises DataError for one that stands for none."""
-    matching = set()
+    matching: list[str] = []
     for glob in globs:
         some = [name for name in names if name == glob or fnmatchcase(name, glob)]
         if not some:
             raise DataError(f"{where}, {what}: no column {glob!r}.{choices('Found', glob, names)}")
-        matching |= set(some)
+        matching += some
     return matching
 
 
