@@ -19,7 +19,7 @@ PROBLEMS = 20
 
 @dataclass(frozen=True)
 class Checkable:
-    """How to check one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
+    """The checks of one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
 
     open: Callable[..., FileSplit]
     tasks: tuple[str, ...]
@@ -46,7 +46,7 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether a run could use the data set."""
+        """Return whether a run could use the data set."""
         return not self.problems
 
     def text(self) -> str:

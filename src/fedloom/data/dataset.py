@@ -38,7 +38,7 @@ class Examples(Protocol):
 
     @property
     def prefetch(self) -> bool:
-        """Whether making a batch takes long enough that training should load ahead."""
+        """Return whether making a batch takes long enough that training should load ahead."""
 
     @property
     def domain(self) -> Tensor | None:
@@ -149,7 +149,7 @@ class TensorExamples(Labelled):
 
     @property
     def prefetch(self) -> bool:
-        """Whether the change takes long."""
+        """Return whether the change takes long."""
         return self.change is not None and self.change.slow
 
     @property
@@ -248,7 +248,7 @@ class JoinedExamples:
 
     @property
     def prefetch(self) -> bool:
-        """Whether any piece is slow enough to load ahead."""
+        """Return whether any piece is slow enough to load ahead."""
         return any(piece.prefetch for piece in self.pieces.values())
 
     @property

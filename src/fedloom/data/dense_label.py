@@ -27,7 +27,7 @@ not open files. Its errors should be DataErrors that name the file.
 
 
 class DenseLabel(Section):
-    """Where the label images of one task are, and what their numbers mean."""
+    """The place of the label images of one task, and the meaning of their numbers."""
 
     kind: Kind
     key: str
@@ -64,9 +64,9 @@ class Augment(Section):
     hue: Annotated[float, Field(ge=0, le=180)] = 36.0
     """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
     crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Where there is a segmentation: a crop in which one class fills this share is drawn again."""
+    """With a segmentation: a crop in which one class fills this share is drawn again."""
     crop_tries: Count = 10
-    """How many crops are drawn at most; the last is taken in any case."""
+    """The number of crops drawn at most; the last is taken in any case."""
 
     @field_validator("scale")
     @classmethod

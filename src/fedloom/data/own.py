@@ -387,7 +387,7 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
 
 @dataclass(frozen=True)
 class Keys:
-    """How data are read: where inputs and labels are in mappings, and which labels mean "no label"."""
+    """The keys of inputs and labels in mappings, the labels that mean "no label", and the order of axes."""
 
     inputs: str | None
     labels: Mapping[str, str] | None
@@ -395,7 +395,7 @@ class Keys:
     padding: int | None = None
     """The token that fills up lists of different lengths, where one was named."""
     is_turned: bool = False
-    """Whether the last two axes of inputs are to be exchanged."""
+    """True: the last two axes of inputs are exchanged."""
 
     def turned(self, inputs: Tensor) -> Tensor:
         """Return inputs with their channels before their steps."""

@@ -267,7 +267,7 @@ class Crop:
 
     @property
     def slow(self) -> bool:
-        """Whether batches are augmented."""
+        """Return whether batches are augmented."""
         return self.pad > 0 or self.flip
 
     def __call__(

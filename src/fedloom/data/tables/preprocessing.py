@@ -31,7 +31,7 @@ class Input(Section):
     kind: Kind
     values: tuple[str, ...] = ()
     indicator: bool
-    """Whether a further place says where the value is missing."""
+    """True: a further place says where the value is missing."""
 
 
 METRICS = {
@@ -150,7 +150,7 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
 
 
 class Preprocessing(Section):
-    """How columns become inputs, and what the labels mean: part of a run, of an exported model and of its card."""
+    """The preprocessing of columns to inputs and labels: part of a run, of an exported model and of its card."""
 
     site: str | None
     """The column that holds a row's site."""

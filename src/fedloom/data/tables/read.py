@@ -210,7 +210,7 @@ class Column:
 
     @cached_property
     def is_date(self) -> bool:
-        """Whether the cells are dates or times."""
+        """Return whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
         some = [] if self.series.dtype.kind in "iufb" else self.distinct[:100]
@@ -278,7 +278,7 @@ class Column:
 
     @property
     def present(self) -> Array:
-        """Which rows have a value (N, bool)."""
+        """Return which rows have a value (N, bool)."""
         return self.index >= 0 if self.series.dtype.kind not in "iuf" else ~np.isnan(self.numbers)
 
     def finite(self) -> Array:

@@ -74,7 +74,7 @@ def table(
 
 @dataclass(frozen=True)
 class Split:
-    """How each site's rows are split."""
+    """The split of each site's rows."""
 
     test: float = 0.2
     val: float = 0.1
