@@ -14,6 +14,7 @@ import shutil
 import uuid
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,9 +51,8 @@ def at_nodes() -> NoReturn:
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
     """Raise RecipeError where a task, a domain or the like (`what`) is named twice."""
-    for name in names:
-        if list(names).count(name) > 1:
-            raise RecipeError(f"{where}: {what} {name!r} is named twice")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise RecipeError(f"{where}: {what} {twice[0]!r} is named twice")
 
 
 def stratified(strata: Array, fraction: float, seed: int) -> Array:
@@ -191,7 +191,8 @@ def _known(place: Path) -> Known:
     """Return the checksums of last time; nothing where the cache is absent or damaged."""
     try:
         value = json.loads(place.read_text("utf-8"))
-        return {str(name): [*map(int, times), str(checksum)] for name, (*times, checksum) in value.items()}
+        return {str(name): [int(size), int(made), int(moved), str(checksum)]
+                for name, (size, made, moved, checksum) in value.items()}  # fmt: skip
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
