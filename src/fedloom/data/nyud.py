@@ -193,7 +193,10 @@ def open_labelled(
     positions = _positions(path / "splits.mat", split, total)
     table = None
     if "semseg" in tasks:
-        table = _first(classes) if first_ids else _mapping(path / "classMapping40.mat", classes)
+        table = np.full(895, IGNORE, np.uint8)
+        table[:classes] = np.arange(classes)
+        if not first_ids:
+            table = _mapping(path / "classMapping40.mat", classes)
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{LABELLED}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
@@ -311,13 +314,6 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
     if not positions:
         raise DataError(f"{file.parent / LABELLED}: no image is in the part {split!r}; it holds {total}")
     return positions
-
-
-def _first(classes: int) -> Array:
-    """Return a table that keeps names 0..classes-1 and ignores the others."""
-    table = np.full(895, IGNORE, np.uint8)
-    table[:classes] = np.arange(classes)
-    return table
 
 
 def _mapping(file: Path, classes: int) -> Array:
