@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli.app import app
-from fedloom.data.canvas import GAP
+from fedloom.data.drawing import GAP
 from fedloom.errors import StateError
 from fedloom.experiments.export import picture
 from fedloom.experiments.export.finished import open_runs

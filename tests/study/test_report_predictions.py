@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.data.canvas import CELL, GAP
+from fedloom.data.drawing import CELL, GAP
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.over_rounds import over_rounds
 from fedloom.federation.runs.reader import index_of

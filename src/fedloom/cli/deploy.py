@@ -104,7 +104,7 @@ def predict(
         return
     if client is not None:
         raise UserError("--client is for tables and a run's folder: export the client's model for images")
-    from fedloom.data.canvas import save
+    from fedloom.data.drawing import save
     from fedloom.experiments.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(files)

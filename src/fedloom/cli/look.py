@@ -76,7 +76,7 @@ def picture(
     ] = False,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
-    from fedloom.data.canvas import save
+    from fedloom.data.drawing import save
     from fedloom.experiments.export.picture import predictions
     from fedloom.experiments.over_rounds import over_rounds
     from fedloom.study.grid import runs_in

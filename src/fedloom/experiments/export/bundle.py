@@ -24,9 +24,8 @@ from fedloom.core.errors import StateError, UserError, at, choices, naming, pars
 from fedloom.core.extras import need
 from fedloom.core.settings.trust import Origin
 from fedloom.core.signal import Signal
-from fedloom.data.canvas import grid
 from fedloom.data.dataset import Examples, JoinedExamples, normal
-from fedloom.data.drawing import Cell, label
+from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.result import model_keys, trained_models

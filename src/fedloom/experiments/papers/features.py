@@ -19,8 +19,8 @@ from torch.nn.functional import interpolate, relu
 
 from fedloom.core.errors import StateError, writing
 from fedloom.core.extras import need
-from fedloom.data.canvas import save as save_sheet
-from fedloom.data.preview import pictures
+from fedloom.data.drawing import pictures
+from fedloom.data.drawing import save as save_sheet
 from fedloom.experiments.export.finished import Steps, Tell
 from fedloom.experiments.papers.domain_runs import BATCH, DomainModel, DomainRun, read
 from fedloom.experiments.papers.feature_figures import MAPS, RANK, Array, Embedded, HeatMaps, Spectrum, draw, maps

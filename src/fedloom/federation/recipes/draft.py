@@ -12,7 +12,7 @@ import numpy as np
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.signal import Kind
 from fedloom.data.inputs import SUFFIXES, kinds_of
-from fedloom.data.store import Store
+from fedloom.data.prepare import Store
 from fedloom.data.tables.columns import Draft
 
 _SIZE = 64

@@ -15,9 +15,8 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.core.errors import UserError, naming
 from fedloom.core.extras import need
-from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, wrong
+from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, legends, pictures, wrong
 from fedloom.data.prepare import Array
-from fedloom.data.preview import legends, pictures
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.measure import MeasuredGroup, groups
