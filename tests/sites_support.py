@@ -64,8 +64,7 @@ class Server:
         """`deployed`: the recipe that the nodes run, where it is not the server's own."""
         from fedloom.engines.flower import client_app
         from fedloom.engines.flower.client_manager import ClientManager
-        from fedloom.engines.flower.engine import AtNodes
-        from fedloom.engines.flower.local import LocalGrid
+        from fedloom.engines.flower.engine import AtNodes, LocalGrid
         from fedloom.engines.flower.nodes import agreed, build_from
         from fedloom.federation.rounds.rounds import initial_state
 

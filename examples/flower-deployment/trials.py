@@ -21,8 +21,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from fedloom.engines.flower.demo import prepare
-from fedloom.engines.flower.deployment import Deployment, deployment
+from fedloom.engines.flower.deployment import Deployment, deployment, prepare
 from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import verified
 

@@ -23,8 +23,7 @@ from fedloom.core.extras import need
 from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.client_manager import ClientManager
-from fedloom.engines.flower.engine import OverGrid
-from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeReport, federation_of
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.errors import UserError
@@ -389,7 +388,7 @@ def test_nobody_takes_the_name_of_another(homes: dict[int, dict[str, str]], tmp_
 
 
 def test_keys_that_the_recipe_lists(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
-    from fedloom.engines.flower.keys import public_key
+    from fedloom.engines.flower.wire import public_key
 
     keys = {site: public_key(Path(homes[100 - i]["home"])) for i, site in enumerate(SITES)}
     assert (Path(homes[100]["home"]) / "key").stat().st_mode & 0o077 == 0

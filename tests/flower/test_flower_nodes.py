@@ -20,8 +20,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord
 
 from fedloom.engines.flower import Node, client_app
-from fedloom.engines.flower.engine import OverGrid
-from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.engine import LocalGrid, OverGrid
 
 
 @pytest.mark.parametrize("changes", [(), ("method=matu",), ("method=fedper", "model.heads=own"), ("peers={}",)])

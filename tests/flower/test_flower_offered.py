@@ -24,9 +24,8 @@ pytest.importorskip("flwr")
 
 from fedloom.engines.flower import client_app
 from fedloom.engines.flower.client_manager import ClientManager
-from fedloom.engines.flower.local import LocalGrid
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.engine import LocalGrid
+from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import RefusedError
 
 EVIL = """

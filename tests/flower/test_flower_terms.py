@@ -19,8 +19,7 @@ pytest.importorskip("flwr")
 
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.nodes import NodeConfig
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.rounds.build import build
 

@@ -35,7 +35,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from fedloom.engines.api import run
 from fedloom.engines.flower.engine import AtNodes
 from fedloom.engines.flower.nodes import NodeReport, agreed, federation_of
-from fedloom.engines.flower.received import limit_of, open_reply, payload_of, told_by
+from fedloom.engines.flower.received import limit_of, open_reply, payload_of, turn_of
 from fedloom.engines.flower.wire import RefusedError, encode, reading
 from fedloom.engines.peers.messages import acquainted, count
 from fedloom.engines.peers.rounds import community_of
@@ -290,7 +290,7 @@ def test_letters(
         def told(client: str = client, data: bytes = data) -> PeerMessage:
             pair = [min(built.federation.clients), torch.frombuffer(bytearray(data), dtype=torch.uint8)]
             tree: dict[str, Any] = {"peer_messages": [pair], "records": [], "events": [], "up": [], "down": []}
-            told_by(built, community, client, 1, tree)
+            turn_of(built, community, client, 1, tree)
             return PeerMessage.decode(data)
 
         read = tried(told)

@@ -18,21 +18,20 @@ from fedloom.federation.rounds.worker import Executor, Job
 class Spanning(Network):
     """A network that also reaches the peers of other processes: their messages travel at the end of a phase.
 
-    What one peer tells several peers of another process travels there once.
+    A message to several peers of another process travels there once.
     """
 
     def __init__(self, comm: Comm, owner: Mapping[str, int], lost: Lost = None) -> None:
         super().__init__(lost)
         self.comm, self.owner = comm, owner
         self._out: dict[int, dict[tuple[str, int], tuple[bytes, list[str]]]] = {}
-        self._arriving = False
 
     def here(self, name: str) -> bool:
-        """Whether a peer is in this process."""
+        """Return whether a peer is in this process."""
         return self.owner[name] == self.comm.rank
 
     def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """One number a peer: given those of the peers in this process, returns those of all peers."""
+        """Return one number per peer of the run, from those of the peers in this process."""
         return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
@@ -44,7 +43,7 @@ class Spanning(Network):
             messages.setdefault((sender, id(data)), (data, []))[1].append(receiver)
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring messages to other processes, and tell all processes which messages were sent."""
+        """Bring messages to other processes. Returns (sender, receiver, bytes) of the messages of all processes."""
         out: dict[int, Any] = {q: {"sent": sent, "messages": []} for q in range(self.comm.size)}
         for rank, messages in self._out.items():
             about = [[sender, receivers, as_tensor(data)] for (sender, _), (data, receivers) in messages.items()]
@@ -61,20 +60,20 @@ class Spanning(Network):
 
 
 class Peering(Member):
-    """This process in a run of peers, each of which stays where it is."""
+    """The part of one process in a run of peers, each of which stays where it is."""
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         super().__init__(built, comm, executor)
         self._advance = without_server(built, lambda lost: Spanning(comm, self.owner, lost))
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        """A round of peers (see `fedloom.federation.rounds.rounds.run_rounds`)."""
+        """Do a round of peers (see `fedloom.federation.rounds.rounds.run_rounds`)."""
         state, members = self._advance(built, _Agreed(self.comm, self.executor), state, now)
         meet(self.comm, now)
         return state, members
 
     def scattered(self, state: State | None) -> State:
-        """This process' part of a whole state, which rank 0 has. Of peers elsewhere it has the first state only."""
+        """Return this process's part of a whole state, which rank 0 has; other peers have their first state here."""
         comm = self.comm
         views = []
         if state is not None:
@@ -85,18 +84,18 @@ class Peering(Member):
         return {**own, "peers": {**initial_peers(self.built)["peers"], **own["peers"]}}
 
     def gathered(self, state: State) -> State:
-        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         return {**state, "peers": self._together(state["peers"])}
 
 
 class _Agreed:
-    """The executor of a process; if training fails in one process, all of them raise the error."""
+    """The executor of a process. If training fails in one process, all of them raise the error."""
 
     def __init__(self, comm: Comm, executor: Executor) -> None:
         self.comm, self.executor = comm, executor
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results as they come. Only training is waited for by others."""
+        """Yield results as they arrive. Only training is waited for by others."""
         if "evaluate_trained" not in options:
             yield from self.executor.run(jobs, **options)
             return
@@ -104,4 +103,4 @@ class _Agreed:
             yield from self.executor.run(jobs, **options)
 
     def close(self) -> None:
-        """Nothing of its own."""
+        """Do nothing: it owns nothing."""

@@ -11,12 +11,12 @@ from fedloom.core.context import State
 from fedloom.core.errors import UserError
 from fedloom.data.partition import Partition
 from fedloom.engines import cluster
-from fedloom.engines.auto import executor
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member, SharedFolder
 from fedloom.engines.cluster.peering import Peering
 from fedloom.engines.cluster.sharing import Sharing
 from fedloom.engines.engine import Engine
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
@@ -43,11 +43,6 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
 
     Only rank 0 needs the folder. Raises UserError in all processes if one of them meets a mistake.
     """
-    with ExitStack() as stack:
-        return _run(comm, path, recipe, progress, stack)
-
-
-def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
     first = comm.rank == 0
     progress = progress if progress is not None and first else Progress()
     fresh = recipe is not None and not (cluster.restarted() and (path / "recipe.yaml").is_file())
@@ -60,10 +55,12 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
         check_device(device)
         built = build(recipe, partition)
     _compared(comm, built)
-    with comm.together():
-        folder, state = _opened(path, built, fresh, progress, stack) if first else (None, None)
     member = membership(built)(built, comm, executor(built.setup, (device,), 1))
-    try:
+    with ExitStack() as stack:
+        stack.callback(member.close)
+        stack.callback(progress.stop)
+        with comm.together():
+            folder, state = _opened(path, built, fresh, progress, stack) if first else (None, None)
         mine = member.scattered(state)
         progress.start(recipe.training.rounds, mine["round"])
 
@@ -78,13 +75,10 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
             if folder is not None:
                 Engine().conclude(built, member.executor, folder, whole)
         return status(mine)
-    finally:
-        progress.stop()
-        member.close()
 
 
 def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> tuple[Recipe, Partition | None]:
-    """Rank 0's recipe and partition, in every process."""
+    """Return rank 0's recipe and partition, in every process."""
     recipe, partition = mine
     about = {
         "recipe": None if recipe is None else recipe.model_dump(mode="json"),
@@ -95,7 +89,7 @@ def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> t
 
 
 def membership(built: Built) -> type[Member]:
-    """How processes work together: they share the server's work if the recipe and the method allow it."""
+    """Return how processes work together: they share the server's work if the recipe and the method allow it."""
     if built.recipe.peers is not None:
         return Peering
     method = built.method
@@ -119,7 +113,7 @@ def _compared(comm: Comm, built: Built) -> None:
 
 
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
-    """The run folder, which rank 0 holds until the end, and the state to continue from."""
+    """Open the run folder, which rank 0 locks until the end. Returns it, and the state to continue from."""
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about, progress.warn)
         if fresh

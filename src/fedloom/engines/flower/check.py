@@ -17,10 +17,9 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.core.extras import need
-from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig, own_data
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.terms import Offer, SitePolicy
+from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
 
 Finding = tuple[str, bool, str]
@@ -39,7 +38,7 @@ _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 def findings(
     app: Path, superlink: str | None, root_certificates: Path | None, key: Path | None, home: Path | None
 ) -> Iterator[Finding]:
-    """(what was checked, whether it is good, what was found); nothing is sent but a request for the start page."""
+    """Yield (check, whether it is good, explanation); nothing is sent but a request for the start page."""
     yield _guard("versions", _versions)
     yield _guard("app", lambda: _app(app))
     yield _guard("sizes", lambda: _sizes(app))
@@ -171,7 +170,7 @@ def _certificate(host: str, port: int, root: Path) -> str:
 
 
 def _clock(host: str, port: int, root: Path) -> str:
-    """Uses the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, which has none."""
+    """Compare clocks by the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, without one."""
     link = http.client.HTTPSConnection(
         host, port, timeout=_PATIENCE, context=ssl.create_default_context(cafile=str(root))
     )

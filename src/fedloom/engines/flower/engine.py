@@ -1,9 +1,8 @@
-"""The engine `flower`: jobs go to nodes as messages, over any Grid of Flower, or over one in this process; and the
-ServerApp that runs it.
-"""
+"""The engine `flower`: jobs go to nodes as messages, over any Grid of Flower or one in this process; its ServerApp."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,22 +25,21 @@ from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
 from fedloom.engines.flower.client_manager import ClientManager
-from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain, build_from
-from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.received import (
     ANSWER,
-    Told,
+    TurnResult,
     limit_of,
     open_reply,
     payload_of,
     result_of,
     scores_of,
     seconds_of,
-    told_by,
+    turn_of,
 )
 from fedloom.engines.flower.relay import TURNS, refuse, stub
+from fedloom.engines.flower.terms import Offer
 from fedloom.engines.flower.wire import RefusedError, encode, reading
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
@@ -70,7 +68,7 @@ _WITHOUT = "begins without some"
 
 
 class AtNodes:
-    """Runs jobs at the nodes of their clients: an Executor. A client that fails leaves no result, and a log line."""
+    """An Executor that runs jobs at their clients' nodes. A client that fails leaves no result, and a log line."""
 
     def __init__(self, built: Built, nodes: ClientManager, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
@@ -89,11 +87,11 @@ class AtNodes:
 
     @cached_property
     def community(self) -> Community:
-        """The peers whose peer messages are carried."""
+        """The peers between which this server carries messages."""
         return community_of(self.built)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
+        """Yield results as they arrive. Raises StateError if too few clients answer in a round of training."""
         clients = {node: client for client, node in self.nodes.ids.items()}
         for node in self.nodes.late():
             self.nodes.log("late answer dropped", {"client": clients.get(node, f"at node {node}")})
@@ -102,7 +100,7 @@ class AtNodes:
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to free."""
 
     def _content(self, client: str, round: int, tree: Any) -> Any:
         return encode(tree, {**self.head, "client": client, "round": round})
@@ -115,7 +113,7 @@ class AtNodes:
         limits: Mapping[str, int] | None = None,
         read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
     ) -> Generator[tuple[str, Any, dict[str, float]]]:
-        """(client, result of `read` on its tree, numbers) of good answers; the others are logged."""
+        """Yield (client, result of `read` on its tree, numbers) of good answers; log the others."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
         for client, answer in self.nodes.ask(kind, contents, self.deadline):
             try:
@@ -131,18 +129,19 @@ class AtNodes:
             else:
                 yield client, value, numbers
 
-    def _few(self, round_: int, came: int, asked: int) -> None:
+    def _few(self, round_: int, answered: int, asked: int) -> None:
+        """Raise StateError where fewer clients answered than the recipe demands."""
         least = min(self.config.min_clients, asked)
-        if came < least:
+        if answered < least:
             raise StateError(
-                f"round {round_}: {came} of {asked} clients answered, but runtime.flower.min_clients asks for {least}. "
+                f"round {round_}: {answered} of {asked} clients answered, but runtime.flower.min_clients is {least}. "
                 f"The rounds before it are saved; resume continues from there. The last that failed: {self.failed}"
             )
 
     def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
         if not jobs:
             return
-        round_, came = jobs[0].round, 0
+        round_, answered = jobs[0].round, 0
         contents = {
             job.client: self._content(
                 job.client,
@@ -156,13 +155,13 @@ class AtNodes:
         enough = self.config.enough or len(jobs)
         with closing(self._answers("train.fedloom", contents, round_, limits, payload_of)) as answers:
             for client, payload, numbers in answers:
-                came += 1
+                answered += 1
                 enough -= payload.finite
                 yield self._done(client, payload, round_, numbers, splits)
-                if not enough and came < len(jobs):
-                    self.nodes.log("enough answers", {"came": came, "asked": len(jobs)})
+                if not enough and answered < len(jobs):
+                    self.nodes.log("enough answers", {"came": answered, "asked": len(jobs)})
                     break
-        self._few(round_, came, len(jobs))
+        self._few(round_, answered, len(jobs))
 
     def _done(
         self, client: str, payload: Payload, round_: int, numbers: Mapping[str, float], splits: Sequence[str]
@@ -192,7 +191,7 @@ class AtNodes:
                 yield job.key, {} if withheld else scores_of(str(job.key), numbers, known)
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        """A round of clients and a server, or of peers."""
+        """Do a round of clients and a server, or of peers."""
         self.nodes.log = now.log
         after = self._round(built, executor, state, now)
         quiet = [done.client for done in now.done if "losses" in self.nodes.withheld.get(done.client, ())]
@@ -214,13 +213,13 @@ class AtNodes:
         """Carry messages between peers, turn by turn; a peer that does not answer is out for the rest of the round."""
         federation, round_ = self.built.federation, now.number
         there, peer_messages = list(members), dict[str, list[Tensor]]()
-        # a peer sends a few peer messages, each of at most its start and its model; to some of them all others listen
+        # a peer sends a few peer messages, each of at most its start and its model; some of them go to all others
         limits = {name: 8 * limit_of(self.built, name) + 64 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
 
-        def read(built: Built, client: str, tree: Any) -> Told:
-            return told_by(built, self.community, client, round_, tree)
+        def read(built: Built, client: str, tree: Any) -> TurnResult:
+            return turn_of(built, self.community, client, round_, tree)
 
         for turn in TURNS:
             contents = {
@@ -237,11 +236,11 @@ class AtNodes:
                 )
                 for name in there
             }
-            came: dict[str, Told] = {}
+            results: dict[str, TurnResult] = {}
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
-            for name, told, numbers in self._answers("train.peer", contents, round_, limits, read):
-                came[name] = told
-                for i, (receiver, data) in enumerate(told.peer_messages):
+            for name, result, numbers in self._answers("train.peer", contents, round_, limits, read):
+                results[name] = result
+                for i, (receiver, data) in enumerate(result.peer_messages):
                     carried.setdefault(receiver, []).append((name, i, data))
                 if turn == TURNS[0]:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
@@ -252,19 +251,19 @@ class AtNodes:
             peer_messages = {
                 name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()
             }
-            there = sorted(came)
+            there = sorted(results)
             for name in there:
-                for words in came[name].events:
+                for words in results[name].events:
                     now.log("node", {"client": name, "why": words})
-                for kind, fields in came[name].records:
+                for kind, fields in results[name].records:
                     now.record(kind, fields)
         self._few(round_, len(there), len(members))
         for name in there:
-            now.ledger.up[name], now.ledger.down[name] = came[name].up, came[name].down
+            now.ledger.up[name], now.ledger.down[name] = results[name].up, results[name].down
         return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
 
     def export(self, state: State) -> dict[str, Tensor]:
-        """The global models. The nodes write personal ones, which may have private parts."""
+        """Return the global models. The nodes write personal ones, which may have private parts."""
         built = self.built
         model, tensors = FlatModel.copy_of(built.module), dict[str, Tensor]()
         own: dict[str, list[State]] = {}
@@ -279,32 +278,37 @@ class AtNodes:
         return tensors
 
 
+def _at_nodes(recipe: Recipe) -> Recipe:
+    """Return a recipe as nodes run it. Raises RecipeError where they cannot."""
+    need("flwr.app", "flower")
+    recipe = recipe.at_nodes()
+    if recipe.training.stacked:
+        raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
+    refuse(recipe.peers)
+    if recipe.peers is not None and recipe.runtime.flower.enough is not None:
+        raise RecipeError(
+            "runtime.flower.enough: peers wait for each other's peer messages; it is for runs with a server"
+        )
+    return recipe
+
+
 class Flower(Engine):
-    """Nodes in this process: every message is made, sent, checked and answered as in a deployment."""
+    """The engine with nodes in this process: it sends, checks and answers every message as in a deployment."""
+
+    in_time = False
+    """If true, answers have a deadline. Nodes in this process work one after another, so none is late."""
 
     without: Mapping[str, Any] | None = None
     """The fields of the event, where the run begins without some nodes."""
 
     def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
-        """As in one process. Raises RecipeError for settings that nodes cannot follow."""
-        need("flwr.app", "flower")
-        recipe = recipe.at_nodes()
-        if recipe.training.stacked:
-            raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
-        refuse(recipe.peers)
-        if recipe.peers is not None and recipe.runtime.flower.enough is not None:
-            raise RecipeError(
-                "runtime.flower.enough: peers wait for each other's peer messages; it is for runs with a server"
-            )
-        return self._build(recipe, partition)
+        """Build a recipe; `partition` is the saved one, when resuming. Raises RecipeError where nodes cannot run it."""
+        return super().build(_at_nodes(recipe), partition)
 
     def initial(self, built: Built) -> State:
-        """The server's state before the first round; clients and peers have their own."""
+        """Return the server's state before the first round; clients and peers have their own."""
         state = super().initial(built)
         return state if "peers" not in state else {**state, "peers": {name: stub({}) for name in state["peers"]}}
-
-    def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
-        return super().build(recipe, partition)
 
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
@@ -315,7 +319,9 @@ class Flower(Engine):
         folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.listed)
         nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
-        self.at = AtNodes(built, nodes, _run_id(folder.path), self._deadline(built))
+        self.at = AtNodes(
+            built, nodes, _run_id(folder.path), built.recipe.runtime.flower.deadline if self.in_time else 1e9
+        )
         self._wait(built)
         if self.without:
             folder.later({"event": _WITHOUT, **self.without})
@@ -331,9 +337,6 @@ class Flower(Engine):
         grid = LocalGrid(client_app(built.recipe, built=built), configs)
         return ClientManager(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
 
-    def _deadline(self, built: Built) -> float:
-        return 1e9  # nodes work one after another, so none is late
-
     def _wait(self, built: Built) -> None:
         config, clients = built.recipe.runtime.flower, built.federation.clients
         wanted = min(config.nodes or len(clients), len(clients))
@@ -348,7 +351,7 @@ class Flower(Engine):
         known: Iterable[str] = (),
         out: str = "",
     ) -> None:
-        """Begin with the nodes that are here, and log who is missing. Raises UserError where there are too few."""
+        """Begin with the connected nodes, and log the missing ones. Raises UserError where there are too few."""
         if here >= wanted:
             return
         why = "; ".join(filter(None, [out, nodes.missing(known)]))
@@ -361,10 +364,10 @@ class Flower(Engine):
         nodes.log(_WITHOUT, self.without)
 
     def show(self, built: Built, executor: Executor, folder: Path, state: State, final: bool = True) -> None:
-        """Does nothing: test examples and their predictions stay at the nodes."""
+        """Do nothing: test examples and their predictions stay at the nodes."""
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All models: the nodes' files are on this machine too."""
+        """Return all models: the nodes' files are on this machine too."""
         tensors = self.at.export(state)
         for home in self.homes.values():
             file = home / "runs" / self.at.run_id / "model.safetensors"
@@ -374,16 +377,19 @@ class Flower(Engine):
 
 
 class OverGrid(Flower):
-    """Nodes that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
+    """The engine of a ServerApp, whose nodes a Grid reaches. `folder` is the run folder."""
+
+    in_time = True
 
     def __init__(self, grid: Any, folder: Path) -> None:
         self.grid, self.folder = grid, folder
 
-    def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
-        """With data at the nodes: wait for the nodes, and make the federation from their reports."""
+    def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
+        """Build a recipe. With data at the nodes, wait for these, and build the federation from their reports."""
+        recipe = _at_nodes(recipe)
         self.nodes = ClientManager(self.grid, recipe_hash(recipe), recipe.runtime.flower, self.folder / _KEYS)
         if recipe.data.name != "nodes":
-            return super()._build(recipe, partition)
+            return super().build(recipe, partition)
         file = self.folder / "nodes.json"
         if partition is not None:
             try:
@@ -409,16 +415,13 @@ class OverGrid(Flower):
             checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))
         return self.nodes
 
-    def _deadline(self, built: Built) -> float:
-        return built.recipe.runtime.flower.deadline
-
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The global models; each node has its client's own models."""
+        """Return the global models; each node has its client's own models."""
         return self.at.export(state), labels(built, state)
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
-    """A ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
+    """Return a ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
 
     `folder` in the run config is the run folder.
     """
@@ -448,7 +451,7 @@ class _Run(Section):
 
 
 def _run_id(folder: Path) -> str:
-    """The name of a run in the nodes' folders: drawn once, kept in the run folder."""
+    """Return the name of a run in the nodes' folders: drawn once, stored in the run folder."""
     file = folder / "flower.json"
     if not file.is_file():
         checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))
@@ -456,3 +459,58 @@ def _run_id(folder: Path) -> str:
         return strict(_Run, json_of(file)).run
     except ValidationError as error:
         raise StateError(f"{file}, {'; '.join(map(': '.join, explain(error, _Run)))}") from None
+
+
+class LocalGrid:
+    """A Grid whose nodes are calls of a ClientApp, made one at a time when an answer is pulled.
+
+    `node_configs` are the nodes' configs by node id. A node in `silent` never answers.
+    """
+
+    def __init__(
+        self, app: Any, node_configs: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None
+    ) -> None:
+        _identify()
+        flwr = need("flwr.app", "flower")
+        self.app = app
+        self.contexts = {
+            node: flwr.Context(1, node, dict(config), flwr.RecordDict(), dict(run_config or {}))
+            for node, config in node_configs.items()
+        }
+        self.silent: set[int] = set()
+        self._waiting: dict[str, Any] = {}
+        self._number = 0
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        """Take messages; nodes work on them when answers are pulled."""
+        ids = []
+        for message in messages:
+            self._number += 1
+            ids.append(str(self._number))
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Sequence[str]) -> list[Any]:
+        """Return the next answer alone, so that no more than one is in memory."""
+        for each in message_ids:
+            message = self._waiting.get(each)
+            if message is not None and message.metadata.dst_node_id not in self.silent:
+                del self._waiting[each]
+                return [self.app(message, self.contexts[message.metadata.dst_node_id])]
+        return []
+
+
+def _identify() -> None:
+    """From 1.41 on, Flower makes messages outside its own processes only if the id of a task is set."""
+    try:
+        identity: Any = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    except ImportError:  # an older version
+        return
+    try:
+        _ = identity.task_id
+    except RuntimeError:
+        identity.task_id = identity.run_id = identity.node_id = 1

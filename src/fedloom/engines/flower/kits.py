@@ -1,4 +1,4 @@
-"""Start kits for a server and its sites: keys, certificates, terms and one command to start each (`sites.yaml` in)."""
+"""Start kits for a server and its sites, from sites.yaml: keys, certificates, terms, and one command to start each."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.errors import RecipeError, UserError, naming
 from fedloom.core.extras import need
 from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.problems import explain
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.section import Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
-from fedloom.engines.flower.keys import public_key
-from fedloom.engines.flower.nodes import NodeConfig
+from fedloom.engines.flower.nodes import NodeConfig, checked
 from fedloom.engines.flower.project import new
+from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load, read
 
 x509, ec = need("cryptography.x509", "flower"), need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
@@ -40,11 +39,8 @@ _TERMS = {"code": "none", "changes": []}
 """A site's terms where sites.yaml has none."""
 
 
-T = TypeVar("T", bound=Section)
-
-
 class Sites(Section):
-    """sites.yaml: who takes part in a deployment."""
+    """The content of sites.yaml: the sites of a deployment."""
 
     recipe: str
     """A packaged recipe, or a file beside sites.yaml."""
@@ -56,7 +52,7 @@ class Sites(Section):
 
 
 class Authority:
-    """A certificate authority that lasts as long as this object: nobody keeps its key."""
+    """A certificate authority that lasts as long as this object: its key is never written."""
 
     def __init__(self, days: int = 365) -> None:
         self.days, self.key = days, ec.generate_private_key(ec.SECP384R1())
@@ -169,12 +165,12 @@ def provision(file: Path, out: Path) -> list[Path]:
         raise UserError(f"{out} exists and is not empty; choose another folder")
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
-    about = _checked(Sites, value, f"{file}")
+    about = checked(Sites, value, f"{file}")
     nodes = {name: {"client": name, "terms": _TERMS, **given} for name, given in about.sites.items()}
     if "server" in nodes:
         raise RecipeError(f"{file}: sites: 'server' found, which is the server's own folder; choose another name")
     for name, node in nodes.items():
-        _checked(NodeConfig, node, f"{file}, site {name!r}")
+        checked(NodeConfig, node, f"{file}, site {name!r}")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
     load(recipe)  # what is wrong with it is said before anything is written
@@ -202,15 +198,6 @@ def provision(file: Path, out: Path) -> list[Path]:
     name = load(next(path for path in app if path.name == "recipe.yaml")).name
     _script(server / "run.sh", start + _RUN.format(recipe=name))
     return [server, *(out / name for name in nodes)]
-
-
-def _checked(kind: type[T], value: Any, where: str) -> T:
-    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
-    try:
-        return strict(kind, value)
-    except ValidationError as error:
-        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
-        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
 
 
 def _script(path: Path, text: str) -> None:

@@ -1,23 +1,91 @@
-"""A site's own terms: what a node demands of a run before it trains in it. What is not known is refused."""
+"""A run as its sender offers it, as text, and a site's own terms: a node refuses a run that does not fulfil them.
+
+A site agrees to the text before anything of it is resolved, built or imported. What is unknown is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, Positive, Section
-from fedloom.core.settings.trust import Origin, admit, is_allowed, located
+from fedloom.core.settings.trust import Origin, admit, is_allowed, located, names_in
+from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.core.untrusted import shown
-from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.wire import RefusedError
+from fedloom.federation.recipes.loader import changed, dump, names, read, resolved
 from fedloom.federation.recipes.runtime import Privacy
-from fedloom.federation.recipes.schema import MethodSection, PeersSection
+from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The text of a recipe, and the changes of a run: `flwr run --run-config 'changes="training.rounds=5; seed=1"'`."""
+
+    where: str
+    text: str
+    changes: tuple[str, ...] = ()
+    made: Recipe | None = None
+    """The recipe that the text was written from, where it was made in Python."""
+
+    @staticmethod
+    def of(recipe: Recipe | Path | str, changes: str = "") -> Offer:
+        """Take an app's recipe (a file, a packaged name, a Recipe) and a run's changes, separated by semicolons.
+
+        Raises RecipeError where the file cannot be read.
+        """
+        each = tuple(text.strip() for text in changes.split(";") if text.strip())
+        if isinstance(recipe, Recipe):
+            return Offer("the recipe", dump(recipe), each, recipe)
+        if isinstance(recipe, str) and recipe in names():
+            return Offer(recipe, to_yaml(read(recipe).value), each)
+        try:
+            return Offer(str(recipe), Path(recipe).read_bytes().decode("utf-8"), each)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{recipe}: {error}") from None
+
+    @cached_property
+    def sha256(self) -> str:
+        """The checksum of the recipe's text, as `fedloom flower` prints it."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The recipe's plain content with the changes applied. Raises RecipeError for text that is no recipe."""
+        return changed(self.where, parse(self.text, self.where), self.changes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of code in it."""
+        return tuple(dict.fromkeys(names_in(self.content)))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the changes change."""
+        return tuple(change.partition("=")[0].strip() for change in self.changes)
+
+    def resolved(self) -> Recipe:
+        """Return the recipe as nodes run it; imports the code that it names.
+
+        Raises RecipeError where code was not allowed: by a site's terms, by FEDLOOM_ALLOW_CODE, or by who made the
+        recipe in this process.
+        """
+        if self.made is not None and not self.changes:
+            return self.made.at_nodes()
+        admit(self.names, Origin.ELSEWHERE, self.where)
+        return resolved(self.where, self.content, self.changes).at_nodes()
+
 
 Beside = Literal["examples", "losses", "scores"]
 """What leaves beside an update. examples: how many examples and steps there are. losses: those of training, and those
@@ -159,7 +227,9 @@ class SitePolicy(Section):
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
-    """Return what a node does not tell in a run with this privacy; only the site's terms loosen what is the default.
+    """Return the kinds of numbers that a node withholds in a run with this privacy.
+
+    Only the site's own terms may loosen the default.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """
@@ -177,8 +247,8 @@ def _needed(kept: Collection[Beside], method: Method, early: bool, peers: PeersS
     if "examples" in kept and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
-    for what, names in _TELL.items():
-        if what in kept and (told := sorted(names & method.extras)):
+    for what, extras in _TELL.items():
+        if what in kept and (told := sorted(extras & method.extras)):
             yield f"withhold: {what}, but {method.name} sends {told[0]} beside the update, which tells them"
     if early and (hidden := sorted({"losses", "scores"} & {*kept})):
         yield f"withhold: {', '.join(hidden)}, but early_stopping reads the validation loss; leave it out"
@@ -197,5 +267,5 @@ def _refuse(reasons: Iterator[str]) -> None:
 
 
 def trainings(lines: Sequence[Mapping[str, Any]], run: str) -> int:
-    """How many trainings of a run an audit file says were begun."""
+    """Return how many trainings of a run have begun, as an audit file says."""
     return sum(line["what"] == "train" and line.get("run") == run for line in lines)
