@@ -51,47 +51,6 @@ def test_answers_do_not_depend_on_node_ids(homes: dict[int, dict[str, str]], tmp
     assert all(torch.equal(value, outcomes[1][key]) for key, value in outcomes[0].items())
 
 
-def _nan(payload: dict[str, Any]) -> None:
-    payload["packed"] = {"values": payload["packed"]["values"] * float("nan")}
-
-
-def _huge(payload: dict[str, Any]) -> None:
-    payload["packed"] = {"values": torch.zeros(3_000_000)}
-
-
-def _short(payload: dict[str, Any]) -> None:
-    payload["packed"] = {"values": payload["packed"]["values"][:-1]}
-
-
-def _lies(payload: dict[str, Any]) -> None:
-    payload["n"] = 1e9
-
-
-def _else(payload: dict[str, Any]) -> None:
-    payload["packed"] = {"nothing": torch.zeros(1)}
-
-
-BAD = {_nan: "packed", _huge: "at most", _short: "packed", _lies: "n: expected", _else: "packed: expected values"}
-
-
-@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__[1:])
-def test_a_bad_payload_is_dropped_and_the_round_goes_on(go: Go, monkeypatch: pytest.MonkeyPatch, bad: Any) -> None:
-    honest = Node.train
-
-    def train(self: Node, head: Any, tree: Any) -> Any:
-        payload, numbers = honest(self, head, tree)
-        if self.client == "lab" and head["round"] == 2:
-            bad(payload)
-        return payload, numbers
-
-    monkeypatch.setattr(Node, "train", train)
-    result = go()
-    assert trained(result.folder) == [sorted(SITES), ["clinic", "office"], sorted(SITES)]
-    (event,) = events(result.folder)
-    assert (event["event"], event["client"]) == ("answer dropped", "lab")
-    assert BAD[bad] in event["why"]
-
-
 @pytest.mark.parametrize("field", ["layout", "round", "run", "client"])
 def test_an_answer_about_something_else_is_dropped(go: Go, field: str) -> None:
     def change(grid: LocalGrid) -> None:

@@ -60,7 +60,11 @@ class WorkerPool:
             raise
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
-            raise UserError(_unsendable(error)) from error
+            raise UserError(
+                "the model, the method, the tasks or the data cannot be sent to a worker process: "
+                f"{type(error).__name__}: {error}. Leave out what cannot be copied, such as open files and locks, "
+                "or set runtime.workers to 1"
+            ) from error
         self.loading = list(self.pipes)
         """Workers that have not reported yet that they have loaded the setup."""
 
@@ -177,7 +181,11 @@ def _serve(pipe: Connection, device: str) -> None:
     except (EOFError, KeyboardInterrupt):
         return
     except Exception as error:
-        pipe.send_bytes(_Pickler.dumps((False, UserError(_unloadable(error)))))
+        why = (
+            f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. What "
+            "they need must be in modules that worker processes can import; or set runtime.workers to 1"
+        )
+        pipe.send_bytes(_Pickler.dumps((False, UserError(why))))
         return
     pipe.send_bytes(_Pickler.dumps((True, None)))
     while True:
@@ -192,20 +200,6 @@ def _serve(pipe: Connection, device: str) -> None:
         except Exception as error:
             answer = (False, _portable(error))
         pipe.send_bytes(_Pickler.dumps(answer))
-
-
-def _unsendable(error: Exception) -> str:
-    return (
-        f"the model, the method, the tasks or the data cannot be sent to a worker process: {type(error).__name__}: "
-        f"{error}. Leave out what cannot be copied, such as open files and locks, or set runtime.workers to 1"
-    )
-
-
-def _unloadable(error: Exception) -> str:
-    return (
-        f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. What they "
-        "need must be in modules that worker processes can import; or set runtime.workers to 1"
-    )
 
 
 def _portable(error: Exception) -> Exception:

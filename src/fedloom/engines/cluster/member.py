@@ -258,18 +258,13 @@ def _result_of(tree: Mapping[str, Any]) -> LocalResult:
 
 
 def _done_tree(done: TrainDone) -> dict[str, Any]:
-    return {
-        "client": done.client,
-        "n": done.payload.n,
-        "result": _result_tree(done.result),
-        "seconds": done.seconds,
-        "trained": done.trained,
-    }
+    result = _result_tree(done.result)
+    return {**vars(done), "payload": done.payload.n, "result": result, "state": {}}
 
 
 def _done_of(tree: Mapping[str, Any]) -> TrainDone:
-    client, result = tree["client"], _result_of(tree["result"])
-    return TrainDone(client, Payload((client, None), tree["n"]), result, {}, tree["seconds"], tree["trained"])
+    payload = Payload((tree["client"], None), tree["payload"])
+    return TrainDone(**{**tree, "payload": payload, "result": _result_of(tree["result"])})
 
 
 class SharedFolder(RunFolder):

@@ -40,19 +40,19 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield (check, whether it is good, explanation); nothing is sent but a request for the start page."""
     yield _guard("versions", _versions)
-    yield _guard("app", lambda: _app(app))
-    yield _guard("sizes", lambda: _sizes(app))
+    yield _guard("app", _app, app)
+    yield _guard("sizes", _sizes, app)
     if home is not None:
-        yield _guard("node", lambda: _node(app, home))
+        yield _guard("node", _node, app, home)
     if key is not None:
-        yield _guard("key", lambda: _key(key))
+        yield _guard("key", _key, key)
     if superlink is not None:
         yield from _superlink(superlink, root_certificates)
 
 
-def _guard(what: str, look: Callable[[], str]) -> Finding:
+def _guard(what: str, look: Callable[..., str], *where: Any) -> Finding:
     try:
-        return what, True, look()
+        return what, True, look(*where)
     except (UserError, OSError, ValueError) as error:
         return what, False, str(error)
 
@@ -143,11 +143,11 @@ def _superlink(address: str, root_certificates: Path | None) -> Iterator[Finding
         yield "superlink", False, f"{address!r} found, expected HOST:PORT"
         return
     if root_certificates is None:
-        yield _guard("superlink", lambda: _connect(host, int(port)))
+        yield _guard("superlink", _connect, host, int(port))
         yield "tls", False, "no --root-certificates: the connection would not be encrypted (--insecure)"
         return
-    yield _guard("tls", lambda: _certificate(host, int(port), root_certificates))
-    yield _guard("clock", lambda: _clock(host, int(port), root_certificates))
+    yield _guard("tls", _certificate, host, int(port), root_certificates)
+    yield _guard("clock", _clock, host, int(port), root_certificates)
 
 
 def _connect(host: str, port: int) -> str:

@@ -132,11 +132,6 @@ class Deployment:
             time.sleep(2)
         raise UserError(f"{out} is not finished after {seconds} s: see {self.logs}")
 
-    def rounds(self, out: Path) -> int:
-        """Return the number of the last recorded round; -1 before the first."""
-        file = out / "metrics.jsonl"
-        return len(file.read_text().splitlines()) - 1 if file.is_file() else -1
-
     def stop(self, name: str, kind: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started."""
         process = self.processes.pop(name)
@@ -146,20 +141,6 @@ class Deployment:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=15)
         process.wait()
-
-    def kill_inside(self, name: str, word: str) -> int:
-        """Kill, with -9, what NAME started whose command has this word. Returns how many processes that were."""
-        killed, above = 0, [self.processes[name].pid]
-        while above:
-            listed = subprocess.run(
-                ["ps", "-o", "pid=,args=", "--ppid", ",".join(map(str, above))], capture_output=True
-            )
-            below = dict(line.split(None, 1) for line in listed.stdout.decode(errors="replace").splitlines())
-            for number in (int(pid) for pid, command in below.items() if word in command):
-                os.kill(number, signal.SIGKILL)
-                killed += 1
-            above = [int(pid) for pid in below]
-        return killed
 
     def close(self) -> None:
         """Stop all processes."""

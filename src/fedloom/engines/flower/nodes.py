@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -308,8 +308,7 @@ def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Bui
     """Build a recipe at a node with its own data; `tasks` are those of the whole federation."""
     dataset, client = own_data(recipe.seed, recipe.tasks, config)
     known = {task.name: task for task in tasks}
-    mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
-    client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)
+    client = replace(client, tasks={name: (known[name], weight) for name, (_, weight) in client.tasks.items()})
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
     whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
     return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)

@@ -6,12 +6,12 @@ A site agrees to the text before anything of it is resolved, built or imported. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec
 
 from pydantic import BeforeValidator, Field
 
@@ -87,16 +87,29 @@ class Offer:
         return resolved(self.where, self.content, self.changes).at_nodes()
 
 
+P = ParamSpec("P")
+
+
+def _refusing(reasons: Callable[P, Iterator[str]]) -> Callable[P, None]:
+    """Turn a generator of reasons to refuse into a function that raises RefusedError with the first of them."""
+
+    @wraps(reasons)
+    def check(*args: P.args, **kwargs: P.kwargs) -> None:
+        if why := next(reasons(*args, **kwargs), None):
+            raise RefusedError(f"this site's terms: {why}")
+
+    return check
+
+
 Beside = Literal["examples", "losses", "scores"]
-"""What leaves beside an update. examples: how many examples and steps there are. losses: those of training, and those
-among the scores. scores: all that evaluations measure."""
+"""The kinds of numbers beside an update. examples: the numbers of examples and steps. losses: those of training, and
+those among the scores. scores: all results of evaluations."""
 BESIDE: tuple[Beside, ...] = ("examples", "losses", "scores")
 _TELL: Mapping[Beside, frozenset[str]] = {
     "examples": frozenset({"steps", "classes", "a", "prototype_labels"}),
     "losses": frozenset({"loss_received", "loss_trained"}),
 }
-"""Extras that tell the same."""
-
+"""Extras that disclose the same."""
 
 Package = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -149,13 +162,9 @@ class SitePolicy(Section):
     """What stays at the node although the recipe has it recorded; null: all three where the recipe has privacy.trust:
     local, else nothing."""
 
-    def agree_to_offer(self, offer: Offer) -> None:
+    @_refusing
+    def agree_to_offer(self, offer: Offer) -> Iterator[str]:
         """Raise RefusedError where a run's text does not fulfil the terms; then allow the code that they list."""
-        _refuse(self._of_offer(offer))
-        if isinstance(self.code, dict):
-            admit(offer.names, Origin.TYPED, "this site's terms")
-
-    def _of_offer(self, offer: Offer) -> Iterator[str]:
         if self.recipes is not None and offer.sha256 not in self.recipes:
             yield f"recipes: sha256 {offer.sha256} found, expected {' or '.join(self.recipes)}"
         globs = () if self.changes is None and self.recipes is not None else self.changes
@@ -166,20 +175,15 @@ class SitePolicy(Section):
         names = [name for name in offer.names if self.code is not None or not is_allowed(name)]
         found = {code.name: code.sha256 for code in map(located, names)}
         if refused := [name for name in found if known.get(_package(name)) != found[name]]:
-            told = ", ".join(f"{shown(name)} (sha256 {found[name]})" for name in refused)
+            listed = ", ".join(f"{shown(name)} (sha256 {found[name]})" for name in refused)
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
-            yield f"code: {told} found, expected {expected}; nothing was imported"
+            yield f"code: {listed} found, expected {expected}; nothing was imported"
+        if isinstance(self.code, dict):  # only reached where nothing was refused
+            admit(offer.names, Origin.TYPED, "this site's terms")
 
-    def agree(self, method: MethodSection, privacy: Privacy | None, rounds: int) -> None:
+    @_refusing
+    def agree(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
         """Raise RefusedError where a recipe with these sections does not fulfil the terms."""
-        _refuse(self._of_recipe(method, privacy, rounds))
-
-    def agree_to(self, built: Built, clients: Any, answered: int = 0) -> None:
-        """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
-        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
-        _refuse(self._of_run(built, clients, answered))
-
-    def _of_recipe(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
         named = ("made in Python" if method.is_held or method.python else method.name, *method.add)
         for name in named if self.methods is not None else ():
             if name not in (self.methods or ()):
@@ -202,7 +206,10 @@ class SitePolicy(Section):
             found = "no budget" if section.bound is None else f"{section.bound:g}"
             yield f"privacy.epsilon: {found} found, expected a budget of at most {self.privacy.epsilon:g}"
 
-    def _of_run(self, built: Built, clients: Any, answered: int) -> Iterator[str]:
+    @_refusing
+    def agree_to(self, built: Built, clients: Any, answered: int = 0) -> Iterator[str]:
+        """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
+        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
         method, layout = built.method, built.layout
         if self.leaves is not None:
             names = [*method.shared_part(layout).names]
@@ -238,12 +245,11 @@ def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> fr
     return frozenset(what for what in kept if own or what != "examples")
 
 
-def agree_to_withhold(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> None:
+@_refusing
+def agree_to_withhold(
+    kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None
+) -> Iterator[str]:
     """Raise RefusedError where a run, perhaps with `early` stopping, needs what a node withholds."""
-    _refuse(_needed(kept, method, early, peers))
-
-
-def _needed(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> Iterator[str]:
     if "examples" in kept and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
@@ -259,11 +265,6 @@ def _needed(kept: Collection[Beside], method: Method, early: bool, peers: PeersS
 
 def _package(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
-
-
-def _refuse(reasons: Iterator[str]) -> None:
-    if why := next(reasons, None):
-        raise RefusedError(f"this site's terms: {why}")
 
 
 def trainings(lines: Sequence[Mapping[str, Any]], run: str) -> int:
