@@ -177,8 +177,8 @@ def resume(
     path = Path(folder)
     warn, progress = progress is None, progress or shown()
     recipe, partition = RunFolder.read(path)
-    given = {"data": federation, "model": model, "method": method}
-    for key, thing in given.items():
+    objects = {"data": federation, "model": model, "method": method}
+    for key, thing in objects.items():
         section = getattr(recipe, key)
         if thing is not None and key != "method" and section.name != GIVEN:
             raise StateError(
@@ -187,7 +187,7 @@ def resume(
     changed: list[str] = []
     if overrides or options:
         recipe, changed = _extended(path, recipe, overrides, options)
-    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
+    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in objects.items() if thing is not None})
     without_method(recipe.method)
     engine = engine or engine_of(recipe.runtime)
     if (accept_changes or changed) and recipe.runtime.engine != "process":
@@ -256,9 +256,9 @@ def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: An
 
     Takes what `run` takes.
     """
-    made = recipe_of(recipe, model, method, **options)
-    without_method(made.method)
-    return plan_built(build(made))
+    resolved = recipe_of(recipe, model, method, **options)
+    without_method(resolved.method)
+    return plan_built(build(resolved))
 
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:

@@ -82,8 +82,8 @@ class Comm:
 
         Tensors for this process itself are copied. Each pair must agree on shapes, dtypes and order.
         """
-        for given, kept in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
-            kept.copy_(given)
+        for source, target in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
+            target.copy_(source)
         operations, landed = [], []
         for rank in self.others:
             for tensor in out.get(rank, ()):
@@ -145,8 +145,8 @@ class Comm:
 
         A rank of `to` for which `out` has no tree gets an empty head.
         """
-        made = {id(tree): _message(tree) for q, tree in out.items() if q != self.rank}
-        messages = {q: made[id(out[q])] if q in out else (torch.empty(0, dtype=torch.uint8), []) for q in to}
+        packed = {id(tree): _message(tree) for q, tree in out.items() if q != self.rank}
+        messages = {q: packed[id(out[q])] if q in out else (torch.empty(0, dtype=torch.uint8), []) for q in to}
         lengths = {q: torch.zeros(1, dtype=torch.int64) for q in sources}
         ours = {q: [torch.tensor([len(head)])] for q, (head, _) in messages.items()}
         self.exchange(ours, {q: [n] for q, n in lengths.items()})
@@ -213,14 +213,14 @@ def meeting(store: Any, rank: int, size: int) -> str:
         name = str(store.get(f"welcome/{rank}/{word}").decode())
         store.set(f"{name}/met/{rank}", "1")
         return name
-    told: dict[int, bytes] = {}
+    answered: dict[int, bytes] = {}
     waiting = set(range(1, size))
     while waiting:
         for other in sorted(waiting):
             if store.check([f"{word}/met/{other}"]):
                 waiting.discard(other)
-            elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != told.get(other):
-                told[other] = said  # perhaps the word of an old process, which will not answer
+            elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != answered.get(other):
+                answered[other] = said  # perhaps the word of an old process, which will not answer
                 store.set(f"welcome/{other}/{said.decode()}", word)
         time.sleep(0.01)
     return word

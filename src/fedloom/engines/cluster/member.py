@@ -164,9 +164,9 @@ class Member:
         """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         return {**state, "clients": self._together(state["clients"])}
 
-    def _together(self, held: State) -> State:
+    def _together(self, states: State) -> State:
         """Return all processes' states of their clients at rank 0, in the order of the clients."""
-        mine = {c: x for c, x in held.items() if self.owner.get(c, 0) == self.comm.rank}
+        mine = {c: x for c, x in states.items() if self.owner.get(c, 0) == self.comm.rank}
         every = {c: x for part in self.comm.to_first(mine) for c, x in part.items()}
         return {c: every[c] for c in (ALL, *self.built.federation.clients) if c in every}
 

@@ -188,8 +188,8 @@ class DistributedRows:
     def norms(self) -> Tensor:
         """Return the rows' norms (K), each computed where its row is."""
         mine = list(zip(self._of(self._rank), row_norms(self.own).tolist(), strict=True))
-        found = {i: norm for part in self.columns.comm.all(mine) for i, norm in part}
-        return torch.tensor([found[i] for i in range(len(self.places))], dtype=torch.float64)
+        norms = {i: norm for part in self.columns.comm.all(mine) for i, norm in part}
+        return torch.tensor([norms[i] for i in range(len(self.places))], dtype=torch.float64)
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """Compute sum_k p_k X_k over runs of blocks (first, end, p), in the columns of this process.
@@ -274,22 +274,22 @@ class Sharing(Member):
         rows = rows_of(method, federation, [m for m in members if self.owner[m] == self.comm.rank])
         mine, own = collect(method, layout, federation, payloads, rows, server["model"].dtype)
         heads = self.comm.all({"came": [[p.row[0], p.tree()] for p in own], "personal": bool(server["personal"])})
-        found = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
-        found.sort(key=lambda entry: entry[0].row[0])
-        came, places = [payload for payload, _ in found], tuple(rank for _, rank in found)
+        arrived = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
+        arrived.sort(key=lambda entry: entry[0].row[0])
+        received, places = [payload for payload, _ in arrived], tuple(rank for _, rank in arrived)
 
-        def given(X: Tensor, places: tuple[int, ...]) -> DistributedRows:
+        def spread_rows(X: Tensor, places: tuple[int, ...]) -> DistributedRows:
             return DistributedRows(columns, columns.layout, X, places)
 
-        auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
-        updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)
+        auxiliary = {name: spread_rows(X, places).dense() for name, X in mine.auxiliary.items()}
+        updates = assembled(method, federation, columns.here, received, spread_rows(mine.X, places), auxiliary)
 
         def start(clients: Sequence[str]) -> Tensor:
             if not any(head["personal"] for head in heads):
                 return columns.cut(columns.here, bases(method, server, clients))
             here = [client for client in clients if self.owner[client] == self.comm.rank]
             base = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
-            return given(base, tuple(self.owner[client] for client in clients)).dense()
+            return spread_rows(base, tuple(self.owner[client] for client in clients)).dense()
 
         def back(out: Updates) -> list[tuple[Row, Tensor]]:
             return columns.back(out, self.owner, self._knows_all)
@@ -298,4 +298,4 @@ class Sharing(Member):
             return next((one for one in self.comm.all(why) if one is not None), None)
 
         with spread(columns):
-            return aggregated(method, layout, federation, updates, came, server, ctx, start, back, agree)
+            return aggregated(method, layout, federation, updates, received, server, ctx, start, back, agree)

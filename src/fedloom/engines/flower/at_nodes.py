@@ -19,11 +19,11 @@ from fedloom.engines.flower.received import (
     ANSWER,
     TurnResult,
     limit_of,
+    number_of,
     open_reply,
     payload_of,
     result_of,
     scores_of,
-    seconds_of,
     turn_of,
 )
 from fedloom.engines.flower.relay import TURNS, stub
@@ -143,7 +143,7 @@ class AtNodes:
         tasks = self.built.federation.clients[client].tasks
         mine = {name: self.tasks[name] for name in tasks}
         trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
-        seconds = seconds_of(numbers, "seconds")
+        seconds = number_of(numbers, "seconds")
         result = result_of(numbers, tasks, "losses" in self.nodes.withheld.get(client, ()))
         return TrainDone(client, payload, result, marker(round_, tasks), seconds, trained)
 

@@ -59,14 +59,14 @@ def _guard(what: str, look: Callable[..., str], *where: Any) -> Finding:
 
 def _versions() -> str:
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
         raise UserError("flwr is not installed: pip install 'fedloom[flower]'") from None
-    number = tuple(int(part) for part in found.split(".")[:2])
+    number = tuple(int(part) for part in installed.split(".")[:2])
     low, high = SUPPORTED
     if not low <= number < high:
-        raise UserError(f"flwr {found} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
-    return f"flwr {found}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
+        raise UserError(f"flwr {installed} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
+    return f"flwr {installed}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
@@ -161,8 +161,8 @@ def _certificate(host: str, port: int, root: Path) -> str:
         socket.create_connection((host, port), timeout=_PATIENCE) as raw,
         context.wrap_socket(raw, server_hostname=host) as link,
     ):
-        found = link.getpeercert() or {}
-    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(found["notAfter"])), UTC)
+        certificate = link.getpeercert() or {}
+    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (ends - datetime.now(UTC)).days
     if days < 1:
         raise UserError(f"{host}:{port}: its certificate ends on {ends:%Y-%m-%d}")

@@ -28,7 +28,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     """Return a ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
 
     `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, if
-    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already made concrete.
+    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already built.
 
     A node reads its own terms first, then the text of the recipe and of the run's changes. Only what it agrees to is
     resolved, built or imported.
@@ -58,11 +58,11 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 if changes not in offers:
                     offers[changes] = Offer.of(recipe, changes)
                 accept(offers[changes], config.terms, audit)
-                kept = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
-                node = Node(home, config, bench_of(changes), audit, kept)
+                digests = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
+                node = Node(home, config, bench_of(changes), audit, digests)
                 head = head_of(message.content)
                 tree, numbers = what(node, head, decode(message.content))
-                context.state["fedloom"] = flwr.ConfigRecord(kept)
+                context.state["fedloom"] = flwr.ConfigRecord(digests)
                 about: dict[str, Any] = {k: head[k] for k in ("run", "round", "layout") if k in head}
                 if "nonce" in head:
                     about |= signed(node.home, str(head["nonce"]), node.client)

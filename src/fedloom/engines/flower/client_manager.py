@@ -127,12 +127,12 @@ class ClientManager:
         if self.ids.get(client) in here:
             raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
         report = None if tree is None else NodeReport.read(tree, client)
-        kept = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
+        withheld = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
         self.ids[client], self.reports[client] = node, report
         self.note("join", {"client": client, "key": key})
-        if kept and self.withheld.get(client) != kept:
-            self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(kept))})
-        self.withheld[client] = kept
+        if withheld and self.withheld.get(client) != withheld:
+            self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(withheld))})
+        self.withheld[client] = withheld
         if client not in self.keys:
             self.keys[client] = key
             if self._file is not None:
@@ -143,10 +143,10 @@ class ClientManager:
         end = time.monotonic() + seconds
         while True:
             self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
-            told = {client: self.reports[client] for client in self.there()}
-            found = len(agreed(told)[0]) if known is None else len(told)
-            if found >= count or time.monotonic() >= end:
-                return found
+            reports = {client: self.reports[client] for client in self.there()}
+            agreeing = len(agreed(reports)[0]) if known is None else len(reports)
+            if agreeing >= count or time.monotonic() >= end:
+                return agreeing
             time.sleep(_POLL[1])
 
     def missing(self, known: Iterable[str] = ()) -> str:

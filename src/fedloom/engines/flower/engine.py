@@ -171,12 +171,12 @@ class OverGrid(Flower):
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
-        found = self.nodes.wait(config.nodes, config.wait)
+        count = self.nodes.wait(config.nodes, config.wait)
         self.reports, left_out = agreed({client: self.nodes.reports[client] for client in self.nodes.there()})
         for client, why in left_out.items():
             self.nodes.log("client left out", {"client": client, "why": why})
         out = "; ".join(f"client {client!r}: {why}" for client, why in left_out.items())
-        self._begin(self.nodes, found, config.nodes, config, out=out)
+        self._begin(self.nodes, count, config.nodes, config, out=out)
         return build_from(recipe, self.reports)
 
     def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
@@ -232,7 +232,7 @@ def _run_id(folder: Path) -> str:
 
 
 class LocalGrid:
-    """A Grid whose nodes are calls of a ClientApp, made one at a time when an answer is pulled.
+    """A Grid whose nodes are calls of a ClientApp, one at a time, when an answer is pulled.
 
     `node_configs` are the nodes' configs by node id. A node in `silent` never answers.
     """

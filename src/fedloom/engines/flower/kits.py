@@ -60,8 +60,8 @@ class Authority:
         usage = x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(others.split(), False)
         )
-        made = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
-        self.certificate = made.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
+        builder = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        self.certificate = builder.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
 
     def _start(self, subject: str, key: Any) -> Any:
         named, issuer = (
@@ -82,10 +82,10 @@ class Authority:
                 names.append(x509.IPAddress(ipaddress.ip_address(address)))
             except ValueError:
                 names.append(x509.DNSName(address))
-        made = self._start(f"fedloom {name}", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = self._start(f"fedloom {name}", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        made = made.add_extension(x509.BasicConstraints(False, None), critical=True)
-        signed = made.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
+        builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+        signed = builder.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
         for file, each in ((CA, self.certificate), (f"{name}.pem", signed)):
             (folder / file).write_bytes(each.public_bytes(serialization.Encoding.PEM))
         form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -166,7 +166,7 @@ def provision(file: Path, out: Path) -> list[Path]:
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
     about = checked(Sites, value, f"{file}")
-    nodes = {name: {"client": name, "terms": _TERMS, **given} for name, given in about.sites.items()}
+    nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:
         raise RecipeError(f"{file}: sites: 'server' found, which is the server's own folder; choose another name")
     for name, node in nodes.items():

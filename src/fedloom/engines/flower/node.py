@@ -76,14 +76,16 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client. `home` is its folder, `audit` records its actions in all runs; `kept` has the checksums of its state
-    files by run and round, if the engine has them."""
+    """One client. `home` is its folder, and `audit` records its actions in all runs.
+
+    `digests` has the checksums of its state files by run and round, if the engine has them.
+    """
 
     home: Path
     config: NodeConfig
     bench: Bench
     audit: Audit
-    kept: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def client(self) -> str:
@@ -291,7 +293,7 @@ class Node:
         if not file.is_file():
             raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} in {folder.path}")
         state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
-        digest, now = self.kept.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
+        digest, now = self.digests.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
         if digest not in (None, now):
             raise RefusedError(f"{folder.path / name} was changed: expected checksum {digest}, found {now}")
         if "task" in marker:
@@ -303,7 +305,7 @@ class Node:
         name = f"round-{round_}"
         checkpoint.save(folder.path, name, state, round=round_)
         run = folder.path.name
-        digest = self.kept[f"{run}/{name}"] = digest_of((folder.path / f"{name}.json").read_text())
+        digest = self.digests[f"{run}/{name}"] = digest_of((folder.path / f"{name}.json").read_text())
         self.audit.note("checkpoint", run=run, round=round_, digest=digest)
         recipe = self.bench.recipe
         back = 2 * recipe.runtime.checkpoint_every - 1  # to the last checkpoint, and to the one before it
@@ -315,7 +317,7 @@ class Node:
         for old in older[: max(len(older) - back, 0)]:
             for path in folder.path.glob(f"round-{old}.*"):
                 path.unlink()
-            self.kept.pop(f"{run}/round-{old}", None)
+            self.digests.pop(f"{run}/round-{old}", None)
 
 
 def identity(built: Built) -> dict[str, str]:

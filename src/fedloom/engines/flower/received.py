@@ -93,10 +93,12 @@ def payload_fields(
 
 
 def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
-    told = tree.get("tasks") if isinstance(tree, Mapping) else None
-    if not (isinstance(told, Mapping) and told and [*told] == [task for task in sorted(client.tasks) if task in told]):
-        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(told)}")
-    return tuple(told)
+    tasks = tree.get("tasks") if isinstance(tree, Mapping) else None
+    if not (
+        isinstance(tasks, Mapping) and tasks and [*tasks] == [task for task in sorted(client.tasks) if task in tasks]
+    ):
+        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(tasks)}")
+    return tuple(tasks)
 
 
 def _extras(built: Built, client: BuiltClient) -> dict[str, Untrusted]:
@@ -216,11 +218,11 @@ def limit_of(built: Built, client: str) -> int:
 
 def payload_of(built: Built, client: str, tree: Any) -> Payload:
     """Read a client's payload. Raises ValueError, with the field, if it does not fit the method and the model."""
-    held = built.federation.clients[client]
+    holder = built.federation.clients[client]
     if isinstance(tree, dict) and tree.get("finite", True) is False:
         return Payload((client, None), 1.0, finite=False)
     shared, buffers = built.method.shared_part(built.layout), built.method.shared_buffers(built.layout)
-    fields, sender = payload_fields(built, held, tree, shared, built.method.codec, buffers)
+    fields, sender = payload_fields(built, holder, tree, shared, built.method.codec, buffers)
     return Payload.of(client, fields.read(tree, sender))
 
 
@@ -278,29 +280,20 @@ def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
 
 def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any], withheld: bool = False) -> LocalResult:
     """Read the numbers of a training: steps, examples, losses by task; losses are nan where they are `withheld`."""
-    by_task = {
-        task: LocalResult(_count(numbers, f"steps/{task}"), _count(numbers, f"examples/{task}"))
-        for task in tasks
-        if withheld or f"loss/{task}" in numbers
-    }
-    return LocalResult(
-        _count(numbers, "steps"),
-        _count(numbers, "examples"),
-        {task: float(numbers.get(f"loss/{task}", math.nan)) for task in by_task},
-        waiting=seconds_of(numbers, "waiting"),
-        by_task=by_task,
-    )
+
+    def counts(suffix: str) -> tuple[int, int]:
+        return int(number_of(numbers, f"steps{suffix}", _MANY)), int(number_of(numbers, f"examples{suffix}", _MANY))
+
+    present = [task for task in tasks if withheld or f"loss/{task}" in numbers]
+    losses = {task: float(numbers.get(f"loss/{task}", math.nan)) for task in present}
+    by_task = {task: LocalResult(*counts(f"/{task}")) for task in present}
+    return LocalResult(*counts(""), losses, waiting=number_of(numbers, "waiting"), by_task=by_task)
 
 
-def _count(numbers: Mapping[str, float], name: str) -> int:
-    value = numbers.get(name, 0)
-    return int(value) if 0 <= value <= 1 << 53 else 0
-
-
-def seconds_of(numbers: Mapping[str, float], name: str) -> float:
-    """Return seconds that a node states; 0 for impossible ones."""
+def number_of(numbers: Mapping[str, float], name: str, most: float = 1e9) -> float:
+    """Return a number of a node, such as seconds; 0 for one outside 0 to `most`."""
     value = numbers.get(name, 0.0)
-    return float(value) if 0 <= value <= 1e9 else 0.0
+    return float(value) if 0 <= value <= most else 0.0
 
 
 def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Task]) -> Scores:

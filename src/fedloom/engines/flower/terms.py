@@ -36,7 +36,7 @@ class Offer:
     where: str
     text: str
     changes: tuple[str, ...] = ()
-    made: Recipe | None = None
+    source: Recipe | None = None
     """The recipe that the text was written from, where it was made in Python."""
 
     @staticmethod
@@ -81,8 +81,8 @@ class Offer:
         Raises RecipeError where code was not allowed: by a site's terms, by FEDLOOM_ALLOW_CODE, or by who made the
         recipe in this process.
         """
-        if self.made is not None and not self.changes:
-            return self.made.at_nodes()
+        if self.source is not None and not self.changes:
+            return self.source.at_nodes()
         admit(self.names, Origin.ELSEWHERE, self.where)
         return resolved(self.where, self.content, self.changes).at_nodes()
 
@@ -173,9 +173,9 @@ class SitePolicy(Section):
                 yield f"changes: {shown(key)} found, expected {', '.join(globs or ()) or 'none'}"
         known = self.code if isinstance(self.code, dict) else {}
         names = [name for name in offer.names if self.code is not None or not is_allowed(name)]
-        found = {code.name: code.sha256 for code in map(located, names)}
-        if refused := [name for name in found if known.get(_package(name)) != found[name]]:
-            listed = ", ".join(f"{shown(name)} (sha256 {found[name]})" for name in refused)
+        sums = {code.name: code.sha256 for code in map(located, names)}
+        if refused := [name for name in sums if known.get(_package(name)) != sums[name]]:
+            listed = ", ".join(f"{shown(name)} (sha256 {sums[name]})" for name in refused)
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
             yield f"code: {listed} found, expected {expected}; nothing was imported"
         if isinstance(self.code, dict):  # only reached where nothing was refused
@@ -241,24 +241,24 @@ def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> fr
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """
     usual: tuple[Beside, ...] = BESIDE if privacy is not None and privacy.trust == "local" else ()
-    kept = usual if terms is None or terms.withhold is None else terms.withhold
-    return frozenset(what for what in kept if own or what != "examples")
+    hidden = usual if terms is None or terms.withhold is None else terms.withhold
+    return frozenset(what for what in hidden if own or what != "examples")
 
 
 @_refusing
 def agree_to_withhold(
-    kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None
+    hidden: Collection[Beside], method: Method, early: bool, peers: PeersSection | None
 ) -> Iterator[str]:
     """Raise RefusedError where a run, perhaps with `early` stopping, needs what a node withholds."""
-    if "examples" in kept and method.counts_examples:
+    if "examples" in hidden and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
     for what, extras in _TELL.items():
-        if what in kept and (told := sorted(extras & method.extras)):
-            yield f"withhold: {what}, but {method.name} sends {told[0]} beside the update, which tells them"
-    if early and (hidden := sorted({"losses", "scores"} & {*kept})):
-        yield f"withhold: {', '.join(hidden)}, but early_stopping reads the validation loss; leave it out"
-    if peers is not None and "losses" in kept:
+        if what in hidden and (extra := sorted(extras & method.extras)):
+            yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which tells them"
+    if early and (needed := sorted({"losses", "scores"} & {*hidden})):
+        yield f"withhold: {', '.join(needed)}, but early_stopping reads the validation loss; leave it out"
+    if peers is not None and "losses" in hidden:
         for signal in judged_on_data(peers):
             yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
 

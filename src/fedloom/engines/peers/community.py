@@ -50,13 +50,13 @@ class Probe:
     def outputs(self, client: BuiltClient, state: State, vector: Tensor) -> dict[str, Tensor]:
         """Return outputs (flat) for the client's tasks on some of its validation data."""
         model, names = self._loaded(state, vector), tuple(client.tasks)
-        part, found = client.part("val"), dict[str, list[Tensor]]()
+        part, outputs = client.part("val"), dict[str, list[Tensor]]()
         with torch.no_grad():
             for batch in part.index[:_OUTPUT_EXAMPLES].split(self._batch):
                 x, _ = part.examples.batch(batch, model.device, tasks=names)
                 for name, output in model.module(x, names).items():
-                    found.setdefault(name, []).append(output.flatten())
-        return {name: torch.cat(each) for name, each in found.items()}
+                    outputs.setdefault(name, []).append(output.flatten())
+        return {name: torch.cat(each) for name, each in outputs.items()}
 
     def _loaded(self, state: State, vector: Tensor) -> FlatModel:
         server = state["server"]
@@ -224,23 +224,23 @@ class Trained:
     start    where training started (d)
     update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
     round    the peer's round in which it trained
-    made     simulated time at which training ended, of peers that do not wait for each other
+    ended    simulated time at which training ended, of peers that do not wait for each other
     """
 
     payload: Payload
     start: Tensor
     update: Tensor
     round: int
-    made: float | None = None
+    ended: float | None = None
 
     @staticmethod
-    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
+    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, ended: float | None = None) -> Trained:
         """Take the update out of the payload."""
         update = torch.zeros_like(start)
         if not context.by_task:  # a codec may keep the rows of several tasks packed
             like = blank(context.shared, context.federation, (payload.row,), update[None])
             update = context.method.codec.unpack(payload.packed, like)[0]
-        return Trained(payload, start, update, round, made)
+        return Trained(payload, start, update, round, ended)
 
     @cached_property
     def model(self) -> Tensor:

@@ -70,7 +70,7 @@ class FreePeer(Peer):
         version: State = {}
         if (latest := self.latest) is not None:
             version = {"payload": latest.payload.tree(), "base": latest.start}
-            version |= {"round": latest.round, "made": latest.made}
+            version |= {"round": latest.round, "made": latest.ended}
         pace = {
             "done": self.done,
             "running": self.running,
@@ -122,8 +122,8 @@ class FreePeer(Peer):
         return trained.round > int(request.values["since"])
 
     def _age(self, message: PeerMessage) -> Age:
-        made = float(message.values["made"])
-        return len(self.done) - bisect_left(self.done, made), self.events.now - made
+        ended = float(message.values["made"])
+        return len(self.done) - bisect_left(self.done, ended), self.events.now - ended
 
     def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
         self.ages += [one.age for one in heard.values()]

@@ -156,8 +156,8 @@ def close(context: PeerContext, state: State, models: Mapping[str, Tensor]) -> f
     names, me = sorted(models), context.client.id
     each = [context.probe.outputs(context.client, state, models[name]) for name in names]
     S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
-    found = fine_clusters(names, S, context.fine)
-    return frozenset(next(group for group in found if me in group)) - {me}
+    clusters = fine_clusters(names, S, context.fine)
+    return frozenset(next(group for group in clusters if me in group)) - {me}
 
 
 def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
@@ -166,8 +166,8 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
     assert groups is not None
     known = torch.isfinite(S[0]).nonzero().flatten().tolist()
     seed = derive_seed(context.seed, "groups") >> 32
-    found = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
-    return list(next((group for group in found if names[0] in group), (names[0],)))
+    clusters = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
+    return list(next((group for group in clusters if names[0] in group), (names[0],)))
 
 
 def _losses(

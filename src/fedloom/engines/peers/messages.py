@@ -32,7 +32,7 @@ class Heard:
 
     payload  its row is the displacement from `start` to the model (d; 0 out of scope), unless rows are (client, task)
     start    where the neighbour's training started (d), if messages say so; else where this peer's did
-    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was made
+    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was trained
     model    the neighbour's model (d), `start` out of scope; None where no stage or penalty reads it
     """
 
@@ -46,14 +46,15 @@ def write(
     context: PeerContext, trained: Trained, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> PeerMessage:
     """Write a message of the peer about its trained model."""
-    made = {} if trained.made is None else {"made": trained.made}
-    return PeerMessage(kind, context.client.id, trained.round, context.layout.hash, tensors, {**values, **made})
+    time = {} if trained.ended is None else {"made": trained.ended}
+    return PeerMessage(kind, context.client.id, trained.round, context.layout.hash, tensors, {**values, **time})
 
 
 def model_message(context: PeerContext, trained: Trained, same: bool, scope: str) -> PeerMessage:
     """Write the trained model, or the update alone for a receiver that started from the `same` model."""
     payload, part = trained.payload, context.part(scope)
     packed, buffers = payload.packed, payload.buffers
+    # an update is shorter than a model where the codec compresses it, but needs a start that the receiver has
     update = same or context.tells_update
     if not context.by_task and (not update or scope != "full"):
         vector, codec = (trained.update, context.method.codec) if update else (trained.model, Raw())
@@ -82,8 +83,8 @@ def acquainted(context: PeerContext, messages: Iterable[PeerMessage]) -> BuiltFe
     clients = dict(context.federation.clients)
     for message in messages:
         if message.sender not in clients:
-            held = {task: (known[task], w * known[task].weight) for task, w in message.values["tasks"].items()}
-            clients[message.sender] = BuiltClient(message.sender, held, nothing, nothing, nothing)
+            tasks = {task: (known[task], w * known[task].weight) for task, w in message.values["tasks"].items()}
+            clients[message.sender] = BuiltClient(message.sender, tasks, nothing, nothing, nothing)
     return replace(context.federation, clients=dict(sorted(clients.items())))
 
 

@@ -62,9 +62,10 @@ class Peer:
     def begin(self, round: int) -> TrainJob:
         """Begin a round, and return the job of local training."""
         self.round, context, server = round, self.context, self.state["server"]
-        if self.state["known"]:
+        if self.state["known"]:  # the method makes broadcasts from the models of all clients that it knows
             server = {**server, "personal": self.state["known"]}
         message = dispatch(context.method, context.layout, context.federation, server, [self.name])[self.name]
+        # what the penalty between groups pulls towards, as the last mix left it
         message = replace(message, broadcast={**message.broadcast, **self.state["told"]})
         return TrainJob(self.name, round, message, self.state["client"])
 
@@ -81,14 +82,14 @@ class Peer:
         yield
         self.mix(published, asked)
 
-    def trained(self, payload: Payload, client: State, made: float | None = None) -> Trained | None:
-        """Take over the result of local training, at the simulated time `made`; None where training failed."""
+    def trained(self, payload: Payload, client: State, ended: float | None = None) -> Trained | None:
+        """Take over the result of local training, at the simulated time `ended`; None where training failed."""
         if not payload.finite:
             self._roll_back("local training gave nan or inf")
             return None
         self.state, server = {**self.state, "client": client}, self.state["server"]
         start = self.context.method.server.dispatch(server["model"], server["rule"][ALL])
-        return Trained.of(self.context, payload, start, self.round, made)
+        return Trained.of(self.context, payload, start, self.round, ended)
 
     def publish(self, trained: Trained | None, graph: Graph) -> Published:
         """Send the signal by which others judge this peer to all peers that may hear it."""
@@ -104,7 +105,7 @@ class Peer:
         """Judge the senders of signals, and ask some for models. Returns peer asked -> whether it was chosen."""
         candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
         messages = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
-        if trained is None:
+        if trained is None:  # after the messages were read: unread, they would count as late in the next round
             return {}
         new: State = {"similarity": {}}
         if judged := {name: message for name, message in messages.items() if message.values["due"]}:

@@ -63,6 +63,7 @@ def synchronous_round(
         turns[done.client] = peers[done.client].turns(done.payload, done.state, graph)
         seconds[done.client] = scenario.training(done.result.steps, done.client, round)
     time = _Time(community, network.known(seconds), env.log)
+    # all peers finish a step before messages travel, so no peer hears a model that was mixed in this round
     for kind in ("signal", "request", "model"):
         for name in peers:
             next(turns[name])

@@ -241,7 +241,7 @@ class Newest(Mailbox):
 
     def _sorted(self) -> dict[str, list[PeerMessage]]:
         """Return messages by kind: a search for one kind then skips all others, of which many may wait."""
-        came, self._early = self._waiting(), []
-        for message in came:
+        arrived, self._early = self._waiting(), []
+        for message in arrived:
             self._by_kind.setdefault(message.kind, []).append(message)
         return self._by_kind
