@@ -23,7 +23,15 @@ from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 
 
-@pytest.mark.parametrize("changes", [(), ("method=matu",), ("method=fedper", "model.heads=own"), ("peers={}",)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}",),
+        ("method=matu",),
+        ("method=fedper", "model.heads=own"),
+        ("peers={}",),
+    ],
+)
 def test_a_server_without_data(go: Go, homes: dict[int, dict[str, str]], changes: tuple[str, ...]) -> None:
     result = go(*changes)
     assert trained(result.folder) == [sorted(SITES)] * 3
@@ -36,8 +44,11 @@ def test_a_server_without_data(go: Go, homes: dict[int, dict[str, str]], changes
     for config in homes.values():
         home = Path(config["home"])
         mine = [json.loads(line) for line in (home / "runs" / run_id / "bytes.jsonl").read_text().splitlines()]
-        whole = [[e for e in line["up"] if e["client"] == home.name] for line in counted]
-        assert [line["up"] for line in mine] == whole
+        assert [line["round"] for line in mine] == [1, 2, 3]
+        for way in ("up", "down"):
+            whole = [[entry for entry in line[way] if entry["client"] == home.name] for line in counted]
+            assert [line[way] for line in mine] == whole
+            assert any(whole)
     labels = json.loads((result.folder / "partition.json").read_text())["labels"]
     assert labels == {site: {task: [0] for task in tasks} for site, tasks in SITES.items()}  # nobody has told
 

@@ -118,18 +118,6 @@ def test_the_server_has_no_client_state_and_nodes_forget_old_ones(quick: Quick) 
         assert sorted(path.name for path in home.glob("round-*.json")) == [f"round-{r}.json" for r in (3, 4, 5)]
 
 
-def test_nodes_count_the_same_bytes_as_the_server(quick: Quick) -> None:
-    run = quick("method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}", FLOWER)
-    counted = written(run.folder)
-    for home in sorted((run.folder / "nodes").iterdir()):
-        lines = written(next((home / "runs").iterdir()))
-        assert [line["round"] for line in lines] == [1, 2]
-        for mine, whole in zip(lines, counted[1:], strict=True):
-            for way in ("up", "down"):
-                assert mine[way] == [entry for entry in whole[way] if entry["client"] == home.name]
-                assert mine[way]
-
-
 def test_the_relay_goes_on_as_if_it_had_not_stopped(quick: Quick, tmp_path: Path) -> None:
     changes = ("method=fedavg", "peers={}", "training.rounds=3")
     parts = stopped_after(2, tmp_path / "parts", load_recipe(*changes, FLOWER))

@@ -25,7 +25,7 @@ import numpy as np
 from fedloom.core.errors import UserError
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.data.digits import digits
-from fedloom.engines.flower import kits
+from fedloom.engines.flower import QUIET, kits
 from fedloom.engines.flower.project import new
 from fedloom.engines.result import Result
 
@@ -51,7 +51,7 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
             **os.environ,
-            **kits.QUIET,
+            **QUIET,
             "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.folder / "flwr"),
             "OMP_NUM_THREADS": "1",

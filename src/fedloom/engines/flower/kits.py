@@ -18,6 +18,7 @@ from fedloom.core.settings.names import ClientId
 from fedloom.core.settings.section import Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
+from fedloom.engines.flower import QUIET
 from fedloom.engines.flower.nodes import NodeConfig, checked
 from fedloom.engines.flower.project import new
 from fedloom.engines.flower.wire import public_key
@@ -28,12 +29,6 @@ hashes, serialization = (
     need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
 )
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-"""Settings of Flower's commands: they report to nobody and install nothing."""
 AUTH, CA = "auth", "ca.crt"
 _TERMS = {"code": "none", "changes": []}
 """A site's terms where sites.yaml has none."""
