@@ -85,7 +85,7 @@ class Result:
 
     @property
     def measured(self) -> bool:
-        """Whether there are scores: nodes may withhold theirs."""
+        """Return whether there are scores: nodes may withhold theirs."""
         run = self.run
         return not run.withheld or any(line["metrics"] for line in run.rounds)
 

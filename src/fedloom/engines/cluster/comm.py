@@ -26,7 +26,7 @@ from fedloom.federation.runs.checkpoint import join_tree, split_tree
 dist: Any = distributed  # its type stubs leave out part of what is used here
 
 _PATIENCE = timedelta(hours=24)
-"""How long a process waits for another: as long as a client may train. A process that dies is noticed at once."""
+"""The patience of a process with another: as long as a client may train. A process that dies is noticed at once."""
 
 
 class Comm:

@@ -67,7 +67,7 @@ class NodeReport(Section):
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
     signal: Signal | None = None
     counted: bool = True
-    """Whether `sizes` are numbers of examples; otherwise 1 only says that there are some."""
+    """If false, a size of 1 only says that there are some examples."""
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
@@ -102,7 +102,7 @@ class NodeConfig(Section):
     domain: str | None = None
     device: str = "cpu"
     terms: SitePolicy | None = None
-    """What this site demands of a run; null: nothing."""
+    """The demands of this site on a run; null: none."""
 
     @staticmethod
     def read(path: Path) -> NodeConfig:

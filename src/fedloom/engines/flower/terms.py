@@ -159,8 +159,8 @@ class SitePolicy(Section):
     changes: tuple[str, ...] | None = None
     """Globs of keys that a run may change (--run-config changes=...); null: any, or none where `recipes` are listed."""
     withhold: tuple[Beside, ...] | None = None
-    """What stays at the node although the recipe has it recorded; null: all three where the recipe has privacy.trust:
-    local, else nothing."""
+    """The kinds of numbers that stay at the node although the recipe records them; null: all three where the recipe has
+    privacy.trust: local, else nothing."""
 
     @_refusing
     def agree_to_offer(self, offer: Offer) -> Iterator[str]:

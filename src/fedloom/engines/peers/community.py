@@ -115,7 +115,7 @@ class PeerContext:
 
     @cached_property
     def by_task(self) -> bool:
-        """Whether a peer has a vector for each task in place of one model."""
+        """Return whether a peer has a vector for each task in place of one model."""
         return self.method.turn.by_task
 
     @cached_property
@@ -126,7 +126,7 @@ class PeerContext:
 
     @cached_property
     def tells_update(self) -> bool:
-        """Whether messages hold updates even to peers that started from another model.
+        """Return whether messages hold updates even to peers that started from another model.
 
         Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
@@ -135,7 +135,7 @@ class PeerContext:
 
     @cached_property
     def tells_start(self) -> bool:
-        """Whether messages also hold the model from which training started, where the receiver started elsewhere."""
+        """Return whether messages also hold the model that training started from, if the receiver started elsewhere."""
         return self.tells_update and (self._reads_start or self.config.penalty > 0 or self.fine is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""How a peer judges others: the signals that it sends, the similarities that it computes, and its choice by them."""
+"""The judgement of other peers: the signals that a peer sends, its similarities, and its choice by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a peer mixes its own model with those of others: any method's aggregation, seen from the peer."""
+"""The mixing of a peer's own model with those of others: any method's aggregation, seen from the peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How peers talk: messages of named tensors and plain values, a network that carries their bytes, and a mailbox.
+"""The talk of peers: messages of named tensors and plain values, a network that carries their bytes, and a mailbox.
 
 A mailbox takes no message on trust. It drops and logs a message that is late, doubled, corrupted or of another model.
 """
@@ -21,7 +21,7 @@ from fedloom.core.context import Log
 from fedloom.core.untrusted import plain
 
 Lost = Callable[[int, str, str, int], bool] | None
-"""Whether a message is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
+"""A function that says whether a message is lost: (round, sender, receiver, attempt from 0). None loses none."""
 _DIGEST = 16
 
 
