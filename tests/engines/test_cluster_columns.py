@@ -16,8 +16,8 @@ from fedloom import Ctx, stages
 from fedloom.core.layout import Block, Layout
 from fedloom.core.spread import spread
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm, shares
+from fedloom.engines.cluster.sharing import Columns, DistributedRows
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.diagnostics import groups_of, look
 from fedloom.stages import Chain, Every, GroupBy, Mean, PerTask, Scope, Split, Stage, Switch

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress

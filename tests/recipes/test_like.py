@@ -12,7 +12,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
-from fedloom.engines.flower.offered import Offer
+from fedloom.engines.flower.terms import Offer
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import names

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.engines.auto import executor
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds import round as round_
 from fedloom.federation.rounds import worker as workers

@@ -142,7 +142,7 @@ def demo(
 ) -> None:
     """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
     need("flwr", "flower")
-    from fedloom.engines.flower.demo import demo as run
+    from fedloom.engines.flower.deployment import demo as run
 
     typer.echo(run(out, rounds, lambda text: typer.echo(text, err=True)))
 

@@ -1,7 +1,8 @@
-"""What a run would do and cost, found without doing it: the dry run behind `fedloom show`."""
+"""The plan of a run and its cost, without doing it: the dry run behind `fedloom show`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,7 @@ from fedloom.training.rules import label_means
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do, without doing it."""
+    """The plan of a run, without doing it."""
 
     method: str
     parameters: dict[str, int]
@@ -36,7 +37,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
     constant: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Task -> its metric, and what the answer that ignores its input gets on test data (see `constant_scores`)."""
+    """Task -> its metric, and the score of the constant prediction on test data (see `constant_scores`)."""
 
 
 SOME = 500
@@ -44,12 +45,12 @@ SOME = 500
 
 
 def plan(built: Built) -> Plan:
-    """Train nothing: parameters by role, the partition, bytes of one full round, memory, the answer without input."""
+    """Plan a run: parameters by role, the partition, bytes of one full round, memory, the constant prediction."""
     return replace(plan_of(built), constant=constant_scores(built))
 
 
 def _second_round(built: Built) -> State:
-    """The server's state at the beginning, with a vector for every task, which it lacks before the first round."""
+    """Return the server's first state, with a vector for every task, which it lacks before the first round."""
     state: State = initial_state(built)["server"]
     if built.method.task_vectors:
         vector = torch.zeros_like(state["model"])
@@ -58,13 +59,13 @@ def _second_round(built: Built) -> State:
 
 
 def plan_of(built: Built) -> Plan:
-    """The plan of a run that is already built, without the constant prediction, which takes a look at the data."""
+    """Plan a run that is already built, without the constant prediction, which reads data."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)
-    parameters: dict[str, int] = {}
+    parameters = Counter[str]()
     for block in layout.blocks:
-        parameters[block.role] = parameters.get(block.role, 0) + block.size
+        parameters[block.role] += block.size
     if frozen := sum(p.numel() for p in built.frozen.values()):
         parameters["frozen"] = frozen
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
@@ -90,11 +91,9 @@ def plan_of(built: Built) -> Plan:
     taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
+    vectors = taking_part * (1 + len(built.method.auxiliary))
     memory = {
-        "matrix of updates (participants x shared parameters)": taking_part
-        * shared.d
-        * 4
-        * (1 + len(built.method.auxiliary)),
+        "matrix of updates (participants x shared parameters)": vectors * shared.d * 4,
         "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
@@ -127,11 +126,11 @@ def plan_of(built: Built) -> Plan:
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
-    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
+    return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
 
 
 def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Task -> (metric, what the method `constant` gets on test data), estimated from `some` training and test examples.
+    """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
 
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
     """
@@ -139,7 +138,7 @@ def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, floa
     everyone = built.federation.pooled("all").trainers[TOGETHER]
     train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
     means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
-    found = {}
+    scores = {}
     for part, names in test.by_labels(means):
         metrics = {name: tasks[name].metric().cheap() for name in names}
         heads = {name: ConstantHead(tasks[name], tuple(means[name].shape)) for name in names}
@@ -151,8 +150,8 @@ def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, floa
         for name, metric in metrics.items():
             values = metric.compute()
             first = next(m for m in (tasks[name].primary, *tasks[name].metrics) if m in values)
-            found[name] = first, values[first]
-    return {name: found[name] for name in tasks if name in found}
+            scores[name] = first, values[first]
+    return {name: scores[name] for name in tasks if name in scores}
 
 
 def _batches(part: Part, tasks: tuple[str, ...]) -> Iterator[Batch]:

@@ -14,9 +14,10 @@ from fedloom.federation.rounds.progress import Progress
 
 
 class Log(Progress):
-    """Prints events that a person should see, for the log."""
+    """Progress that prints events, for the log."""
 
     def event(self, text: str) -> None:
+        """Print an event."""
         print(text, file=sys.stderr, flush=True)
 
 
