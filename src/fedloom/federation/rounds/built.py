@@ -43,6 +43,11 @@ class Built:
     """Whether clients train stacked, as the recipe says or by itself."""
 
     @cached_property
+    def parts(self) -> tuple[Method, Layout, BuiltFederation]:
+        """The first arguments of all functions of a round."""
+        return self.method, self.layout, self.federation
+
+    @cached_property
     def attacks(self) -> Mapping[str, Attack]:
         """Client -> its attack, of the hostile ones."""
         return attacks_of(self.recipe.attack, self.recipe.seed, self.federation, self.whole)

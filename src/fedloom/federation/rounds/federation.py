@@ -250,7 +250,7 @@ def drawn_of(clients: int, participation: float) -> int:
 
 
 def cohort(
-    clients: Sequence[str], participation: float, key: int | bytes, round: int, poisson: bool = False
+    clients: Iterable[str], participation: float, key: int | bytes, round: int, poisson: bool = False
 ) -> tuple[str, ...]:
     """The participants of a round, sorted: max(1, round(participation x clients)) of them.
 

@@ -1,4 +1,4 @@
-"""What is sent in a round, a Message to a client and a Payload from it, and what that costs: bytes and seconds."""
+"""The values that travel in a round, a Message to a client and a Payload from it, and their cost: bytes and seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,8 +25,7 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, the buffers unless they are local, and the broadcast of
-    stages.
+    """From the server to one client: the shared parameters, the buffers unless they are local, stages' broadcasts.
 
     `vector` is None if the client continues from its own model, which it has, and if rows are (client, task). Then
     `packed` has the vectors of `tasks`; any other task starts from the initial model.
@@ -61,14 +60,14 @@ class Payload:
     tasks: Mapping[str, float] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """All fields but the client, as plain values for messages and checkpoints. `of` is the inverse."""
-        tree = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("row", "finite")}
+        """Return all fields but the client as plain values, for messages and checkpoints. `of` is the inverse."""
+        tree = {name: value for name, value in vars(self).items() if name not in ("row", "finite")}
         tree["side"] = tree.pop("auxiliary")  # the key in files
         return tree if self.finite else {**tree, "finite": False}
 
     @staticmethod
     def of(client: str, tree: Mapping[str, Any]) -> Payload:
-        """A client's payload from its tree."""
+        """Return a client's payload from its tree."""
         values = {"auxiliary" if key == "side" else key: value for key, value in tree.items()}
         return Payload((client, None), **values)
 
@@ -79,12 +78,12 @@ class Payload:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Number of examples of each row."""
+        """The number of examples of each row."""
         return tuple(self.tasks.values()) or (self.n,)
 
 
-def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
-    """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
+def clip_counts(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+    """Return a payload with the numbers of examples that count (`Method.weights`, `Method.max_examples`)."""
     if method.weights != "declared" and method.max_examples is None:
         return payload
     client, most = federation.client(payload.row[0]), method.max_examples or math.inf
@@ -97,15 +96,14 @@ def believed(method: Method, federation: BuiltFederation, payload: Payload) -> P
 
 
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
-    """The rows that these clients will send."""
-    turn = method.turn
-    return tuple(row for client in clients for row in turn.rows(client, tuple(federation.client(client).tasks)))
+    """Return the rows that these clients will send."""
+    rows = method.turn.rows
+    return tuple(row for client in clients for row in rows(client, tuple(federation.client(client).tasks)))
 
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
-    """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
-    ones = _ones(len(rows))
-    tasks = tuple(task for _, task in rows if task is not None)
+    """Return rows X of one client with their presence, for a codec that packs them, or fills them from zeros."""
+    ones, tasks = _ones(len(rows)), tuple(task for _, task in rows if task is not None)
     present = federation.present(federation.client(rows[0][0]), shared, tasks)
     return Updates(shared, rows, X, ones, ones, present=present)
 
@@ -123,7 +121,7 @@ def unpacked(
     packed: Mapping[str, Tensor],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Updates]:
-    """What a client packed, or the server for it: (X, which may be a view of it, and rows like these to pack again)."""
+    """Return what a client packed, or the server for it: (X, which may be a view of it; rows like these to pack)."""
     like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d, dtype=dtype))
     return method.codec.unpack(packed, like), like
 
@@ -131,7 +129,7 @@ def unpacked(
 def pack_tasks(
     method: Method, layout: Layout, federation: BuiltFederation, state: State, client: str, tasks: Iterable[str]
 ) -> Message:
-    """The vectors of some tasks, packed as the client will pack its own; tasks without a vector are left out."""
+    """Return the vectors of some tasks, packed as the client packs its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
     if tasks:
@@ -143,14 +141,17 @@ def pack_tasks(
 
 @lru_cache
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A matrix of zeros that is only looked at: it takes no memory."""
+    """Return a matrix of zeros that is only looked at: it takes no memory."""
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
 
 
 def form(value: Any) -> Any:
-    """What the bytes of a message or a payload depend on: all but whose it is and its values, if the codec lets it."""
+    """Return what the bytes of a message or a payload depend on: all but its client and its values.
+
+    Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
+    """
     if isinstance(value, Message | Payload):
-        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+        value = {name: part for name, part in vars(value).items() if name not in ("row", "n")}
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
@@ -161,20 +162,20 @@ def form(value: Any) -> Any:
 
 
 def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
-    """Bytes of one payload by (role, task), counted on the packed tensors."""
+    """Return the bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
     shared, rows = method.shared_part(layout), payload.rows
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
-        vectors = (*payload.extra.values(), *payload.auxiliary.values())
-        bytes_["side", None] = 8 * len(rows) + sum(map(_size, vectors)) + -(-bits // 8)
+        vectors = [*payload.extra.values(), *payload.auxiliary.values()]
+        bytes_["side", None] = 8 * len(rows) + _size(vectors) + -(-bits // 8)
     return _with_buffers(bytes_, method, layout, payload)
 
 
 def _size(value: Any) -> int:
-    """Bytes of an extra: 8 for a number or a short text."""
+    """Return the bytes of an extra: 8 for a number or a short text."""
     if isinstance(value, list):
         return sum(map(_size, value))
     return value.nbytes if isinstance(value, Tensor) else 8
@@ -183,9 +184,8 @@ def _size(value: Any) -> int:
 def count_down(
     method: Method, layout: Layout, federation: BuiltFederation, client: BuiltClient, message: Message
 ) -> ByteCount:
-    """Bytes of the message to one client, by (role, task)."""
-    shared = method.shared_part(layout)
-    bytes_: ByteCount = {}
+    """Return the bytes of the message to one client, by (role, task)."""
+    shared, bytes_ = method.shared_part(layout), ByteCount()
     if message.vector is not None:
         one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
         bytes_ = by_block(one, message.vector.element_size())
@@ -210,7 +210,7 @@ def _with_buffers(bytes_: ByteCount, method: Method, layout: Layout, sent: Messa
 
 @dataclass
 class Ledger:
-    """What a round cost: bytes up and down per client, role and task, and seconds per phase."""
+    """The cost of a round: bytes up and down per client, role and task, and seconds per phase."""
 
     up: dict[str, ByteCount] = field(default_factory=dict)
     down: dict[str, ByteCount] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Ledger:
 
     @property
     def bytes(self) -> dict[str, list[dict[str, Any]]]:
-        """Per direction, one entry per client, role and task."""
+        """One entry per client, role and task, for each direction."""
         return {
             way: [
                 {"client": client, "role": role, "task": task, "bytes": count}

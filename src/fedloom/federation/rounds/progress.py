@@ -1,4 +1,4 @@
-"""How a run reports on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
+"""The reports of a run on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,19 @@ import sys
 import time
 from collections.abc import Mapping
 
-from fedloom.core import errors
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import clock
 
 
-class Progress:
-    """Receives what happens in a run. This one says nothing; others say what they want to.
-
-    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
-    """
-
-    def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
-    def client(self, round: int, done: int, of: int) -> None: ...
-    def event(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
-        errors.warn(text)
-
-    def stop(self) -> None: ...
-
-
 def progress(quiet: bool = False) -> Progress:
-    """Bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
+    """Return bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
     if quiet:
         return Progress()
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 def shown() -> Progress:
-    """Bars on a terminal and in a notebook; elsewhere nothing, as suits a library."""
+    """Return bars on a terminal and in a notebook; elsewhere silence, as suits a library."""
     from rich.console import Console
 
     return Bars() if sys.stderr.isatty() or Console().is_jupyter else Progress()
