@@ -15,28 +15,22 @@ from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs import checkpoint
-from tests_support import assert_same, load_recipe, outcome
+from tests_support import Stop, assert_same, load_recipe, outcome, stopped_after
 
 Quick = Callable[..., Result]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of three rounds, and one that stopped after two of them."""
+    home, recipe = tmp_path_factory.mktemp("runs"), load_recipe("training.rounds=3")
+    return fedloom.run(recipe, home / "whole").folder, stopped_after(2, home / "stopped", recipe)
+
+
 @pytest.fixture
-def stopped(quick: Quick, tmp_path: Path) -> tuple[Result, Path]:
-    """A finished run of three rounds, and a folder that stopped after two of them."""
-
-    class Stop(Exception):
-        pass
-
-    class Crash(Progress):
-        def client(self, round: int, done: int, of: int) -> None:
-            if round == 3:
-                raise Stop
-
-    whole = quick("training.rounds=3")
-    folder = tmp_path / "stopped"
-    with pytest.raises(Stop):
-        fedloom.run(load_recipe("training.rounds=3"), folder, progress=Crash())
-    return whole, folder
+def stopped(runs: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """The finished run, and a copy of the stopped one."""
+    return runs[0], Path(shutil.copytree(runs[1], tmp_path / "stopped"))
 
 
 class Notes(Progress):
@@ -62,7 +56,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    stopped: tuple[Result, Path], damage: Callable[[Path], object], name: str
+    stopped: tuple[Path, Path], damage: Callable[[Path], object], name: str
 ) -> None:
     whole, folder = stopped
     if damage is flip and name == "state.json":
@@ -75,7 +69,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
         assert any("state" in text and "round 1" in text for text in notes.said), notes.said
 
 
-def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(stopped: tuple[Result, Path]) -> None:
+def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(stopped: tuple[Path, Path]) -> None:
     _, folder = stopped
     for path in folder.glob("state*.safetensors"):
         truncate(path)
@@ -180,7 +174,7 @@ def test_a_run_never_writes_over_another(quick: Quick) -> None:
         fedloom.run(load_recipe(), result.folder)
 
 
-def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
+def test_a_folder_in_use_is_refused(stopped: tuple[Path, Path]) -> None:
     from fedloom.federation.runs.folder import RunFolder
 
     with RunFolder(stopped[1]), pytest.raises(StateError, match="is in use by another process"):
@@ -205,7 +199,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_changed_folder_is_refused(
-    stopped: tuple[Result, Path], file: str, change: Callable[[str], str], message: str
+    stopped: tuple[Path, Path], file: str, change: Callable[[str], str], message: str
 ) -> None:
     path = stopped[1] / file
     text = path.read_text()
@@ -235,9 +229,6 @@ def test_stopped_before_anything_was_saved(quick: Quick, tmp_path: Path) -> None
 
 
 def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             raise Stop
@@ -248,7 +239,7 @@ def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
     assert_same(whole, fedloom.resume(folder))
 
 
-def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Result, Path]) -> None:
+def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Path, Path]) -> None:
     whole, folder = stopped
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(

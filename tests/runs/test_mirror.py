@@ -16,7 +16,7 @@ import fedloom
 from fedloom.cli.app import main
 from fedloom.errors import StateError
 from fedloom.federation.recipes.schema import recipe_hash
-from fedloom.federation.runs import mirror
+from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
 from tests_support import QUICK, assert_same, load_recipe, stopped_after
 
@@ -68,7 +68,7 @@ def test_a_mirror_that_is_killed_at_any_file_has_a_whole_checkpoint(
     path, other = stopped(tmp_path)
     shutil.copytree(other, tmp_path / "old" / "run")
     fedloom.resume(path)
-    real, files = mirror.os.replace, 99
+    real, files = checkpoint.os.replace, 99
 
     class Killed(Exception):
         pass
@@ -83,9 +83,9 @@ def test_a_mirror_that_is_killed_at_any_file_has_a_whole_checkpoint(
                 raise Killed
             real(source, to)
 
-        monkeypatch.setattr(mirror.os, "replace", replace)
+        monkeypatch.setattr(checkpoint.os, "replace", replace)
         try:
-            mirror.copy(path, target)
+            checkpoint.mirror(path, target)
         except Killed:
             with RunFolder(target) as folder:
                 found = folder.load()
@@ -138,7 +138,7 @@ def test_the_mirror_of_another_run(tmp_path: Path) -> None:
     (path / "state.prev.json").unlink()
     foreign = fedloom.run(load_recipe("seed=1", "training.rounds=1"), tmp_path / "foreign").folder
     shutil.rmtree(other)
-    mirror.copy(foreign, other)
+    checkpoint.mirror(foreign, other)
     with pytest.raises(StateError, match="the copy is of another run"):
         fedloom.resume(path)
 

@@ -26,7 +26,7 @@ IMPORTED = "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"
 
 
 def schema() -> dict[str, Any]:
-    """The schema of a recipe: its keys, what they may be, and for each registered name the parameters that it takes."""
+    """Return the schema of a recipe: its keys, their values, and the parameters of each registered name."""
     found = Recipe.model_json_schema()
     defs: dict[str, Any] = found["$defs"]
     each = registry("fedloom.methods", "ADDONS")
@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
 
 
 def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
-    """A name, or a mapping with a name, its parameters and the keys that the section always has."""
+    """Return a name, or a mapping with a name, its parameters and the keys that the section always has."""
     own = defs[section.__name__]
     common = {}
     for key, value in own["properties"].items():
@@ -64,7 +64,7 @@ def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(entry: Registered, defs: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a function; what they refer to joins `defs`."""
+    """Return the parameters of a function; what they refer to joins `defs`."""
     found = entry.params.model_json_schema()
     defs.update(found.pop("$defs", {}))
     return {"properties": {}, **found, "title": entry.name, "description": entry.summary}

@@ -52,7 +52,7 @@ def evaluate(
 def confusions(
     model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> dict[str, Tensor]:
-    """Counts, truth x prediction (C x C, int64), of every task that has classes, over the examples with its label.
+    """Return counts, truth x prediction (C x C, int64), of every task with classes, over the examples with its label.
 
     `innermost`: as in `evaluate`.
     """
@@ -90,7 +90,7 @@ def answers(
 def example_losses(
     model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int, innermost: bool = True
 ) -> Tensor:
-    """The loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
+    """Return the loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
 
     `innermost`: as in `evaluate`.
     """

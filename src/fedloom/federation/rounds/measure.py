@@ -1,6 +1,6 @@
-"""Which model is measured on whose data: the lines of metrics.jsonl.
+"""The models that are measured and on whose data: the lines of metrics.jsonl.
 
-A finished run's models as named tensors, for a file that is readable without fedloom."""
+Also a finished run's models as named tensors, for a file that is readable without fedloom."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Model:
     task: str | None = None
     """The task that the model is for, if each task has a model."""
     owner: str | None = None
-    """Whose it is; None if all clients, or all that hold the task, have the same."""
+    """Its client; None if all clients, or all that hold the task, have the same."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class MeasuredGroup:
         return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
 
     def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
-        """The job that measures it, with the metrics that take long if `costly`."""
+        """Return the job that measures it, with the metrics that take long if `costly`."""
         m = self.model
         about = m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
         return EvalJob(key, *about, costly, pool=True)
@@ -76,7 +76,7 @@ def models_to_measure(built: Built) -> None:
 
 
 def unmeasured(built: Built) -> list[str]:
-    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
+    """Return what no client can measure and the recipe wants measured, in sentences: a split, or a task in one.
 
     Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
     at a server of nodes, are taken to be there.
@@ -110,7 +110,7 @@ def unmeasured(built: Built) -> list[str]:
 
 
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
-    """The models that a client may use; among those for one task the last is the one to use.
+    """Return the models that a client may use; among those for one task the last is the one to use.
 
     `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
     and that of each task.
@@ -155,7 +155,7 @@ def measure(
     costly: bool = False,
     record: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
 ) -> list[Record]:
-    """Records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
+    """Return records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
 
     A model that several clients share is measured once on data that they share. `record` hears which clients withhold
     their scores.
@@ -212,13 +212,13 @@ def complete(built: Built, executor: Executor, folder: RunFolder, kept: State) -
 
 
 def _lengthy(built: Built) -> frozenset[str]:
-    """The tasks with a metric that takes long."""
+    """Return the tasks with a metric that takes long."""
     metrics = {task.name: task.metric() for task in built.federation.tasks}
     return frozenset(name for name, metric in metrics.items() if metric.cheap() is not metric)
 
 
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
-    """The wanted models of all clients on the data of these splits.
+    """Return the wanted models of all clients on the data of these splits.
 
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
@@ -240,7 +240,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
 
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
-    """Records of the models right after local training, if they were measured."""
+    """Return records of the models right after local training, if they were measured."""
     clients = built.federation.trainers
     return [
         record
@@ -275,18 +275,10 @@ def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
 
 
 def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
-    """The lines of a client's scores; none of a task of which its examples have no label."""
-    data = f"{client.part(split).name} {split}"
+    """Return the lines of a client's scores; none of a task of which its examples have no label."""
+    about = {"model": model, "split": split, "data": f"{client.part(split).name} {split}"}
     return [
-        {
-            "client": client.id,
-            "task": task,
-            "metric": metric,
-            "value": value,
-            "model": model,
-            "split": split,
-            "data": data,
-        }
+        {"client": client.id, "task": task, "metric": metric, "value": value, **about}
         for task in tasks
         if len(client.part(split).of(task)) or any(value == value for value in scores[task].values())
         for metric, value in scores[task].items()
@@ -294,7 +286,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
 
 
 def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
-    """What there is to say of a round in a progress bar: 'training loss', and 'val accuracy' or the like -> its mean.
+    """Return the numbers of a round for a progress bar: 'training loss', and 'val accuracy' or the like -> the mean.
 
     Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
     else on test data.
@@ -335,7 +327,7 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
 
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:
-    """The tensors of one model; `model` is scratch space."""
+    """Return the tensors of one model; `model` is scratch space."""
     message = for_task(built.method, model, built.federation, client, one.message, one.task)
     load(built.method, model, message, one.state)
     if one.name == "personal":
@@ -347,7 +339,7 @@ def named(built: Built, model: FlatModel, client: str, one: Model, round: int, p
 
 
 def labels(built: Built, state: State) -> dict[str, str]:
-    """The labels of the file."""
+    """Return the labels of the file."""
     return {
         "method": built.method.name,
         "recipe": built.recipe.name,

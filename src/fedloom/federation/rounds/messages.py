@@ -17,7 +17,7 @@ from fedloom.core.codecs import ByteCount, by_block
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, RowList, Rows, Updates
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.methods.method import Method
 
 ALL = EVERYONE[0]
@@ -161,51 +161,40 @@ def form(value: Any) -> Any:
     return value if value is None or isinstance(value, tuple | bool) else 8
 
 
-def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
-    """Return the bytes of one payload by (role, task), counted on the packed tensors."""
-    if not payload.finite:
-        return {}
-    shared, rows = method.shared_part(layout), payload.rows
-    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
-    if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
-        bits = 0 if payload.support is None else payload.support.numel()
-        vectors = [*payload.extra.values(), *payload.auxiliary.values()]
-        bytes_["side", None] = 8 * len(rows) + _size(vectors) + -(-bits // 8)
-    return _with_buffers(bytes_, method, layout, payload)
-
-
-def _size(value: Any) -> int:
-    """Return the bytes of an extra: 8 for a number or a short text."""
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    return value.nbytes if isinstance(value, Tensor) else 8
-
-
-def count_down(
-    method: Method, layout: Layout, federation: BuiltFederation, client: BuiltClient, message: Message
+def count_bytes(
+    method: Method, layout: Layout, federation: BuiltFederation, client: str, sent: Message | Payload
 ) -> ByteCount:
-    """Return the bytes of the message to one client, by (role, task)."""
+    """Return the bytes of what a client sends or is sent, by (role, task), counted on the packed tensors."""
     shared, bytes_ = method.shared_part(layout), ByteCount()
-    if message.vector is not None:
-        one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
-        bytes_ = by_block(one, message.vector.element_size())
-    if message.tasks:
-        rows = tuple((client.id, task) for task in message.tasks)
-        like = blank(shared, federation, rows, nothing(len(rows), shared.d))
-        bytes_ |= method.codec.count(message.packed, like)
-    if message.broadcast:
-        bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())
-    return _with_buffers(bytes_, method, layout, message)
-
-
-def _with_buffers(bytes_: ByteCount, method: Method, layout: Layout, sent: Message | Payload) -> ByteCount:
+    rows = tuple((client, task) for task in sent.tasks) or ((client, None),)
+    like = blank(shared, federation, rows, nothing(len(rows), shared.d))
+    if isinstance(sent, Message):
+        if sent.vector is not None:
+            bytes_ = by_block(like, sent.vector.element_size())
+        elif sent.tasks:
+            bytes_ = method.codec.count(sent.packed, like)
+        if sent.broadcast:
+            bytes_["side", None] = _size([*sent.broadcast.values()])
+    elif sent.finite:
+        bytes_ = method.codec.count(sent.packed, like)
+        if shared.blocks or sent.extra:  # per row the number of examples, and extras; for support one bit a block
+            bits = 0 if sent.support is None else sent.support.numel()
+            beside = _size([*sent.extra.values(), *sent.auxiliary.values()])
+            bytes_["side", None] = 8 * len(rows) + beside + -(-bits // 8)
     if sent.buffers is not None and len(sent.buffers):
         for block in method.shared_buffers(layout).blocks:
             key = ("buffer", block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * sent.buffers.element_size()
     if sent.integers:
-        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in sent.integers.values())
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + _size([*sent.integers.values()])
     return bytes_
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of tensors and extras: 8 for a number or a short text."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, Tensor) else 8
 
 
 @dataclass

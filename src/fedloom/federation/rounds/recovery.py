@@ -2,9 +2,9 @@
 
 Nobody knows what a method does to its updates, so the result of a round is judged, not its updates. A round fails
 where a model, or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than
-GROWTH times what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the server
-rule's memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update is the
-median of the norms of a round's updates that are not zero, and the median of that over the round and the last
+GROWTH times what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the
+server rule's memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update
+is the median of the norms of a round's updates that are not zero, and the median of that over the round and the last
 REMEMBERED ones.
 
 The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual

@@ -15,7 +15,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
-from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_down, count_up, form, rows_of
+from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
 from fedloom.federation.rounds.recovery import states_to_keep
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
@@ -150,7 +150,7 @@ class Round:
         The clients' new states are in `clients`. Bytes are counted of those that were sent `messages`; an update of one
         trainer with the examples of all is sent to nobody.
         """
-        counted: dict[Any, tuple[ByteCount, ByteCount]] = {}
+        counted: dict[Any, tuple[ByteCount, ...]] = {}
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
@@ -172,14 +172,14 @@ class Round:
             yield d.payload
             del d  # before the next client trains
 
-    def _count(
-        self, client: str, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ByteCount]]
-    ) -> None:
+    def _count(self, client: str, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ...]]) -> None:
         """Count a client's bytes up and down, which are `known` of messages of one form."""
-        parts, built = self.built.parts, self.built.federation.clients[client]
-        alike = (*built.tasks,), form(payload), form(message)
+        alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
         if alike not in known or self.built.method.codec.varies:
-            known[alike] = count_up(*parts, payload), count_down(*parts, built, message)
+            known[alike] = (
+                count_bytes(*self.built.parts, client, payload),
+                count_bytes(*self.built.parts, client, message),
+            )
         self.ledger.up[client], self.ledger.down[client] = known[alike]
 
     def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:

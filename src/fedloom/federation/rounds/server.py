@@ -133,24 +133,14 @@ def assembled(
     rows = tuple(row for payload in payloads for row in payload.rows)
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
     weight = torch.ones_like(n) if method.weights == "uniform" else n.clone()
-    present, blocks = _presence(method, federation, shared, payloads), len(shared.blocks)
-    support, extra = None, dict[str, Any]()
+    support, extra, blocks = None, dict[str, Any](), len(shared.blocks)
     if method.wants_support:
         masks = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
         support = torch.cat(masks).bool() if masks else torch.zeros(0, blocks).bool()
     for name in payloads[0].extra if payloads else ():
         extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
+    present = federation.presence(shared, rows)
     return Updates(shared, rows, X, n, weight, None, present, extra, auxiliary=auxiliary, support=support)
-
-
-def _presence(
-    method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
-) -> Tensor | None:
-    """Return which blocks the rows have (K x blocks); None where every row has all."""
-    if federation.unified and not method.turn.by_task:
-        return None
-    masks = [federation.present(federation.client(p.row[0]), shared, tuple(p.tasks)) for p in payloads]
-    return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
 
 
 def server_step(
@@ -231,7 +221,8 @@ def apply_update(
         vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
         return {**new, "tasks": {**state["tasks"], **vectors}}
     shared, still = method.shared_part(layout), tuple[Columns, ...]()
-    present = None if method.stage.traits.hides else _presence(method, federation, shared, received)
+    taken = [row for payload in received for row in payload.rows]
+    present = None if method.stage.traits.hides else federation.presence(shared, taken)
     if present is not None:
         absent = (~present.any(0)).tolist()
         still = shared.spans(Layout(tuple(b for b, gone in zip(shared.blocks, absent, strict=True) if gone)))

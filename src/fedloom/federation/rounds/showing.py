@@ -76,14 +76,16 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
         for task in (task for part in parts for task in part["tasks"]):
             task["wrong"] = []
             for cell in task["answer"]:
-                cell["file"] = _copied(home, cell["file"], f"round-{state['round']}-{cell['file']}")
+                name = f"round-{state['round']}-{cell['file']}"
+                shutil.copy(home / cell["file"], home / name)
+                cell["file"] = name
         checkpoint.write_text(home / index_of(state["round"]), json.dumps({**about, "parts": parts}))
 
 
 def some_examples(
     client: BuiltClient, tasks: Sequence[DenseTask], count: int
 ) -> tuple[Tensor, Mapping[str, Tensor], Array]:
-    """(inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a client's test part."""
+    """Return (inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a test part."""
     part = client.test.spread(count)
     x, truth = part.examples.batch(part.index, torch.device("cpu"), tasks=[task.name for task in tasks])
     return x, truth, pictures(part.examples, x, part.index)
@@ -208,17 +210,12 @@ def _drawable(answer: Tensor) -> Tensor:
 
 
 def _written(legend: Legend) -> dict[str, Any]:
-    """A legend with its colours as the web writes them."""
+    """Return a legend with its colours as the web writes them."""
     return {
         "colours": [[_web(colour), name] for colour, name in legend.colours],
         "ramp": [_web(colour) for colour in legend.ramp],
         "ends": list(legend.ends),
     }
-
-
-def _copied(home: Path, name: str, new: str) -> str:
-    shutil.copy(home / name, home / new)
-    return new
 
 
 def _web(colour: tuple[int, int, int]) -> str:
