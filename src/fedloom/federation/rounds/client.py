@@ -66,8 +66,7 @@ class ClientRound:
         not finite, the state stays as it was.
         """
         result, base = self._trained(received, state, self.client.id)
-        delta = self.model.params - base
-        return self.finish(base, delta, _finite(self.model, delta[None])[0], state, result)
+        return finish([self], base[None], self.model.params[None], [state], [result])[0]
 
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
@@ -113,7 +112,7 @@ class ClientRound:
             for batch in part.index.split(self.training.batch_size):
                 yield part.examples.batch(batch, torch.device("cpu"), tasks=names)[1]
 
-    def finish(
+    def finished(
         self,
         base: Tensor,
         delta: Tensor,
@@ -232,8 +231,7 @@ class BesideRound(ClientRound):
         """Return what the client sends and keeps, its own model included."""
         model = self.model
         result, base = self._trained(received, state, self.client.id)
-        delta = model.params - base
-        payload, result, new = self.finish(base, delta, _finite(model, delta[None])[0], state, result)
+        ((payload, result, new),) = finish([self], base[None], model.params[None], [state], [result])
         if not payload.finite:
             return payload, result, new
         trained = model.vector.clone()
@@ -314,17 +312,17 @@ def finish(
 ) -> list[tuple[Payload, LocalResult, State]]:
     """Return what clients of one model send and keep, from their parameters before (`base`) and after (K x p).
 
-    Clients that do nothing to their rows, and hold the same tasks, pack them together.
+    They hold the same tasks. If they do nothing to their rows, these are packed together.
     """
     method, model, first = turns[0].method, turns[0].model, turns[0]
     delta = params - base
     finite = _finite(model, delta)
     packed = None
-    if len(turns) > 1 and isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
+    if isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
         X, present = first.params.take(delta, first.shared), first.federation.present(first.client, first.shared)
         packed = method.codec.pack_each(X, first.shared, present)
     return [
-        turn.finish(base[k], delta[k], finite[k], states[k], results[k], packed[k] if packed else None)
+        turn.finished(base[k], delta[k], finite[k], states[k], results[k], packed[k] if packed else None)
         for k, turn in enumerate(turns)
     ]
 
