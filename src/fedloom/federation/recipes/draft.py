@@ -50,33 +50,33 @@ def look(path: Path) -> Found:
         return _arrays(path, {key: store.read(key) for key in store.keys})
 
 
-def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
+def draft(content: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
     """Return the recipe, to be checked by `load`.
 
     `clients` is a number, of each group where the data has groups, or the column that says whose an example is.
     Raises RecipeError for a column that is not there.
     """
-    data = dict(found.data)
+    data = dict(content.data)
     by_number = clients.isdigit()
     for column in (*labels, *([] if by_number else [clients])):
-        if column not in found.columns:
-            more = choices("Found", column, found.columns)
+        if column not in content.columns:
+            more = choices("Found", column, content.columns)
             raise RecipeError(f"no column {column!r} that could be a label or say whose a row is.{more}")
-    if found.columns:
-        data["labels"] = {label: label + found.suffix for label in labels}
+    if content.columns:
+        data["labels"] = {label: label + content.suffix for label in labels}
     if not by_number:
-        data["domain"] = clients + found.suffix
-    grouped = found.groups or not by_number
+        data["domain"] = clients + content.suffix
+    grouped = content.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
-    return _recipe(name, data, partition, MODELS[found.signal], method, rounds)
+    return _recipe(name, data, partition, MODELS[content.signal], method, rounds)
 
 
 def draft_of_table(
-    found: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
+    content: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
 ) -> dict[str, Any]:
     """Return the recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
     partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
-    data = {"name": "table", "path": str(path.resolve()), **found.section}
+    data = {"name": "table", "path": str(path.resolve()), **content.section}
     return _recipe(name, data, partition, "mlp", method, rounds)
 
 

@@ -370,13 +370,13 @@ class Entry:
 
 def catalogue() -> list[Entry]:
     """All packaged recipes in the order of their names."""
-    found = []
+    entries = []
     for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")
         measured = _MINUTES.search(its.comment)
         needs = tuple(key for section in ("data", "model") for key in _files(section, recipe[section]))
-        found.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
-    return found
+        entries.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
+    return entries
 
 
 def _files(path: str, section: Mapping[str, Any]) -> Iterator[str]:

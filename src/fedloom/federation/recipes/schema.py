@@ -121,8 +121,8 @@ class Named(Section):
 
     def holding(self, thing: Any, what: str) -> Self:
         """Return the section with an object in the name's place, called `what`."""
-        made = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
-        return made._with(thing)
+        section = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
+        return section._with(thing)
 
     def _with(self, thing: Any) -> Self:
         self._held = self.registry().of(GIVEN, thing)
@@ -332,12 +332,12 @@ class Recipe(Section):
     @property
     def origins(self) -> dict[str, dict[str, str | None]]:
         """Key or name -> module, package, version and source of what is not fedloom's own."""
-        found = {section.section if section.is_held else section.name: section.entry for section in self.named}
+        entries = {section.section if section.is_held else section.name: section.entry for section in self.named}
         addons = registry("fedloom.methods", "ADDONS")
-        found |= {name: addons[name] for name in self.method.add}
+        entries |= {name: addons[name] for name in self.method.add}
         if self.method.codec is not None:
-            found[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
-        origins = {name: entry.origin for name, entry in found.items()}
+            entries[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
+        origins = {name: entry.origin for name, entry in entries.items()}
         origins |= {
             name: source(imported(name))
             for options in self.tasks.values()
@@ -399,8 +399,8 @@ def without_seed(recipe: Recipe) -> Recipe:
 
 def registry(module: str, name: str) -> Registry:
     """Return a registry by the module that has it and its name there."""
-    found: Registry = getattr(importlib.import_module(module), name)
-    return found
+    registry_: Registry = getattr(importlib.import_module(module), name)
+    return registry_
 
 
 def _resolve(

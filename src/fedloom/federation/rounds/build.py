@@ -205,9 +205,9 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
             f"model.inputs: weights found, but nobody knows how images for {type(module.encoder).__name__} are "
             "normalised; timm says so for its architectures (model: timm, vit)"
         )
-    found = normal(examples, torch.arange(min(len(examples), 1000)))
-    mean, std = (v[:1].double() for v in found) if found else (torch.zeros(1, 1), torch.ones(1, 1))
-    if found and any(bool((v != v[:1]).any()) for v in found):
+    known = normal(examples, torch.arange(min(len(examples), 1000)))
+    mean, std = (v[:1].double() for v in known) if known else (torch.zeros(1, 1), torch.ones(1, 1))
+    if known and any(bool((v != v[:1]).any()) for v in known):
         raise RecipeError("model.inputs: weights found, but the data set normalises each of its sets in another way")
     goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
     if examples.input_shape[0] != goal.shape[1]:
@@ -258,21 +258,20 @@ def begin_with(module: MultiTask, start: str) -> None:
     if not file.is_file():
         raise RecipeError(f"model.start: {start!r}: there is no file {file}; a finished run has one")
     try:
-        found = load_file(file)
+        stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"model.start: {file} cannot be read: {error}") from None
     wanted = module.state_dict()
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in stored]
     if missing:
-        owners = sorted({name.rpartition("/")[0] for name in found if "/" in name})
+        owners = sorted({name.rpartition("/")[0] for name in stored if "/" in name})
         own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
         raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(wanted)} missing){own}")
     for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            raise RecipeError(
-                f"model.start: {file}, {name!r}: shape {tuple(found[name].shape)} found, expected {tuple(tensor.shape)}"
-            )
-    module.load_state_dict({name: found[name] for name in wanted})
+        shape, expected = tuple(stored[name].shape), tuple(tensor.shape)
+        if shape != expected:
+            raise RecipeError(f"model.start: {file}, {name!r}: shape {shape} found, expected {expected}")
+    module.load_state_dict({name: stored[name] for name in wanted})
 
 
 def _freeze(module: MultiTask, glob: str) -> None:

@@ -70,13 +70,13 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
     for i, block in enumerate(layout.blocks):
         if block.size:
             parts.setdefault((block.part or block.role, block.task), []).append(i)
-    found: list[tuple[str, str | None, list[int]]] = []
+    parted: list[tuple[str, str | None, list[int]]] = []
     for (part, task), blocks in parts.items():
         for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
-            found.append((part, task, some))
-    kept = found[:GROUPS]
+            parted.append((part, task, some))
+    kept = parted[:GROUPS]
     share = columns // max(1, len(kept))
-    made = []
+    groups = []
     for part, task, blocks in kept:
         size = sum(layout.blocks[i].size for i in blocks)
         names = list(dict.fromkeys(_layer(layout.blocks[i].name) for i in blocks))
@@ -91,8 +91,8 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
         before = np.cumsum([0, *(layout.blocks[i].size for i in blocks)])
         within = np.searchsorted(before, where, side="right") - 1
         columns_here = torch.from_numpy(starts[within] + where - before[within])
-        made.append(LayerGroup(part, task, layers, tuple(blocks), size, columns_here))
-    return tuple(made), len(found) - len(kept)
+        groups.append(LayerGroup(part, task, layers, tuple(blocks), size, columns_here))
+    return tuple(groups), len(parted) - len(kept)
 
 
 def _layer(name: str) -> str:
@@ -110,11 +110,11 @@ def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
         return list(layers.values())
     sizes = [sum(blocks[i].size for i in layer) for layer in layers.values()]
     total, before = sum(sizes), 0
-    found: dict[int, list[int]] = {}
+    grouped: dict[int, list[int]] = {}
     for layer, size in zip(layers.values(), sizes, strict=True):
-        found.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
+        grouped.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
         before += size
-    return list(found.values())
+    return list(grouped.values())
 
 
 def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _about(
     cosine = torch.where(known, cosine[:, pairs], torch.nan)
     alike = torch.where(known, ((sums.alike / sums.both + 1) / 2)[:, pairs], torch.nan)
     kept = torch.where(members, sums.rows / looked[:, None].clamp(min=1), torch.nan)
-    found = []
+    values = []
     for i, group in enumerate(groups):
         value: dict[str, Any] = {
             "part": group.part,
@@ -264,7 +264,7 @@ def _about(
         if not members[i].all():
             value["rows"] = members[i].nonzero().flatten().tolist()
         value |= {"cosine": _numbers(cosine[i]), "sign": _numbers(alike[i]), "kept": _numbers(kept[i])}
-        found.append(value)
+        values.append(value)
     if solved:
         # in a result's row for one task, other tasks' parts have no owner
         theirs = [[group.task is None or task in (None, group.task) for _, task in out] for group in groups]
@@ -272,10 +272,10 @@ def _about(
         weights, explained = _weights(sums.gram, sums.made, sums.square, members)
         weights = torch.where(enough[:, :, None], weights, torch.nan)
         explained = torch.where(enough, explained, torch.nan)
-        for value, some, w, e in zip(found, members.any(1).tolist(), weights, explained, strict=True):
+        for value, some, w, e in zip(values, members.any(1).tolist(), weights, explained, strict=True):
             if some:
                 value |= {"weights": [_numbers(row) for row in w], "explained": _numbers(e)}
-    return found
+    return values
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ def confusions(
 
     `innermost`: as in `evaluate`.
     """
-    found: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
     metrics = {name: metric for name, task in tasks.items() if (metric := task.metric()).confusion is not None}
     for labelled, names in part.by_labels(metrics):
         with torch.inference_mode():
@@ -65,8 +65,8 @@ def confusions(
                     metrics[name].update(outputs[name], targets[name])
     for name, metric in metrics.items():
         assert metric.confusion is not None
-        found[name] = metric.confusion
-    return found
+        counts[name] = metric.confusion
+    return counts
 
 
 Answers = tuple[int, dict[str, Tensor], dict[str, Tensor]]

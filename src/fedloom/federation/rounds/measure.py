@@ -100,13 +100,13 @@ def unmeasured(built: Built) -> list[str]:
             possible.append(split)
             gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
     wanted = recipe.evaluation.splits
-    said = [gap for split in wanted for gap in gaps[split]]
+    sentences = [gap for split in wanted for gap in gaps[split]]
     if not set(wanted) & set(possible):
         could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
-        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
+        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
         raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
-    return said
+    return sentences
 
 
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
@@ -222,7 +222,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
 
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
-    found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
+    by_model: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
     shared: dict[str | None, Message] = {}
     for client in built.honest:
         models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]
@@ -232,11 +232,11 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
             for split in splits:
                 part = client.part(split)
                 if len(part):
-                    group = found.setdefault(
+                    group = by_model.setdefault(
                         (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
                     )
                     group.members.append((client, model))
-    return list(found.values())
+    return list(by_model.values())
 
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
@@ -297,9 +297,9 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
         if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
             values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(r["value"])
     split = "val" if "val" in values else "test"
-    found = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
-    found |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in found.items() if numbers}
+    numbers_of = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
+    numbers_of |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in numbers_of.items() if numbers}
 
 
 def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -314,7 +314,7 @@ def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str
 
 def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
     """Prefix -> (client, model): each of a run's models once."""
-    found: dict[str, tuple[str, Model]] = {}
+    models_by_prefix: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
         models = models_for(built, state, client)
         shared = {m.task for m in models if m.name == "global"} if built.method.turn.by_task else set()
@@ -322,8 +322,8 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
             if one.name == "personal" and one.task in shared:
                 continue  # this is the task's model after the codec
             prefix = "" if one.name == "global" else f"client/{client}/"
-            found.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
-    return found
+            models_by_prefix.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
+    return models_by_prefix
 
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:

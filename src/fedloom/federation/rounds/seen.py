@@ -98,14 +98,14 @@ def _tried(built: Built) -> list[Row]:
         out, _ = method.stage(updates, method.stage.init(shared), ctx)
     except (RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise _UnknownError("it looks at more than rows") from error
-    found: set[int] = set()
+    exposed: set[int] = set()
     for s in shared.slices:
         if s.stop - s.start >= len(rows):
             W = mixing_of(X[:, s], out.X[:, s])
             if W is None:
                 raise _UnknownError("it does more than mix")
-            found |= set(leaked(W))
-    return [rows[i] for i in sorted(found)]
+            exposed |= set(leaked(W))
+    return [rows[i] for i in sorted(exposed)]
 
 
 def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any]]]:

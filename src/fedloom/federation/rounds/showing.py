@@ -98,13 +98,13 @@ def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...
         for task in built.federation.tasks
         if task.channels <= CLASSES and task.metric().confusion is not None
     }
-    found = []
+    tasks_of = []
     for group in used:
         tasks = tuple(task for task in group.tasks if room.get(task, 0))
         for task in tasks:
             room[task] -= 1
-        found.append(tasks)
-    return found
+        tasks_of.append(tasks)
+    return tasks_of
 
 
 def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
@@ -128,7 +128,7 @@ def _confusions(
 ) -> dict[str, Any]:
     """Task -> what is counted, the number of models, and for some of them the owner and the counts."""
     clients = built.federation.clients
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for task in built.federation.tasks:
         with_it = [number for number, group in enumerate(used) if task.name in group.tasks]
         of = []
@@ -149,8 +149,8 @@ def _confusions(
         if of:
             unit = "pixels" if task.dense else "examples"
             names = list(built.dataset.classes.get(task.name, ()))
-            found[task.name] = {"unit": unit, "models": of, "in_all": len(with_it), "classes": names}
-    return found
+            by_task[task.name] = {"unit": unit, "models": of, "in_all": len(with_it), "classes": names}
+    return by_task
 
 
 def _pictures(

@@ -214,7 +214,7 @@ class Worker:
     def look(self, job: LookJob) -> tuple[int, Answers]:
         """Confusions and answers of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
-        said: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         with self._loaded(job) as part:
             plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
             counted = confusions(self.model, part, plain, *how)
@@ -222,8 +222,8 @@ class Worker:
             if job.shown:
                 with torch.inference_mode():
                     each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
-                    said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
-        return job.key, Answers(counted, said)
+                    outputs = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+        return job.key, Answers(counted, outputs)
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:

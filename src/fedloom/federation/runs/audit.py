@@ -100,18 +100,18 @@ def verified(file: Path, kept: str | None = None) -> list[dict[str, Any]]:
 
 def _following(raw: bytes, lines: Sequence[Mapping[str, Any]], file: Path) -> list[dict[str, Any]]:
     """Return the lines in `raw`, which follow others. Raises StateError as `verified`."""
-    found: list[dict[str, Any]] = []
+    checked: list[dict[str, Any]] = []
     before = lines[-1]["hash"] if lines else START
     for number, text in enumerate(raw.splitlines(), len(lines)):
         where = f"{file}, line {number + 1}"
         line = _read(text, where)
         if line["number"] != number or line.get("before") != before:
             raise StateError(f"{where}: it does not follow the line before it: lines were removed, added or moved")
-        found.append(line)
+        checked.append(line)
         before = line["hash"]
     if raw and not raw.endswith(b"\n"):
-        raise StateError(f"{file}, line {len(lines) + len(found)}: it is cut off")
-    return found
+        raise StateError(f"{file}, line {len(lines) + len(checked)}: it is cut off")
+    return checked
 
 
 def _read(text: bytes, where: str) -> dict[str, Any]:

@@ -237,8 +237,8 @@ the last, and tensors before their text, so that at every instant the copy has a
 
 def mirror_of(folder: Path, parent: str | None) -> Path | None:
     """Where the copy of a run folder lies in `parent`, under its name; None where that is the folder itself."""
-    found = None if parent is None else Path(parent).expanduser() / folder.resolve().name
-    return None if found is None or found.resolve() == folder.resolve() else found
+    copy = None if parent is None else Path(parent).expanduser() / folder.resolve().name
+    return None if copy is None or copy.resolve() == folder.resolve() else copy
 
 
 def mirror(source: Path, target: Path) -> None:

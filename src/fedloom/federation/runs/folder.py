@@ -319,7 +319,7 @@ class RunFolder:
         round_ = state["round"]
         # peers first: the rest names their round, so a crash in between leaves a checkpoint that has all it names
         for peer, own in state.get("peers", {}).items():
-            home = self.peer(peer)
+            home = _peer(self.path, peer)
             home.mkdir(parents=True, exist_ok=True)
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
@@ -329,7 +329,7 @@ class RunFolder:
             digest = sum_of(self.path / f"{name}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
         for peer in state.get("peers", {}):
-            self._forget(self.peer(peer), name, round_)
+            self._forget(_peer(self.path, peer), name, round_)
         self._copy()
 
     def _copy(self) -> None:
@@ -349,19 +349,10 @@ class RunFolder:
     @staticmethod
     def _forget(home: Path, name: str, round_: int) -> None:
         """Delete a peer's checkpoints but for this round's and that of the last round before it."""
-        there: dict[int, list[Path]] = {}
-        for path in home.glob(f"{name}-*"):
-            number = path.name.removeprefix(f"{name}-").partition(".")[0]
-            if number.isdecimal():
-                there.setdefault(int(number), []).append(path)
-        kept = sorted((number for number in there if number <= round_), reverse=True)[:2]
-        for stale in there.keys() - set(kept):
-            for path in there[stale]:
-                path.unlink(missing_ok=True)
-
-    def peer(self, name: str) -> Path:
-        """Return the folder of one peer's own files."""
-        return _peer(self.path, name)
+        files = _numbered(home, name)
+        kept = sorted(number for number in files if number <= round_)[-2:]
+        for path in (path for number in files.keys() - set(kept) for path in files[number]):
+            path.unlink(missing_ok=True)
 
     def load(self, name: str = "state", home: Path | None = None) -> tuple[State, dict[str, Any], list[str]] | None:
         """Return the newest whole checkpoint, its labels and the problems met, or None if none was ever written.
@@ -415,7 +406,7 @@ class RunFolder:
         changed = self.check(about, accept)
         before = read_info(self.path)
         try:
-            found = self._newest()
+            newest = self._newest()
         except StateError as error:
             if self.mirror is None or not (kept := self.load("state", self.mirror)):
                 raise
@@ -423,8 +414,8 @@ class RunFolder:
             checkpoint.mirror(self.mirror, self.path)
             self._written = {}
             tell(f"{error}; its copy in {self.mirror} is whole and has round {kept[0]['round']}")
-            found = self._newest()
-        state, _, problems = found or (initial(), {}, [])
+            newest = self._newest()
+        state, _, problems = newest or (initial(), {}, [])
         for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         info = read_info(self.path)
@@ -438,22 +429,22 @@ class RunFolder:
 
     def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
         """Return what is wrong with the peers' checkpoints of the round before, which are not read otherwise."""
-        found = []
-        for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
-            stem = file.name.partition(".")[0]
-            if stem.removeprefix(f"{name}-").isdecimal() and int(stem.removeprefix(f"{name}-")) < round_:
-                try:
-                    checkpoint.load(file.parent, stem, newest=lambda head: head["round"])
-                except StateError as error:
-                    found.append(str(error))
-        return found
+        problems = []
+        for home in sorted(self.path.glob("peers/*")):
+            for number, files in sorted(_numbered(home, name).items()):
+                if number < round_ and any(file.suffix == ".json" for file in files):
+                    try:
+                        checkpoint.load(home, f"{name}-{number}", newest=lambda head: head["round"])
+                    except StateError as error:
+                        problems.append(str(error))
+        return problems
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
         """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
-        found = self.load()
-        if found is not None:
-            self._compare(found[1])
-            return found
+        newest = self.load()
+        if newest is not None:
+            self._compare(newest[1])
+            return newest
         metrics = self.path / _METRICS
         if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
             raise StateError(
@@ -474,10 +465,10 @@ class RunFolder:
         """Return the state to keep of a run that ended in `state`: the best one if it stopped early and wants it."""
         if early is None or not (state["stopped"] and early.restore_best):
             return state
-        found = self.load("best")
-        if found is None:
+        best = self.load("best")
+        if best is None:
             raise StateError(f"{self.path}: the best state is missing")
-        return found[0]
+        return best[0]
 
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
         """Write model.safetensors, or another file of tensors, readable without fedloom."""
@@ -510,7 +501,18 @@ def _origin(value: Mapping[str, Any]) -> str:
 
 
 def _peer(home: Path, name: str) -> Path:
+    """Return the folder of one peer's own files, in a run's folder or in its mirror."""
     return home / "peers" / folder_name(name)
+
+
+def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
+    """Return the files of a peer's checkpoints, by their round."""
+    files: dict[int, list[Path]] = {}
+    for path in home.glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-").partition(".")[0]
+        if number.isdecimal():
+            files.setdefault(int(number), []).append(path)
+    return files
 
 
 def _finite(value: Any) -> Any:

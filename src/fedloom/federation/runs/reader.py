@@ -242,19 +242,19 @@ class Run:
 
         The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
         """
-        found: dict[int, dict[str, float]] = {}
+        by_round: dict[int, dict[str, float]] = {}
         for number in self._measured:
             for client in self.info["clients"]:
                 entry = self._values(number, split, client).get((client, task, metric))
                 if entry is not None:
-                    found.setdefault(number, {})[client] = number_of(entry["value"])
-        return found
+                    by_round.setdefault(number, {})[client] = number_of(entry["value"])
+        return by_round
 
     def validation_losses(self) -> dict[int, float]:
         """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""
         weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
-        found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
-        return {number: loss for number, loss in found.items() if number and loss is not None}
+        losses = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
+        return {number: loss for number, loss in losses.items() if number and loss is not None}
 
     def rows(self) -> list[dict[str, Any]]:
         """Every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
@@ -316,7 +316,7 @@ class Run:
     @cached_property
     def sent(self) -> tuple[Sent, ...]:
         """Bytes of each round, from clients and to them: with many clients all that reads them shares one pass."""
-        found = []
+        entries = []
         for line in self.traffic:
             for way in ("up", "down"):
                 parts: dict[tuple[str, str | None], int] = defaultdict(int)
@@ -324,8 +324,8 @@ class Run:
                 for entry in line[way]:
                     parts[entry["role"], entry["task"]] += entry["bytes"]
                     clients[entry["client"]] += entry["bytes"]
-                found.append(Sent(line["round"], way, parts, clients))
-        return tuple(found)
+                entries.append(Sent(line["round"], way, parts, clients))
+        return tuple(entries)
 
     @cached_property
     def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:

@@ -233,10 +233,10 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
     """
     finished = info["status"] != RUNNING
     for name, (size, digest) in (info.get("files", {}) if finished else _saved(folder)).items():
-        found = sum_of(folder / name, None if finished else size)
-        if name == MODEL or found == [size, digest]:
+        stored = sum_of(folder / name, None if finished else size)
+        if name == MODEL or stored == [size, digest]:
             continue
-        if finished or found[0] == size:  # a resumed run may have cut a log, and write it anew
+        if finished or stored[0] == size:  # a resumed run may have cut a log, and write it anew
             raise StateError(_CHANGED.format(folder / name))
 
 

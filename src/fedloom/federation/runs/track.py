@@ -79,8 +79,8 @@ class MLflow:
             self.id, self.last = known, max((metric.step for metric in history), default=-1)
             return
         called = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedloom")
-        found = self._client.get_experiment_by_name(called)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(called, place)
+        existing = self._client.get_experiment_by_name(called)
+        experiment = existing.experiment_id if existing is not None else self._client.create_experiment(called, place)
         self.id, self.last = self._client.create_run(experiment, run_name=folder.absolute().name).info.run_id, -1
         param = self._mlflow.entities.Param
         values = flat(config)
