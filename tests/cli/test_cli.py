@@ -16,7 +16,8 @@ import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import PANELS, app
 from fedloom.federation.recipes import Recipe, dump, load
-from fedloom.federation.rounds.progress import Lines, Progress, progress
+from fedloom.federation.rounds.progress import Lines, progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import Run
 
 

@@ -19,11 +19,9 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.observers import SPENT, Budget
-from fedloom.federation.rounds.privacy import PrivacyTerms, ratio, share_of, terms_of, told
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
-from fedloom.federation.rounds.rounds import initial_state, status
+from fedloom.federation.rounds.privacy import PrivacyTerms, forecast, ratio, share_of, terms_of
+from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
@@ -140,11 +138,11 @@ def test_it_can_learn_up_to_noise_of_two_clipped_updates(dp: object) -> None:
     assert section is not None
     whole = terms(noise=1.0, drawn=1.0)
     for d, least, ends in ((400, 0, "can learn"), (401, 0, "will not"), (400, 10, "can learn"), (400, 5, "will not")):
-        *_, note = told(section, whole, d, 10, 1.0, 1, least)
+        *_, note = forecast(section, whole, d, 10, 1.0, 1, least)
         assert ends in note, (d, least)
-    assert "is 2 times as long as a clipped update (10 clients expected" in told(section, whole, 400, 10, 1.0, 1)[1]
-    assert "in a cluster of 5 clients 2 times more" in told(section, whole, 400, 10, 1.0, 1, 5)[2]
-    assert "; the budget" not in told(section, whole, 400, 10, 1.0, 1)[0]
+    assert "is 2 times as long as a clipped update (10 clients expected" in forecast(section, whole, 400, 10, 1.0, 1)[1]
+    assert "in a cluster of 5 clients 2 times more" in forecast(section, whole, 400, 10, 1.0, 1, 5)[2]
+    assert "; the budget" not in forecast(section, whole, 400, 10, 1.0, 1)[0]
 
 
 def test_each_round_is_on_record_and_a_resumed_run_is_the_same(quick: Quick, tmp_path: Path, dp: object) -> None:

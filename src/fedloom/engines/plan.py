@@ -16,8 +16,8 @@ from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
 from fedloom.federation.rounds.measure import unmeasured
-from fedloom.federation.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.federation.rounds.privacy import share_of, told
+from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of
+from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
 from fedloom.models.constant import ConstantHead
@@ -71,8 +71,8 @@ def plan_of(built: Built) -> Plan:
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
-    for name, client in () if built.method.turn.pool else federation.clients.items():
-        down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
+    for name in () if built.method.turn.pool else federation.clients:
+        down += sum(count_bytes(*built.parts, name, messages[name]).values())
         rows = rows_of(built.method, federation, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
         updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
@@ -87,7 +87,7 @@ def plan_of(built: Built) -> Plan:
             messages[name].integers,
             tasks={task: 1.0 for _, task in rows if task is not None},
         )
-        up += sum(count_up(built.method, layout, federation, payload).values())
+        up += sum(count_bytes(*built.parts, name, payload).values())
     taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
@@ -122,8 +122,8 @@ def plan_of(built: Built) -> Plan:
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe.training, built.terms)
         least, rounds = built.method.stage.traits.hides, recipe.training.rounds
-        notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
-    notes += seen.told(built)
+        notes += forecast(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
+    notes += seen.visibility(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)

@@ -39,7 +39,7 @@ from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
-from fedloom.federation.rounds.messages import Ledger, Message, count_down, count_up
+from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
@@ -117,7 +117,7 @@ class Node:
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Do the client's part of a round; the new state stays at the node."""
         built, worker = self._at(head)
-        round_, client = head["round"], built.federation.clients[self.client]
+        round_ = head["round"]
         message, marker = read_message(built, self.client, tree), read_state(tree)
         self._begin(built, head, tree)
         with self._folder(head) as folder:
@@ -125,8 +125,8 @@ class Node:
             done = worker.train(job, self._scored(tree))
             self._keep(folder, done.state, round_, marker)
             ledger = Ledger()
-            ledger.up[self.client] = count_up(built.method, built.layout, built.federation, done.payload)
-            ledger.down[self.client] = count_down(built.method, built.layout, built.federation, client, message)
+            ledger.up[self.client] = count_bytes(*built.parts, self.client, done.payload)
+            ledger.down[self.client] = count_bytes(*built.parts, self.client, message)
             ledger.add("local training", done.seconds)
             folder.cut(round_ - 1)
             line = {"round": round_, "metrics": [], "train": train_records([done]), "seconds": ledger.seconds}

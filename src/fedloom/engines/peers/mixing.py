@@ -16,7 +16,7 @@ from fedloom.engines.peers.community import Environment, PeerContext, Trained
 from fedloom.engines.peers.judging import close
 from fedloom.engines.peers.messages import NEW, Heard, aged, as_row
 from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.federation.rounds.messages import believed, rows_of
+from fedloom.federation.rounds.messages import clip_counts, rows_of
 from fedloom.federation.rounds.server import server_step
 from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.graph import Graph
@@ -76,7 +76,7 @@ class Mix:
         payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
         sizes = dict.fromkeys(payloads, 1.0)
         if kind == "size":
-            sizes = {name: believed(self.context.method, self.federation, p).n for name, p in payloads.items()}
+            sizes = {name: clip_counts(self.context.method, self.federation, p).n for name, p in payloads.items()}
         return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(

@@ -1,6 +1,6 @@
 """Read recipes (packaged, from a file, from a mapping), change them by `key.path=value`, and write them down.
 
-What the packaged recipes train, what they need, and how long a run takes. Free of torch."""
+Also the catalogue of the packaged recipes, with the files they need and their minutes. Free of torch."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Packaged(NamedTuple):
     labels: tuple[str, ...]
     """Its benchmark, or its benchmark and its experiment, in a file that has several."""
     comment: str
-    """What the file says of it: in its first lines, or above its labels."""
+    """The file's comment on it: its first lines, or those above its labels."""
 
 
 class Content(NamedTuple):
     """The plain content of a recipe or a grid, not checked."""
 
     where: str
-    """What to call the source in messages."""
+    """The name of the source in messages."""
     value: Any
     origin: Origin
     """Where names of code in it come from."""
@@ -95,7 +95,7 @@ def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def texts(changes: Mapping[str, Any]) -> list[str]:
-    """Changes as KEY=VALUE, which one code path applies: JSON is YAML."""
+    """Return changes as KEY=VALUE, which one code path applies: JSON is YAML."""
     return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
@@ -113,7 +113,7 @@ def resolved(where: str, value: Mapping[str, Any], overrides: Sequence[str] = ()
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as YAML with every default written out; `load` reads it back to an equal recipe."""
+    """Return the recipe as YAML with every default written out; `load` reads it back to an equal recipe."""
     return to_yaml(recipe.model_dump(mode="json"))
 
 
@@ -123,7 +123,7 @@ def names() -> list[str]:
 
 
 def summary(name: str, home: Traversable | None = None) -> str:
-    """The first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
+    """Return the first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
     return packaged(home or HOME)[name].comment.partition("\n")[0]
 
 
@@ -240,7 +240,7 @@ def names_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def packaged(home: Traversable) -> Mapping[str, Packaged]:
-    """What the YAML files below `home` have, by name; that of files in folders begins with FOLDER/.
+    """Return the recipes or grids in YAML files below `home`, by name; of files in folders it begins with FOLDER/.
 
     A file FILE.yaml with benchmarks has FILE-BENCHMARK too, or, without a name of its own, FILE/BENCHMARK and no FILE.
     With experiments each benchmark has each of these, BENCHMARK-EXPERIMENT.
@@ -312,14 +312,14 @@ def _is_named(key: str) -> bool:
 
 
 def _kinds(key: str) -> list[type[Section]]:
-    """The classes of the section under a recipe's key; none where it is no section."""
+    """Return the classes of the section under a recipe's key; none where it is no section."""
     field = Recipe.model_fields.get(key)
     kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """A changed name keeps the section's other keys, which the new function may not know."""
+    """Return hints for changed names: the section keeps its other keys, which the new function may not know."""
     hints = []
     for override in overrides:
         path, _, text = override.partition("=")
@@ -332,7 +332,7 @@ def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
-    """A key without its section is not guessed, for several may have one of that name."""
+    """Yield the places of keys without a section, which are not guessed: several sections may have such a key."""
     for override in overrides:
         key, _, text = override.partition("=")
         places = [] if key in Recipe.model_fields else [s for s in Recipe.model_fields if key in _keys(s, value.get(s))]
@@ -341,7 +341,7 @@ def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[s
 
 
 def _keys(section: str, value: Any) -> set[str]:
-    """The keys of a recipe's section, with the parameters of what it names."""
+    """Return the keys of a recipe's section, with the parameters of what it names."""
     keys: set[str] = set()
     for kind in _kinds(section):
         keys |= (kind.common() if issubclass(kind, Named) else kind.model_fields).keys()
@@ -370,13 +370,13 @@ class Entry:
 
 def catalogue() -> list[Entry]:
     """All packaged recipes in the order of their names."""
-    found = []
+    entries = []
     for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")
         measured = _MINUTES.search(its.comment)
         needs = tuple(key for section in ("data", "model") for key in _files(section, recipe[section]))
-        found.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
-    return found
+        entries.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
+    return entries
 
 
 def _files(path: str, section: Mapping[str, Any]) -> Iterator[str]:
