@@ -68,11 +68,11 @@ def test_a_comparison_marks_them_too(tmp_path: Path) -> None:
     expected = sorted(t for t, v in numbers["local"].items() if v <= numbers["constant"][t])
     found = compare([run.folder for run in runs.values()])
     assert expected
-    assert list(found.untold) == expected
+    assert list(found.excluded) == expected
     told = [numbers["constant"][t] / v - 1 for t, v in numbers["local"].items() if t not in expected]
     (delta,) = [column.delta for column in found.columns if column.delta is not None]
     assert delta.mean == pytest.approx(100 * sum(told) / len(told)) if told else math.isnan(delta.mean)
-    assert compare([runs["local"].folder]).untold == ()
+    assert compare([runs["local"].folder]).excluded == ()
 
 
 def test_grids_have_references_unless_they_are_drawn() -> None:

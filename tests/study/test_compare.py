@@ -7,9 +7,8 @@ import math
 import pytest
 
 from fedloom.study import delta_m
-from fedloom.study.delta import delta_terms, without_base
 from fedloom.study.tables.compare import shortened
-from fedloom.study.tables.estimate import Estimate, clear_best
+from fedloom.study.tables.estimate import Estimate, clear_best, delta_terms, without_base
 from grid_support import DEA, DIRECTIONS, FEDAVG
 
 

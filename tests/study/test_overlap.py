@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
-from fedloom.study.papers.activated_dimensions import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
+from fedloom.study.charts import thinned
+from fedloom.study.papers.activated_dimensions import CSV, Activated, Overlaps, _prefixes, draw, table
 from fedloom.study.tables.output import Table
 from tests_support import loaded
 
@@ -110,7 +111,7 @@ def test_clients_that_are_absent_in_some_rounds(tmp_path: Path) -> None:
 
 
 def test_long_runs_and_deep_names_are_cut() -> None:
-    assert [r.round for r in _spread([activated(i) for i in range(1, 101)])] == [
+    assert [r.round for r in thinned([activated(i) for i in range(1, 101)], 12)] == [
         *(1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100)
     ]
     names = [f"encoder.layer{i}.{j}.weight" for i in range(4) for j in range(9)]

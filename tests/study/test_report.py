@@ -26,9 +26,9 @@ from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.figures import BUDGET, LINES, curve, figures_of, matrices
+from fedloom.study.report.methods import worst
 from fedloom.study.report.page import in_script, part
 from fedloom.study.report.scores import Curves, worst_tasks
-from fedloom.study.report.worst import worst
 from fedloom.study.tables.compare import compare
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY, SHOWN, Page, cells, check_figures, drawn, view_of
@@ -88,7 +88,7 @@ def page_of(source: Path, base: Path | str | None = None) -> Page:
 
 def rows_of(text: str, table: str) -> list[list[str]]:
     """Cells of a table of the page, line by line."""
-    inside = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]
+    inside = text.partition(f'<table class="numbers" id="{table}">')[2].partition("</table>")[0]
     lines = re.findall(r"<tr>(.*?)</tr>", inside)
     return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
 
@@ -484,12 +484,12 @@ def test_only_a_long_table_scrolls(tmp_path: Path) -> None:
         clients = {f"c{i}": {"tasks": {"seg": 1.0}} for i in range(count)}
         folder = run_folder(tmp_path / f"{count}", [], clients=clients)
         write(folder)
-        assert f'<div {box}><table id="clients-table">' in (folder / "report.html").read_text("utf-8")
+        assert f'<div {box}><table class="numbers" id="clients-table">' in (folder / "report.html").read_text("utf-8")
 
 
 def test_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, [], status="running"))
-    assert "No numbers of a model that is kept were recorded yet." in page.text
+    assert "No numbers of a kept model have been recorded yet." in page.text
     assert "not finished: round 0 of 9 · 2 clients, 2 tasks · seed 3" in page.text
 
 
@@ -551,13 +551,13 @@ def test_a_grid_at_a_glance(tmp_path: Path) -> None:
         "semseg": 40.0, "depth": -0.5, "normals": 0.0, "edge": 0.0
     }  # fmt: skip
     page = page_of(tmp_path)
-    assert "FedProx is clearly better than FedAvg (2 seeds)." in page.text
+    assert "FedProx is significantly better than FedAvg (2 seeds)." in page.text
     first = rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-0-0")[1]
     assert (first[0], first[1][-4:], first[2]) == ("FedProx", "1.59", "yes")
     assert page.data["about"]["runs"] == "4 of 4 begun, 4 finished, 1 combination refused"
     assert list(found.methods) == ["FedAvg", "FedProx"]  # type: ignore[union-attr]
     assert [a.get("hidden", "shown") for _, a in page.elements if "data-base" in a] == ["shown", None]
-    assert "FedAvg is clearly worse than FedProx" in page.text
+    assert "FedAvg is significantly worse than FedProx" in page.text
     assert "ranks" in page.ids
 
 
@@ -823,16 +823,16 @@ def test_a_run_against_a_base(tmp_path: Path) -> None:
         ["seg (miou) ↑", "test", "0.4000", "0.4500", "-11.11\u00a0%", *rows_of(html, "final-table")[1][5:]],
     ]
     assert "Lowest change on test: depth (rmse), -20.00\u00a0%." in page.text
-    assert rows_of(html, "hurt-table")[1:] == [
+    assert rows_of(html, "worse-table")[1:] == [
         ["seg (miou) ↑", "2", "1", "1", "0", "a -50.00\u00a0%"],
         ["depth (rmse) ↓", "1", "1", "0", "0", "b -20.00\u00a0%"],
     ]
-    assert "2 of 2 clients have a worse model than the base's" in page.text
+    assert "2 of 2 clients have a worse model than with the base" in page.text
     # a loses half of its only task; b gains on one and loses as much on the other
-    assert "Over all tasks of a client, 1 of 2 lost" in page.text
-    (view,) = page.data["figures"]["hurt"]
-    hurt = {"a": {"seg": -50.0}, "b": {"seg": pytest.approx(20), "depth": pytest.approx(-20)}}
-    assert cells(view["chart"]) == hurt
+    assert "For 1 of 2 clients the mean change over all their tasks is below 0." in page.text
+    (view,) = page.data["figures"]["worse"]
+    worse = {"a": {"seg": -50.0}, "b": {"seg": pytest.approx(20), "depth": pytest.approx(-20)}}
+    assert cells(view["chart"]) == worse
     assert view["chart"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == [-50, 0, 50]
     about = held["about"]
     assert (about["method"], about["seed"], about["data"]) == ("local", "3", "the same (hash d)")
@@ -847,7 +847,7 @@ def test_without_a_base_nothing_is_said_of_one(tmp_path: Path) -> None:
     assert "change" not in rows_of((tmp_path / "report.html").read_text("utf-8"), "final-table")[0]
 
 
-def test_many_who_were_hurt(tmp_path: Path) -> None:
+def test_many_clients_with_a_worse_model(tmp_path: Path) -> None:
     names = [f"c{i:03d}" for i in range(150)]
     clients = {name: {"tasks": {"seg": 1.0}} for name in names}
     # c000 to c009 lose, the others gain; the last one's loss has no share, for the base is 0 there
@@ -858,12 +858,12 @@ def test_many_who_were_hurt(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", of_clients(mine), clients=clients)
     base = run_folder(tmp_path / "base", of_clients(theirs), clients=clients)
     page = page_of(folder, base)
-    (line,) = rows_of((folder / "report.html").read_text("utf-8"), "hurt-table")[1:]
+    (line,) = rows_of((folder / "report.html").read_text("utf-8"), "worse-table")[1:]
     assert line[1:5] == ["150", "11", "138", "1"]
     assert line[5].startswith("c000 -20.00\u00a0%, c001 -18.00")
     assert line[5].count(",") == 4
     assert "11 of 150 clients" in page.text
-    shown = cells(page.data["figures"]["hurt"][0]["chart"])
+    shown = cells(page.data["figures"]["worse"][0]["chart"])
     assert (len(shown), next(iter(shown))) == (100, "c000")
     check_figures(page.data["figures"])
     # a mean with an undefined number is undefined, and so is the change
@@ -888,7 +888,7 @@ def test_a_base_with_other_data_tasks_and_seed(tmp_path: Path) -> None:
     assert "Δm on test leaves out depth: 0 or undefined in the base." in page.text
     assert f"Only here, or judged by another metric there: {NASTY}." in page.text
     assert "clients are not compared" in page.text
-    assert "hurt" not in page.data["figures"]
+    assert "worse" not in page.data["figures"]
     assert not [tag for tag, _ in page.elements if tag == "img"]
 
 

@@ -139,7 +139,7 @@ def test_every_figure_is_drawn_and_nothing_is_clipped(
     show(browser, write(runs[which], base=runs["local"] if which == "domains" else None), size)
     shot(browser, f"{which}-{size[0]}")
     drawn = figures(browser)
-    assert {"peers": "neighbours-graph", "domains": "hurt"}[which] in [f["name"] for f in drawn]
+    assert {"peers": "neighbours-graph", "domains": "worse"}[which] in [f["name"] for f in drawn]
     assert all(f["drawn"] and f["marks"] for f in drawn), drawn
     assert not [f["name"] for f in drawn if not f["inside"]], "texts are cut off"
     wide = browser.execute_script("return document.documentElement.scrollWidth")
@@ -219,7 +219,7 @@ def test_the_first_screen_needs_no_scrolling(browser: Any, runs: dict[str, Path]
     assert all(box["top"] >= 0 and box["width"] > 100 for box in boxes)
     assert max(box["top"] for box in boxes) + 150 < DESKTOP[1]
     show(browser, write(runs["domains"], base=runs["local"]), PHONE)
-    words = browser.find_element("css selector", ".held:not([hidden]) .words")
+    words = browser.find_element("css selector", ".compared:not([hidden]) .words")
     assert words.rect["y"] + words.rect["height"] < PHONE[1], "a phone's first screen has all four answers in words"
 
 
@@ -233,8 +233,8 @@ def test_a_base_is_chosen_by_keyboard_and_all_that_depends_on_it_changes(browser
             "#gains .note",
             "#final th:nth-child(4)",
             "#base td",
-            "#hurt-table",
-            "#hurt-table-1",
+            "#worse-table",
+            "#worse-table-1",
         ]
         return [
             next((e.text for e in browser.find_elements("css selector", place) if e.is_displayed()), "")

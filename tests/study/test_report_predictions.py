@@ -150,7 +150,7 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     assert ("round 64 of depth, test example 3", uri(64)) in page.found
     assert ("round 300 of depth, test example 3", uri(2)) in page.found
     assert "The same images over the rounds" in page.text
-    assert "round-x.json is not used, for it is damaged" in page.text
+    assert "round-x.json is not used, because it is damaged" in page.text
 
 
 def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_pictures_are_read_from_the_folder_alone(tmp_path: Path, name: str) -> N
     put(run, predictions.INDEX, index)
     page = page_of(run)
     assert page.found == []
-    assert "index.json is not used, for it is damaged" in page.text
+    assert "index.json is not used, because it is damaged" in page.text
 
 
 def test_what_is_no_picture_or_too_large_is_not_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +245,8 @@ def test_a_pipe_among_the_pictures_is_named_and_not_waited_for(tmp_path: Path) -
         os.mkfifo(file)
     found = run_report(run).predictions
     assert found.notes == (
-        "confusion.json is not opened, for it is no regular file.",
-        "truth.png is not opened, for it is no regular file.",
+        "confusion.json is not opened, because it is no regular file.",
+        "truth.png is not opened, because it is no regular file.",
         "1 picture is absent, damaged or too large.",
     )
     assert found.examples[0].rows[0] == ("truth", (None,))
@@ -384,7 +384,7 @@ def test_methods_show_where_they_are_wrong_in_the_place_of_their_answers(tmp_pat
     assert set(found.examples[0].wrong) == {"FedAvg", "FedProx"}
     page = page_of(folder)
     assert sum(src == uri(9) for _, src in page.found) == 2 * 2 * 2
-    assert "Show where answers are wrong" in page.text
+    assert "Show where predictions are wrong" in page.text
 
 
 def test_confusions_name_their_classes(tmp_path: Path) -> None:

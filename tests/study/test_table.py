@@ -226,7 +226,7 @@ def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"grid paper: columns: no task 'dept'\. Did you mean 'depth'\?"):
         tabulate(grid, folder)
     write_run(folder, Cell("NYUD", "FedProx", "-", 0), {"semseg": 1.0})
-    with pytest.raises(StateError, match="not comparable, for the tasks differ"):
+    with pytest.raises(StateError, match="not comparable, because the tasks differ"):
         tabulate(grid, folder)
     with pytest.raises(StateError, match="no cell of grid paper has finished in"):
         tabulate(grid, tmp_path / "elsewhere")

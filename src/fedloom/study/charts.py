@@ -79,7 +79,7 @@ def thinned(values: Sequence[Any], most: int, keep: Iterable[Any] = ()) -> list[
     if len(values) <= most:
         return list(values)
     chosen = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)} if most > 1 else set[int]()
-    kept = set(keep)
+    kept = tuple(keep)
     return [value for i, value in enumerate(values) if i in chosen or value in kept]
 
 

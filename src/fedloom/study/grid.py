@@ -192,7 +192,7 @@ class Grid(Section):
         return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
-        """(base, add-on) that cells of `base` are compared with, None for none."""
+        """Return (base, add-on) that cells of `base` are compared with, None for none."""
         if self.delta == "none":
             return None
         if self.delta == "base":
@@ -219,7 +219,7 @@ class Cell:
         return " / ".join(label for label in (self.data, self.base, self.addon) if label != "-")
 
     def folder(self, grid_folder: Path) -> Path:
-        """Where its run is."""
+        """Return the folder of its run."""
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
         folder = grid_folder.joinpath("cells", *parts)
         begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
@@ -227,17 +227,17 @@ class Cell:
 
 
 def together(base: str, addon: str) -> str:
-    """'base', or 'base add-on'."""
+    """Return 'base', or 'base add-on'."""
     return base if addon == "-" else f"{base} {addon}"
 
 
 def safe(label: str) -> str:
-    """A label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
+    """Return a label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
     return re.sub(r"[^\w.+=,-]+", "_", label).strip("_.-") or "plain"
 
 
 def cells(grid: Grid) -> Iterator[Cell]:
-    """Seed by seed, so that every cell has a first number early."""
+    """Yield the cells seed by seed, so that every combination has a first number early."""
     for seed in grid.seeds:
         for data, row in grid.data.items():
             for base, addon in grid.combinations:
@@ -246,12 +246,12 @@ def cells(grid: Grid) -> Iterator[Cell]:
 
 
 def names() -> list[str]:
-    """Names of the packaged grids."""
+    """Return the names of the packaged grids."""
     return sorted(loader.packaged(HOME))
 
 
 def summary(name: str) -> str:
-    """The first comment line of a packaged grid."""
+    """Return the first comment line of a packaged grid."""
     return loader.summary(name, HOME)
 
 
@@ -261,7 +261,7 @@ def load_grid(
     origin: Origin | None = None,
     benchmark: str | None = None,
 ) -> Grid:
-    """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
+    """Return a checked grid from a packaged name, a file or a mapping; the result contains its recipes.
 
     A key `like` names another grid, of which it takes all keys that it does not have itself. `benchmark` is
     one of its benchmarks, or a recipe (a packaged name, a file) that takes the place of its data sets.
@@ -330,12 +330,12 @@ def _code(grid: Grid) -> Iterator[str]:
 
 
 def against(grid: Grid, reference: str) -> Grid:
-    """The grid with another `delta`. Raises RecipeError where that is no cell."""
+    """Return the grid with another `delta`. Raises RecipeError where that is no cell."""
     return load_grid(grid.model_dump(mode="json"), [f"delta={json.dumps(reference)}"], grid._origin)
 
 
 def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
-    """KEY=VALUE texts as (what they change in the grid, what they change in every cell)."""
+    """Split KEY=VALUE texts into (changes of the grid, changes of every cell)."""
     own: Changes = {}
     all_cells: Changes = {}
     for change in changes:
@@ -350,7 +350,7 @@ def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
 
 
 def recipes(grid: Grid) -> dict[Cell, Recipe]:
-    """The recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
+    """Return the recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
     admit(_code(grid), grid._origin, f"grid {grid.name}")
     result: dict[Cell, Recipe] = {}
     wrong: dict[str, str] = {}
@@ -384,7 +384,7 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """The cells that have one of the labels of each kind (data set, base, add-on) of which there are some in `labels`.
+    """Return the cells with one of `labels` of each kind (data set, base, add-on) that occurs in `labels`.
 
     Raises RecipeError for an unknown label.
     """
@@ -402,7 +402,7 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
 
 def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "interrupted", "finished"]:
-    """What is in a cell's folder. Raises StateError where another recipe was run there."""
+    """Return the state of a cell's folder. Raises StateError where another recipe was run there."""
     folder = cell.folder(grid_folder)
     if not (folder / "recipe.yaml").is_file():
         return "new"
@@ -422,7 +422,7 @@ def same(what: str, before: Recipe, now: Recipe) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
+    """Return whether a run has ended, with whatever status. Raises StateError where its run.json is damaged."""
     file = folder / "run.json"
     if not file.is_file():
         return False
@@ -432,7 +432,7 @@ def is_over(folder: Path) -> bool:
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
-    """Write what a table needs beside the runs: the grid, and the refused combinations with the reasons."""
+    """Write the files that a table needs beside the runs: the grid, and the refused combinations with reasons."""
     write(folder, {FILE: to_yaml(grid.model_dump(mode="json")), REFUSED: json.dumps(dict(refused), indent=1)})
 
 
@@ -447,7 +447,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def open_folder(source: str | Path) -> tuple[Grid, Path]:
-    """(grid, folder) of a grid's folder; or of a packaged grid, a grid file or a grid's name, from where it ran."""
+    """Return (grid, folder) of a grid's folder; or of a packaged grid, a grid file or a name, from where it ran."""
     folder = _folder(source)
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
@@ -467,18 +467,18 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
 
 
 def ran() -> list[str]:
-    """Names of the grids that ran in their default place."""
+    """Return the names of the grids that ran in their default place."""
     return sorted(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))
 
 
 def _folder(source: str | Path) -> Path:
-    """The folder itself, or that of the grid that ran under this name in its default place."""
+    """Return the folder itself, or that of the grid that ran under this name in its default place."""
     folder = Path(source)
     return GRIDS / folder if not folder.exists() and (GRIDS / folder / FILE).is_file() else folder
 
 
 def runs_in(source: Path) -> list[Path]:
-    """The finished runs of a grid's first seed, in the order of its cells; what is no grid is a run's folder itself.
+    """Return the finished runs of a grid's first seed, in the order of its cells; or the folder of a single run.
 
     `source` is as in `open_folder`. Raises StateError where no run of the seed has finished.
     """
@@ -495,12 +495,12 @@ GRIDS = Path("grids")
 
 
 def default_folder(grid: Grid) -> Path:
-    """Where a grid runs unless told otherwise."""
+    """Return the folder in which a grid runs by default."""
     return GRIDS / grid.name
 
 
 def refused_in(folder: Path) -> dict[str, str]:
-    """Combination -> why the library refused it, as recorded when the grid ran."""
+    """Return combination -> the reason why the library refused it, as recorded when the grid ran."""
     try:
         value = json_of(folder / REFUSED)
     except FileNotFoundError:

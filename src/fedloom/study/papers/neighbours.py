@@ -1,4 +1,4 @@
-"""Do peers find those with their own tasks? What a run's records of neighbours and similarities say, round by round."""
+"""How well peers choose neighbours with their own tasks, round by round, from a run's records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Series = dict[int, float]
 
 
 def quality(run: Run) -> dict[str, Series]:
-    """Name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
+    """Return name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
 
     Task groups are the peers with the same tasks. Clusters are those of average linkage on the similarities that peers
     found (the mean of both directions; 0 for a pair that never met), as many as there are task groups.
@@ -60,7 +60,7 @@ def _clusters(
     tasks: Mapping[str, tuple[str, ...]],
     groups: int,
 ) -> None:
-    """Add what clusters of similarities say."""
+    """Add the indices of clusters of similarities."""
     metrics = need("sklearn.metrics", "report")
     last: dict[str, int] = {}
     for round in sorted(by_round):
@@ -87,7 +87,7 @@ def _clusters(
 
 
 def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: int) -> dict[str, int]:
-    """Peer -> cluster; nothing where no similarity is known."""
+    """Return peer -> cluster; empty where no similarity is known."""
     place = {name: i for i, name in enumerate(names)}
     total = np.zeros((len(names), len(names)))
     count = np.zeros_like(total)
@@ -109,7 +109,7 @@ def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: 
 
 
 def purity(true: Iterable[int], labels: Iterable[int]) -> float:
-    """Share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
+    """Return the share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
     pairs = list(zip(true, labels, strict=True))
     clusters: dict[int, dict[int, int]] = {}
     for group, label in pairs:

@@ -1,4 +1,4 @@
-"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
+"""The agreement and the weights of updates, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
 
 @dataclass(frozen=True)
 class UpdateAgreement:
-    """What a run's diagnostics say, by layer group ('encoder stem to layer1', 'decoder of depth')."""
+    """The diagnostics of a run by layer group ('encoder stem to layer1', 'decoder of depth')."""
 
     cosine: Mapping[str, Cells] = field(default_factory=dict)
     """Group -> the cosine of every two updates."""
@@ -64,14 +64,14 @@ class _Look:
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
-        """Whom each number of a group's `cosine` and `sign` is about."""
+        """Return the two updates of each number of a group's `cosine` and `sign`."""
         if self.peer is None:
             return list(combinations(self.shown, 2))
         return [(first, other) for first in self.shown[:1] for other in self.shown[1:]]
 
 
 def collect(run: Run) -> UpdateAgreement | None:
-    """What there is to show, or None. Raises StateError for a file that holds something else."""
+    """Read the diagnostics of a run; None without any. Raises StateError for a file of other contents."""
     try:
         looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
     except (KeyError, TypeError, IndexError) as error:
@@ -139,7 +139,7 @@ def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
 
 
 def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
-    """Each pair once."""
+    """Return each pair once."""
     return [v for a, row in cells.items() for b, v in row.items() if a < b and v is not None]
 
 
@@ -161,7 +161,7 @@ def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict
 
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:
-    """Group -> row -> number, of `kept`, or of the only row of `weights`."""
+    """Return group -> row -> number, of `kept`, or of the only row of `weights`."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for look in looks:
         for group in look.groups:
@@ -186,7 +186,7 @@ def _given(looks: Sequence[_Look]) -> Mapping[str, Cells]:
 
 
 def _note(looks: Sequence[_Look]) -> str:
-    """How far the numbers can be trusted."""
+    """Return how exact the numbers are."""
     groups = [group for look in looks for group in look.groups]
     parts = []
     worst = min((group["looked"] for group in groups if group["looked"] < group["size"]), default=None)

@@ -1,4 +1,4 @@
-"""What a report shows, read from the files of a run or a grid. Plain values; an absent part is empty or None."""
+"""The contents of a report, read from the files of a run or a grid. Plain values; an absent part is empty or None."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions, records, words
-from fedloom.study.report.against import Against
+from fedloom.study.report.against import Against, bases_of
 from fedloom.study.report.agreement import UpdateAgreement
-from fedloom.study.report.base import bases_of
 from fedloom.study.report.methods import Method, methods_of
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
-from fedloom.study.report.worst import Worst, worst_of
 from fedloom.study.significance.ranks import Ranks, ranked
 from fedloom.study.tables.results import of_grid as results_of
 from fedloom.study.tables.table import GridTable, tabulate
@@ -37,7 +35,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that the page of a run shows."""
+    """The contents of the page of a run."""
 
     folder: Path
     title: str
@@ -67,24 +65,24 @@ class RunReport:
     peers: bool = False
     """Whether peers mix the updates, not a server."""
     against: Against | None = None
-    """The run held against a base, where one was named or found."""
+    """The run compared with its baseline, where one was named or detected."""
     others: tuple[Against, ...] = ()
-    """The run held against what else there is."""
+    """The run compared with other runs."""
     predictions: Predictions = Predictions()
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
     base_found: bool = False
-    """Whether nobody named the base, and it was found beside the run."""
+    """Whether the baseline was not named, but detected beside the run."""
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Bytes from and to clients over all rounds."""
+        """Return the bytes from and to clients over all rounds."""
         return sum(up for *_, up, _ in self.totals), sum(down for *_, down in self.totals)
 
 
 @dataclass(frozen=True)
 class CellFacts:
-    """How far one run of a grid has come, and what it cost."""
+    """The progress and the costs of one run of a grid."""
 
     name: str
     status: str
@@ -96,7 +94,7 @@ class CellFacts:
 
 @dataclass(frozen=True)
 class GridReport:
-    """All that the page of a grid shows. `table` is None, and `problem` says why, where nothing can be tabulated."""
+    """The contents of the page of a grid. Without a table, `table` is None and `problem` says why."""
 
     folder: Path
     title: str
@@ -107,18 +105,18 @@ class GridReport:
     cells: tuple[CellFacts, ...]
     curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]
     """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
-    worst: tuple[Worst, ...] = ()
+    worst: tuple[Method, ...] = ()
+    """The methods as the grid compares them."""
     predictions: Predictions = Predictions()
     methods: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
-    """Base -> the methods held against it, the grid's own base first."""
+    """Baseline -> the methods compared with it, the grid's own baseline first."""
     ranks: Ranks | None = None
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """What one run's files hold, and how it compares with a base, which is looked for beside it where none is given,
-    and with what else is there.
+    """Read the files of a run, and compare it with its baseline and with other runs beside it.
 
-    Raises StateError for a base that it cannot be compared with.
+    Without `base` the baseline is detected beside the run. Raises StateError where the two cannot be compared.
     """
     compared, others = bases_of(run, base)
     labels = _labels(run.folder)
@@ -149,23 +147,23 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         run.recipe.get("peers") is not None,
         compared,
         others,
-        predictions=predictions.of_run(run),
-        trained=records.timed(run, "seconds_of"),
-        base_found=base is None and compared is not None,
+        predictions.of_run(run),
+        records.timed(run, "seconds_of"),
+        base is None and compared is not None,
     )
 
 
 def of_grid(grid: Grid, folder: Path) -> GridReport:
-    """What a grid's files and those of its runs hold, finished or not."""
+    """Read the files of a grid and of its runs, finished or not."""
     runs = {cell: Run.read(cell.folder(folder)) for cell in cells(grid) if (cell.folder(folder) / "run.json").is_file()}
     table, problem = None, ""
-    lowest: tuple[Worst, ...] = ()
+    own: tuple[Method, ...] = ()
     methods: dict[str, tuple[Method, ...]] = {}
     ranks: Ranks | None = None
     try:
         table = tabulate(grid, folder)
         results = results_of(grid, folder)
-        lowest, methods = worst_of(grid, results.sides, results.rows), methods_of(grid, table, results.sides)
+        own, methods = methods_of(grid, results)
         with suppress(UserError):  # one method, or without scipy
             ranks = ranked(results)
     except StateError as error:
@@ -206,12 +204,12 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
     return GridReport(
-        folder, grid.title or grid.name, facts, text, table, problem, about, lines, lowest, shown, methods, ranks
+        folder, grid.title or grid.name, facts, text, table, problem, about, lines, own, shown, methods, ranks
     )
 
 
 def _shared(several: Sequence[Series]) -> Series:
-    """The mean of several series in the rounds that all have."""
+    """Return the mean of several series in the rounds that all have."""
     rounds = sorted(set.intersection(*(set(series) for series in several)))
     return {round: mean_of([series[round] for series in several]) for round in rounds}
 
@@ -224,7 +222,7 @@ def _status(run: Run) -> str:
 
 
 def _outline(run: Run) -> Outline | None:
-    """The method in words; None where run.json has none, as in older runs, or something else."""
+    """Return the method in words; None where run.json has none, as in older runs, or something else."""
     try:
         return TypeAdapter(Outline).validate_python(run.info.get("outline"))
     except (ValidationError, RecursionError):
@@ -232,13 +230,13 @@ def _outline(run: Run) -> Outline | None:
 
 
 def _segments(info: Mapping[str, Any]) -> str | None:
-    """What was changed after which round; None where nothing was."""
-    told = [
+    """Say which keys changed after which round; None where none did."""
+    changes = [
         f"after round {change['after_round']}: "
         + ", ".join(f"{key} was {was}, is {now}" for key, (was, now) in change["keys"].items())
         for change in info.get("changes", ())
     ]
-    return "; ".join(told) or None
+    return "; ".join(changes) or None
 
 
 def _facts(run: Run) -> Facts:

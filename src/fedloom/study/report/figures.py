@@ -43,16 +43,16 @@ SMALL = 24
 DOTS = 250
 """Dots at most, evenly spaced in their order."""
 PEERS = 60
-"""Peers of a graph, at most; with more there is no graph, for nothing could be seen in it."""
+"""Peers of a graph, at most; with more nothing could be seen in it."""
 CAPTIONS = "captions.txt"
-"""The file with what stands below each figure, beside the figures."""
+"""The file of captions beside the figures."""
 
 _NEARLY = 0.005  # a share below which there is no number
 
 
 @dataclass(frozen=True)
 class View:
-    """One chart of a figure, and what it is called; views of one `group` are its rounds."""
+    """One chart of a figure with its name; views of one `group` are its rounds."""
 
     name: str
     chart: Chart
@@ -70,11 +70,12 @@ class Figure:
 
     @property
     def groups(self) -> list[str]:
+        """Return the groups of the views."""
         return list(dict.fromkeys(view.group for view in self.views if view.group))
 
     @property
     def first(self) -> list[View]:
-        """The views of the group that is shown first."""
+        """Return the views of the group that is shown first."""
         return [view for view in self.views if view.group == self.views[0].group]
 
 
@@ -135,7 +136,7 @@ def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
 
 
 def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figure]]:
-    """Draw the methods of each data set held against the page's `at`-th base: gains, by tasks, and costs."""
+    """Draw the methods of each data set compared with the page's `at`-th base: gains, by tasks, and costs."""
     for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
         name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
         ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
@@ -207,12 +208,11 @@ def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure
 
 
 def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int = POINTS) -> Chart:
-    """Draw one metric of one task: clients, their mean, the best round, and dashed lines of what it is held against."""
-    keep = () if c.best is None else (c.best,)
-    rounds = thinned(list(c.mean), most, keep)
+    """Draw one metric of one task: clients, their mean, the best round, and dashed lines of baselines."""
+    rounds = thinned(list(c.mean), most, () if c.best is None else (c.best,))
     shown, bands, middle = dict(c.clients), {}, "mean over clients"
     first = next(iter(shown.values()), {})
-    if len(shown) > 1 and all(_same(of, first) for of in shown.values()):
+    if len(shown) > 1 and all(_plainly(of) == _plainly(first) for of in shown.values()):
         middle, shown = f"the same for all {len(shown)} clients", {}
     if len(shown) > LINES:
         ends = extremes(shown, c.direction)
@@ -229,8 +229,8 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int
     )
 
 
-def _same(a: Series, b: Series) -> bool:
-    return {r: plain(v) for r, v in a.items()} == {r: plain(v) for r, v in b.items()}
+def _plainly(series: Series) -> dict[int, float | None]:
+    return {r: plain(v) for r, v in series.items()}
 
 
 def extremes(lines: Mapping[str, Series], direction: str) -> list[str]:
@@ -340,49 +340,47 @@ def _labels(report: RunReport) -> Figure:
 
 
 def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]:
-    """Draw what depends on the base: the change of each client, and each task over the rounds; names have this end."""
-    held = report.against
-    changes = {} if held is None else held.delta_of
-    if held is not None and changes:
+    """Draw the change of each client and each task over the rounds against the base; names have this end."""
+    base = report.against
+    changes = {} if base is None else base.delta_of
+    if base is not None and changes:
         ranked = sorted(changes, key=lambda name: (-changes[name], name))
-        several = {n: (changes[n], min(held.by_client[n]), max(held.by_client[n])) for n in thinned(ranked, DOTS)}
+        several = {n: (changes[n], min(base.by_client[n]), max(base.by_client[n])) for n in thinned(ranked, DOTS)}
         texts = {name: words.change(of) for name, (of, *_) in several.items()}
         made = charts.intervals(several, "change, %", texts=texts)
-        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {held.label}", made)])
+        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {base.label}", made)])
     judged = primary(report.curves)
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         if task in judged:
-            base = {held.label: held.over_rounds[task]} if held is not None and held.over_rounds.get(task) else {}
+            lines = {base.label: base.over_rounds[task]} if base is not None and base.over_rounds.get(task) else {}
             name = f"{task}: {words.axis(judged[task].metric, judged[task].direction)}"
-            yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], base))])
-    if held is not None and (changed := _hurt(held)) is not None:
-        yield f"hurt{end}", changed
+            yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], lines))])
+    if base is not None and (changed := _worse(base)) is not None:
+        yield f"worse{end}", changed
 
 
-def _hurt(held: Against) -> Figure | None:
+def _worse(base: Against) -> Figure | None:
     """Draw clients by tasks: the change against the base; None where the dots of the first screen show it all."""
-    names = [client for e in held.each for client in e.clients]
-    if len(set(names)) == len(names) and len(names) <= 40:
-        return None
-    lowest: dict[str, float] = {}
-    for e in held.each:
+    rows: dict[str, dict[str, float]] = {}
+    for e in base.each:
         for client, change in e.clients.items():
-            worst = min(lowest.get(client, math.inf), change.percent if change.percent == change.percent else math.inf)
-            lowest[client] = worst
-    shown = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
-    cells = {n: {e.row.task: e.clients[n].percent for e in held.each if n in e.clients} for n in shown}
-    known = [abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)]
-    far = min(100.0, max(known, default=1.0))
+            rows.setdefault(client, {})[e.row.task] = change.percent
+    if sum(map(len, rows.values())) == len(rows) <= 40:
+        return None
+    lowest = {client: min((v for v in of.values() if v == v), default=math.inf) for client, of in rows.items()}
+    names = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
+    cells = {name: rows[name] for name in names}
+    far = min(100.0, max((abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)), default=1.0))
     made = charts.heat(
-        cells, [e.row.task for e in held.each], down="client", along="task", value="change, %",
+        cells, [e.row.task for e in base.each], down="client", along="task", value="change, %",
         low=-far, high=far, middle=0.0, spoken="+.4~g", numbers="+.1f",
     )  # fmt: skip
-    about = f"change in percent against {held.label}, {held.split}; positive is better"
+    about = f"change in percent against {base.label}, {base.split}; positive is better"
     return Figure("", [View(about, made)])
 
 
 def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure]]:
-    """Draw one heat map per task: the shares of each true class, the best told first."""
+    """Draw one heat map per task: the shares of each true class, the best recognised first."""
     for number, c in enumerate(several):
         names = [c.name(i) for i in c.order]
         views = []
@@ -511,7 +509,7 @@ def _images(figures: Mapping[str, Figure]) -> Iterator[tuple[str, tuple[str, Cha
             title = ", ".join(part for part in (figure.title or (name if last else ""), *parts) if part)
             stem = once = "-".join(re.findall(r"\w+", title)).encode()[:120].decode(errors="ignore") or name
             number = 1
-            while stem.casefold() in taken:  # some file systems do not tell capital letters apart
+            while stem.casefold() in taken:  # some file systems ignore capital letters
                 number += 1
                 stem = f"{once}-{number}"
             taken.add(stem.casefold())

@@ -1,4 +1,4 @@
-"""What a run's files hold of each round beside metrics: bytes, seconds, matrices of similarity and weights, events."""
+"""The records of each round beside metrics: bytes, seconds, matrices of similarity and weights, events."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Series = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Matrices:
-    """One matrix per round, stored by its known entries, for there may be many clients."""
+    """One matrix per round, stored by its known entries, because there may be many clients."""
 
     name: str
     title: str
     rows: str
-    """What a row is."""
+    """The meaning of a row."""
     columns: str
     names: tuple[str, ...]
     rounds: Mapping[int, Mapping[str, Mapping[str, float | None]]]
@@ -27,7 +27,7 @@ class Matrices:
     marked: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """Round -> (row, column) of the pairs that were chosen."""
     legend: str = ""
-    """What a mark means."""
+    """The meaning of a mark."""
     graph: bool = False
     """Whether rows are peers that choose whose model they take."""
 
@@ -44,6 +44,7 @@ class Happening:
 
 
 def traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+    """Return ('up' or 'down', 'role', 'task' or 'client') -> name -> bytes of each round."""
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {
         (way, by): defaultdict(lambda: defaultdict(int)) for way in ("up", "down") for by in ("role", "task", "client")
     }
@@ -57,6 +58,7 @@ def traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
 
 
 def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
+    """Return (role, task, bytes from clients, bytes to clients) over all rounds."""
     total: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: {"up": 0, "down": 0})
     for sent in run.sent:
         for (role, task), count in sent.parts.items():
@@ -65,7 +67,7 @@ def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
 
 
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
-    """Phase (or client, where the key is seconds_of) -> seconds of each round."""
+    """Return phase (or client, where the key is seconds_of) -> seconds of each round."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in run.rounds:
         for name, seconds in (line.get(key) or {}).items():
@@ -74,6 +76,7 @@ def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
 
 
 def clock(run: Run) -> dict[str, dict[int, float]]:
+    """Return a simulated time -> its seconds in each round; empty where time was not simulated."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for round, record in run.records("clock"):
         found["a round"][round] = float(record["end"]) - float(record["start"])
@@ -84,7 +87,7 @@ def clock(run: Run) -> dict[str, dict[int, float]]:
 
 
 def matrices(run: Run) -> tuple[Matrices, ...]:
-    """Similarity of tasks; who takes how much from whom, and how alike peers found each other."""
+    """Return the similarity of tasks, the weights of senders at receivers, and the similarity that peers computed."""
     made = []
     similar = dict(run.records("task-vectors"))
     if similar:
@@ -127,7 +130,7 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
 
 
 def happened(run: Run) -> tuple[Happening, ...]:
-    """Events, and safeguards that acted, counted by their text and by client; in the order in which they began."""
+    """Return events, and safeguards that acted, counted by text and client; in the order in which they began."""
     rounds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in run.rounds:
         at = int(line["round"])

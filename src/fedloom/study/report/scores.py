@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from fedloom.core.errors import StateError
-from fedloom.federation.runs.reader import Run, TaskMetric, best_round, mean_of, number_of
+from fedloom.federation.runs.reader import Run, best_round, mean_of, number_of
+from fedloom.study.report.methods import worst
 from fedloom.study.report.records import Series
-from fedloom.study.report.worst import worst
 
-_OTHER = {"max": "min", "min": "max"}
 EVERYBODY = "all clients"
-"""Stands for the client where the files name none."""
+"""The name of the client where the files state none."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Curves:
     """'personal', 'global' or both: the models that count; 'trained' straight after local training."""
     clients: Mapping[str, Series]
     best: int | None = None
-    """The round with the best mean over clients on validation data; None without them, for test data choose nothing."""
+    """The round with the best mean over clients on validation data; None without these: test data choose nothing."""
     is_primary: bool = False
-    """Whether it is the metric that judges its task."""
+    """Whether the task is judged by this metric."""
 
     @cached_property
     def mean(self) -> dict[int, float]:
-        """Round -> mean over the clients that were measured; nan where one of them is."""
+        """Return round -> mean over the clients that were measured; nan where one of them is."""
         each: dict[int, list[float]] = defaultdict(list)
         for series in self.clients.values():
             for round, value in series.items():
@@ -61,13 +60,13 @@ class Score:
     worst: tuple[str, float] | None
     """The client with the worst value, and the value; None for one client alone, and where all have the same."""
     primary: bool
-    """Whether it is the metric that judges its task."""
+    """Whether the task is judged by this metric."""
     best: tuple[str, float] | None
     """As `worst`, the client with the best value."""
 
 
 def curves(run: Run) -> tuple[Curves, ...]:
-    """Task by task: the primary metric on test data first, then its other splits, other metrics, training losses."""
+    """Return the curves task by task: the primary metric on test data, its other splits, other metrics, losses."""
     measured: dict[tuple[str, str, str, str], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for line in run.rounds:
         for e in line["metrics"]:
@@ -107,7 +106,7 @@ def curves(run: Run) -> tuple[Curves, ...]:
 def _judged(
     run: Run, key: tuple[str, str, str, str], measured: Mapping[tuple[str, str, str, str], Mapping[str, Series]]
 ) -> Curves:
-    """The curves with their best round by validation data, where those were measured."""
+    """Return the curves with their best round by validation data, where those were measured."""
     task, metric, split, model = key
     direction = run.direction(task, metric)
     is_primary = metric == run.info["tasks"][task]["primary"]
@@ -118,7 +117,7 @@ def _judged(
 
 
 def scores(run: Run) -> tuple[Score, ...]:
-    """The metrics that judge the tasks first, on test data before validation data; then the others."""
+    """Return the primary metrics first, on test data before validation data; then the others."""
     scores = []
     for split in ("test", "val"):
         try:
@@ -132,7 +131,9 @@ def scores(run: Run) -> tuple[Score, ...]:
                 direction = run.direction(task, metric)
                 mine = {c: value for (c, t, m), value in each.items() if (t, m) == (task, metric)}
                 several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
-                ends = [worst(mine, of) if several else None for of in (direction, _OTHER[direction])]
+                ends = [
+                    worst(mine, of) if several else None for of in (direction, {"max": "min", "min": "max"}[direction])
+                ]
                 score = Score(
                     *(task, metric, direction, split, final.round, final.model, ", ".join(final.data), mean),
                     len(mine),
@@ -145,19 +146,19 @@ def scores(run: Run) -> tuple[Score, ...]:
 
 
 def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, str, str], float]:
-    """(client, task, metric) -> one round's value, of a client's personal model before the global one."""
+    """Return (client, task, metric) -> one round's value, of a client's personal model before the global one."""
     found: dict[tuple[str, str, str], float] = {}
     for model in ("global", "personal"):
         for e in line["metrics"]:
             client = e["client"] or EVERYBODY
-            held = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
-            if e["split"] == split and e["model"] == model and held:
+            has_task = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
+            if e["split"] == split and e["model"] == model and has_task:
                 found[client, e["task"], e["metric"]] = number_of(e["value"])
     return found
 
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """For each split and metric that judges several tasks: the score of the worst task."""
+    """Return the score of the worst task for each split and metric that judges several tasks."""
     groups: dict[tuple[str, str, str], list[Score]] = defaultdict(list)
     for score in scores:
         if score.primary and not math.isnan(score.mean):
@@ -166,8 +167,3 @@ def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
     return tuple(
         pick[direction](group, key=lambda s: s.mean) for (_, _, direction), group in groups.items() if len(group) > 1
     )
-
-
-def row(score: Score | Curves) -> str:
-    """'task (metric) ↑', as comparisons write it."""
-    return str(TaskMetric(score.task, score.metric, score.direction))

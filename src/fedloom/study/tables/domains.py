@@ -15,19 +15,19 @@ from fedloom.study.tables.output import HasTable, Records, Table
 
 @dataclass(frozen=True)
 class DomainScores:
-    """What one round measured on each domain: a mean over the domain's clients, who share its test part."""
+    """The scores of one round on each domain: a mean over the domain's clients, who share its test part."""
 
     round: int
     values: Mapping[str, float]
 
     @property
     def average(self) -> float:
-        """Mean over the domains, which all count the same."""
+        """Return the mean over the domains, which all count the same."""
         return fmean(self.values.values())
 
     @property
     def deviation(self) -> float:
-        """Sample standard deviation over the domains (divided by their number less one); nan for one domain."""
+        """Return the sample standard deviation over the domains (n - 1); nan for one domain."""
         values = list(self.values.values())
         return stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else math.nan
 
@@ -45,11 +45,11 @@ class DomainHistory(HasTable):
 
     @property
     def last(self) -> DomainScores:
-        """The last measured round."""
+        """Return the last measured round."""
         return self.rounds[-1]
 
     def as_table(self) -> Table:
-        """Rounds by domains, with average and standard deviation; the last and the best round are marked."""
+        """Return rounds by domains, with average and standard deviation; the last and the best round are marked."""
         names = {self.last.round: "last"}
         if self.best is not None:
             names[self.best.round] = "last, best" if self.best.round == self.last.round else "best on validation"
@@ -61,13 +61,13 @@ class DomainHistory(HasTable):
         return Table(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
 
     def records(self) -> Records:
-        """One line per round and domain, in full precision."""
+        """Return one line per round and domain, in full precision."""
         lines = [(s.round, domain, v) for s in self.rounds for domain, v in s.values.items()]
         return Records(("round", "domain", self.metric), lines)
 
 
 def domain_history(run: Run, task: str | None = None, metric: str | None = None, split: str = "test") -> DomainHistory:
-    """A metric per domain over the rounds; by default the primary metric of the run's only task.
+    """Return a metric per domain over the rounds; by default the primary metric of the run's only task.
 
     A client's personal model counts where it was measured, else the global one. Of equally good rounds on validation
     data the first is the best. Raises StateError where clients have no domains, nothing was measured, or the task or
@@ -92,7 +92,7 @@ def domain_history(run: Run, task: str | None = None, metric: str | None = None,
 
 
 def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
-    """Round -> the scores on a split, in order."""
+    """Return round -> the scores on a split, in order."""
     domains = {client: about.get("domain") for client, about in run.info["clients"].items()}
     for client, domain in domains.items():
         if domain is None:
@@ -109,7 +109,7 @@ def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainSco
 
 
 def _order(run: Run) -> list[str]:
-    """All domains: as the partition names them, then those it does not name."""
+    """Return all domains: as the partition names them, then those it does not name."""
     stated = run.recipe.get("partition", {}).get("clients", {})
     named = list(stated) if isinstance(stated, Mapping) else []
     return [*named, *sorted({about["domain"] for about in run.info["clients"].values()} - {*named})]
