@@ -121,57 +121,47 @@ class Grid(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Grid:
+        if problems := [*self._problems()]:
+            raise carry(problems)
+        return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, message) of values that do not fit each other."""
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
-        changes |= {f"bases.{label}": keys for label, keys in self.bases.items()}
-        changes |= {f"cells.{label}": keys for label, keys in self.cells.items()}
-        changes |= {f"addons.{label}": keys for label, keys in self.addons.items()}
-        problems = [
-            (f"{where}.seed", "a cell's seed comes from 'seeds'") for where, keys in changes.items() if "seed" in keys
-        ]
+        for key, several in (("bases", self.bases), ("cells", self.cells), ("addons", self.addons)):
+            changes |= {f"{key}.{label}": keys for label, keys in several.items()}
+        for where, keys in changes.items():
+            if "seed" in keys:
+                yield f"{where}.seed", "a cell's seed comes from 'seeds'"
         for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
             seen: dict[str, str] = {}
             for label in labels:
                 if "/" in label or not label.strip():
-                    problems.append((f"{key}.{label}", "a label is a text without '/'"))
+                    yield f"{key}.{label}", "a label is a text without '/'"
                 elif len(safe(label).encode()) > 200:
-                    problems.append((f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"))
-                other = seen.setdefault(safe(label).lower(), label)
-                if other != label:
-                    problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
+                    yield f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"
+                if (other := seen.setdefault(safe(label).lower(), label)) != label:
+                    yield f"{key}.{label}", f"would share its folder with {other!r}: choose another label"
         if len(set(self.seeds)) < len(self.seeds):
-            problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
-        problems += [
-            (f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'")
-            for label in self.bases
-            if label in self.reference_rows
-        ]
+            yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
+        for label in filter(self.reference_rows.__contains__, self.bases):
+            yield f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'"
         cells = [f"{base}/{addon}" for base, addon in self.combinations]
-        problems += [
-            (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
-            for label in self.cells
-            if label not in cells
-        ]
-        problems += [
-            (
-                f"tuned.{data}.{label}",
-                f"no such data set and cell, expected DATA and BASE/ADDON.{nearest(label, cells)}",
-            )
-            for data, labels in self.tuned.items()
-            for label in labels
-            if data not in self.data or label not in cells
-        ]
-        problems += [
-            (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
-            for label, row in self.data.items()
-            for base in row.bases or ()
-            if base not in self.bases
-        ]
+        for label in self.cells:
+            if label not in cells:
+                yield f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}"
+        for data, by_label in self.tuned.items():
+            for label in by_label:
+                if data not in self.data or label not in cells:
+                    hint = nearest(label, cells)
+                    yield f"tuned.{data}.{label}", f"no such data set and cell, expected DATA and BASE/ADDON.{hint}"
+        for label, row in self.data.items():
+            for base in row.bases or ():
+                if base not in self.bases:
+                    yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
-            problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
-        if problems:
-            raise carry(problems)
-        return self
+            yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
 
     def __eq__(self, other: object) -> bool:
         """Return whether two grids have the same content, wherever it came from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -108,11 +108,7 @@ def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: 
     return dict(zip(names, cluster.fit_predict(distance).tolist(), strict=True))
 
 
-def purity(true: Iterable[int], labels: Iterable[int]) -> float:
+def purity(true: Sequence[int], labels: Sequence[int]) -> float:
     """Return the share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
-    pairs = list(zip(true, labels, strict=True))
-    clusters: dict[int, dict[int, int]] = {}
-    for group, label in pairs:
-        counts = clusters.setdefault(label, {})
-        counts[group] = counts.get(group, 0) + 1
-    return sum(max(counts.values()) for counts in clusters.values()) / len(pairs)
+    counts = need("sklearn.metrics", "report").cluster.contingency_matrix(true, labels)
+    return int(counts.max(axis=0).sum()) / len(true)

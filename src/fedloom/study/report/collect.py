@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedloom.core.errors import StateError, UserError
 from fedloom.core.outline import Outline
-from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
+from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
@@ -81,18 +81,6 @@ class RunReport:
 
 
 @dataclass(frozen=True)
-class CellFacts:
-    """The progress and the costs of one run of a grid."""
-
-    name: str
-    status: str
-    rounds: int
-    up: int
-    down: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class GridReport:
     """The contents of the page of a grid. Without a table, `table` is None and `problem` says why."""
 
@@ -102,7 +90,8 @@ class GridReport:
     grid: str
     table: GridTable | None
     problem: str
-    cells: tuple[CellFacts, ...]
+    cells: tuple[tuple[str, ...], ...]
+    """The progress and the costs of each run: name, status, rounds, bytes from and to clients, seconds."""
     curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]
     """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
     worst: tuple[Method, ...] = ()
@@ -169,15 +158,9 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     except StateError as error:
         problem = str(error)
     about = tuple(
-        CellFacts(
-            str(cell),
-            _status(run),
-            run.last_round,
-            run.bytes_total()["up"],
-            run.bytes_total()["down"],
-            total(s for series in records.timed(run).values() for s in series.values()),
-        )
+        (str(cell), _status(run), str(run.last_round), *map(human_bytes, run.bytes_total().values()), f"{seconds:.1f}")
         for cell, run in runs.items()
+        for seconds in [total(s for series in records.timed(run).values() for s in series.values())]
     )
     each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fedloom.federation.runs.reader import human_bytes
@@ -19,10 +19,6 @@ from fedloom.study.tables.output import Table
 def render(report: GridReport) -> str:
     """Return the HTML of a grid's report. Raises UserError where vl-convert or Jinja2 is absent."""
     facts = dict(report.facts)
-    cells = tuple(
-        (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
-        for c in report.cells
-    )
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
     figures = figures_of(report)
     for at, methods in enumerate(report.methods.values()):
@@ -38,7 +34,7 @@ def render(report: GridReport) -> str:
         lead=f"runs: {facts['runs']} · {seeds}",
         table=report.table.as_table().fragment() if report.table else "",
         worst=[part for at, data in enumerate(_by_data(report.worst)) if (part := _worst(report.worst, data, at))],
-        cells=Table("", head, cells, name="cells-table") if cells else None,
+        cells=Table("", head, report.cells, name="cells-table") if report.cells else None,
         bases=[name or "nothing" for name in report.methods],
         views=[
             [_compared(f"{at}-{place}", *of) for place, of in enumerate(_by_data(methods).items())]
@@ -90,18 +86,8 @@ def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
     return found
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The methods of a data set at a glance."""
-
-    name: str
-    """The beginning of the names of its figures."""
-    data: str
-    sentence: str
-    costs: Table
-
-
-def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
+def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]:
+    """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
     head = ("method", "Δ %", "significant", "bytes", "seconds")
     lines = []
@@ -111,7 +97,8 @@ def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
         lines.append((m.label, delta, significant, human_bytes(m.sent), f"{m.seconds:.1f}"))
     deltas = {m.label: m.delta for m in ranked if m.is_method and m.delta}
     sentence = words.of_methods(deltas, {m.reference for m in ranked})
-    return Compared(name, data, sentence, Table("", head, tuple(lines), name=f"costs-{name}", text=(2,)))
+    costs = Table("", head, tuple(lines), name=f"costs-{name}", text=(2,))
+    return {"name": name, "data": data, "sentence": sentence, "costs": costs}
 
 
 def _worst(methods: Sequence[Method], data: str, at: int) -> tuple[str, Table] | None:

@@ -292,31 +292,35 @@ def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[C
     return Predictions(tuple(examples), confusions=confusions, notes=tuple(reader.notes), legends=reader.legends)
 
 
+Answers = Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]
+"""(task, position of the example) -> the prediction, and where it is wrong."""
+
+
 def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], about: str = "") -> Iterator[ShownExample]:
     """Yield each example of the first run, with the predictions of all runs."""
     if not runs:
         return
-    given: dict[str, dict[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]] = {}
+    given: dict[str, Answers] = {}
     for label, (_, index) in runs.items():
-        given[label] = {}
         for task in (task for part in index.parts for task in part.tasks):
             reader.meaning(task)
-        for part in index.parts:
-            for task in part.tasks:
-                pairs = zip(part.examples, task.answer, task.wrong or repeat(None, len(task.answer)), strict=True)
-                given[label] |= {(task.task, example.position): (answer, off) for example, answer, off in pairs}
-    _, index = next(iter(runs.values()))
-    left = sum(len(part.examples) for part in index.parts)
+        given[label] = {
+            (task.task, example.position): (answer, wrong)
+            for part in index.parts
+            for task in part.tasks
+            for example, answer, wrong in zip(part.examples, task.answer, task.wrong or repeat(None), strict=False)
+        }
+    parts = next(iter(runs.values()))[1].parts
     # first the first example of each part, then the second ones, so that no whole part is left out for want of room
-    for number in range(max((len(part.examples) for part in index.parts), default=0)):
-        for part in index.parts:
-            if number >= len(part.examples):
-                continue
-            if reader.room <= 0:
-                reader.notes.append(f"{left} more examples are not shown, because the page would be too large.")
-                return
-            left -= 1
-            yield _example(reader, runs, part, number, given, about)
+    most = max((len(part.examples) for part in parts), default=0)
+    ordered = [(part, number) for number in range(most) for part in parts if number < len(part.examples)]
+    for done, (part, number) in enumerate(ordered):
+        if reader.room <= 0:
+            reader.notes.append(
+                f"{len(ordered) - done} more examples are not shown, because the page would be too large."
+            )
+            return
+        yield _example(reader, runs, part, number, given, about)
 
 
 def _example(
@@ -324,7 +328,7 @@ def _example(
     runs: Mapping[str, tuple[Run, _StoredIndex]],
     part: _StoredPart,
     number: int,
-    given: Mapping[str, Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]],
+    given: Mapping[str, Answers],
     about: str,
 ) -> ShownExample:
     """Return one example of the first run, with all predictions."""
@@ -347,9 +351,8 @@ def _example(
         if any(errors):
             wrong[label] = tuple(errors)
     title = ", ".join(text for text in (about, part.domain, f"test example {example.position}") if text)
-    tasks = tuple(task.task for task in part.tasks)
     shown = reader.picture(folder, _StoredPicture(file=example.input, text=""))
-    return ShownExample(title, shown, tasks, tuple(rows), wrong)
+    return ShownExample(title, shown, tuple(task.task for task in part.tasks), tuple(rows), wrong)
 
 
 def _one(task: str, found: _StoredConfusion) -> ConfusionViews:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
@@ -13,31 +13,12 @@ from fedloom.study.report import glance, page, words
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.figures import against_of, figures_of
-from fedloom.study.report.glance import Glance
 from fedloom.study.report.scores import Score, worst_tasks
 from fedloom.study.report.words import number, percent
 from fedloom.study.tables.output import Table
 
 WORST = 5
 """Clients with a worse model that are named, at most."""
-
-
-@dataclass(frozen=True)
-class View:
-    """The parts of a page that compare a run with one baseline, or with none."""
-
-    base: Against | None
-    name: str
-    glance: Glance
-    final: Table | None
-    others: Table | None
-    deltas: str
-    lowest: str
-    about: Table | None
-    worse: Table | None
-    losses: Sequence[str]
-    end: str
-    """The end of the names of its figures and tables; a page may have none of a name."""
 
 
 def render(report: RunReport) -> str:
@@ -47,7 +28,7 @@ def render(report: RunReport) -> str:
     for at, other in enumerate(report.others, 1):
         against = replace(report, against=other, base_found=False)
         views.append(_view(against, at))
-        figures |= dict(against_of(against, views[at].end))
+        figures |= dict(against_of(against, views[at]["end"]))
     primary = [s for s in report.scores if s.primary]
     return page.render(
         "run",
@@ -65,24 +46,27 @@ def render(report: RunReport) -> str:
     )
 
 
-def _view(report: RunReport, at: int) -> View:
-    """Compare the run with the report's baseline, the page's `at`-th."""
+def _view(report: RunReport, at: int) -> dict[str, Any]:
+    """Return the parts of the page that compare the run with the report's baseline, the page's `at`-th, or with none.
+
+    `end` is the end of the names of their figures and tables, because a page may have none of a name.
+    """
     base = report.against
     own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
-    end = f"-{at}" if at else ""  # names of tables are the page's own
-    return View(
-        base,
-        "nothing" if base is None else base.label,
-        glance.of_run(report),
-        _scores(f"final-table{end}", own, base) if own else None,
-        _scores(f"others-table{end}", others, base) if others else None,
-        "" if base is None else _deltas(base),
-        _lowest(report.scores, base),
-        None if base is None else Table("", ("the base", ""), base.facts, name=f"base-table{end}", text=(1,)),
-        None if base is None or not base.each else _worse(f"worse-table{end}", base),
-        () if base is None else _losses(base),
-        end,
-    )
+    end = f"-{at}" if at else ""
+    return {
+        "base": base,
+        "name": "nothing" if base is None else base.label,
+        "glance": glance.of_run(report),
+        "final": _scores(f"final-table{end}", own, base) if own else None,
+        "others": _scores(f"others-table{end}", others, base) if others else None,
+        "deltas": "" if base is None else _deltas(base),
+        "lowest": _lowest(report.scores, base),
+        "about": base and Table("", ("the base", ""), base.facts, name=f"base-table{end}", text=(1,)),
+        "worse": _worse(f"worse-table{end}", base) if base is not None and base.each else None,
+        "losses": () if base is None else _losses(base),
+        "end": end,
+    }
 
 
 def _data(report: RunReport) -> dict[str, Any]:

@@ -86,34 +86,25 @@ def curves(run: Run) -> tuple[Curves, ...]:
             measured[task, metric, split, used] = {
                 name: {**both.get(name, {}), **personal.get(name, {})} for name in sorted(names)
             }
-    tasks = list(run.info["tasks"])
-    splits = ["test", "val", "train"]
+    tasks, splits = list(run.info["tasks"]), ["test", "val", "train"]
+    models = ["personal", "personal and global", "global", "trained"]
+    primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
 
     def order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
         task, metric, split, model = key
-        rank = 0 if metric == run.info["tasks"][task]["primary"] else 1 if metric != "training loss" else 2
-        return (
-            tasks.index(task),
-            rank,
-            metric,
-            splits.index(split) if split in splits else len(splits),
-            ["personal", "personal and global", "global", "trained"].index(model),
-        )
+        rank = 0 if metric == primary[task] else 1 if metric != "training loss" else 2
+        at = splits.index(split) if split in splits else len(splits)
+        return tasks.index(task), rank, metric, at, models.index(model)
 
-    return tuple(_judged(run, key, measured) for key in sorted((k for k in measured if k[0] in tasks), key=order))
-
-
-def _judged(
-    run: Run, key: tuple[str, str, str, str], measured: Mapping[tuple[str, str, str, str], Mapping[str, Series]]
-) -> Curves:
-    """Return the curves with their best round by validation data, where those were measured."""
-    task, metric, split, model = key
-    direction = run.direction(task, metric)
-    is_primary = metric == run.info["tasks"][task]["primary"]
-    made = Curves(task, metric, direction, split, model, measured[key], is_primary=is_primary)
-    judge = replace(made, clients=measured.get((task, metric, "val", model), {})).mean
-    known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
-    return replace(made, best=best_round(known, direction) if len(known) > 1 else None)
+    found = []
+    for key in sorted((k for k in measured if k[0] in tasks), key=order):
+        task, metric, split, model = key
+        made = Curves(*(task, metric, run.direction(task, metric), split, model), measured[key])
+        judge = replace(made, clients=measured.get((task, metric, "val", model), {})).mean
+        known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
+        best = best_round(known, made.direction) if len(known) > 1 else None
+        found.append(replace(made, best=best, is_primary=metric == primary[task]))
+    return tuple(found)
 
 
 def scores(run: Run) -> tuple[Score, ...]:
