@@ -21,7 +21,7 @@ from fedloom.study.report.scores import Curves
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.output import Table
 from fedloom.study.watch import now
-from report_support import NASTY, Page
+from report_support import NASTY, Page, write_files
 
 NAMES = ("a", "b", "c", "d")
 TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
@@ -29,13 +29,6 @@ TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
 
 def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: Any) -> Path:
     """Three rounds whose clients end with these numbers, and whose loss falls by a tenth of its mean a round."""
-    folder.mkdir(parents=True)
-    about = {n: {"tasks": {"seg": 1.0}} for n in values}
-    info = {"partition_hash": "p", "data_hash": "d", **info}
-    recipe = {"name": "t", "seed": 0, "data": {"name": "toy"}, "method": {"name": method}, "training": {"rounds": 3}}
-    (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    head = {"method": method, "tasks": TASK, "clients": about, "status": "finished", "final_round": 3, **info}
-    (folder / "run.json").write_text(json.dumps(head))
     where = {"task": "seg", "metric": "miou", "model": "personal", "split": "test", "data": "own test"}
     lines = [
         {
@@ -46,8 +39,10 @@ def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: 
         }
         for r in (1, 2, 3)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    clients = {n: {"tasks": {"seg": 1.0}} for n in values}
+    head = {"method": method, "tasks": TASK, "clients": clients, "status": "finished", "final_round": 3}
+    head |= {"partition_hash": "p", "data_hash": "d", **info}
+    return write_files(folder, head, lines, method={"name": method}, training={"rounds": 3})
 
 
 def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:

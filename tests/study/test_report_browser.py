@@ -23,7 +23,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Cell
 from fedloom.study.report import write
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
-from report_support import NASTY
+from report_support import NASTY, write_files
 from tests_support import load_recipe
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -393,19 +393,21 @@ def test_a_thousand_clients_open_quickly(browser: Any, tmp_path: Path) -> None:
     }
     groups = [{**group, "layers": f"layer{i}"} for i in range(4)]
     about = {"rows": [[r, None] for r in rows], "out": [["*", None]], "shown": list(range(32)), "groups": groups}
-    recipe = {"name": "big", "seed": 0, "data": {"name": "toy"}, "training": {"rounds": 300}}
-    recipe |= {"method": {"name": "fedavg"}}
     tasks = {"t": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}}
     held = {c: {"tasks": {"t": 1.0}, "domain": None, "train": 30, "val": 3} for c in clients}
     info = {"method": "fedavg", "tasks": tasks, "clients": held, "status": "finished", "final_round": 300}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    (tmp_path / "run.json").write_text(json.dumps(info))
-    with (tmp_path / "metrics.jsonl").open("w") as file, (tmp_path / "diagnostics.jsonl").open("w") as looks:
-        for r in range(1, 301):
-            where = {"task": "t", "metric": "accuracy", "model": "global", "split": "test", "data": "d"}
-            metrics = [{"client": c, "value": (r + i % 97) / 400, **where} for i, c in enumerate(clients)]
-            file.write(json.dumps({"round": r, "cohort": [], "metrics": metrics}) + "\n")
-            looks.write(json.dumps({"round": r, "diagnostics": [about]}) + "\n")
+    where = {"task": "t", "metric": "accuracy", "model": "global", "split": "test", "data": "d"}
+    lines = (
+        {
+            "round": r,
+            "cohort": [],
+            "metrics": [{"client": c, "value": (r + i % 97) / 400, **where} for i, c in enumerate(clients)],
+        }
+        for r in range(1, 301)
+    )
+    write_files(tmp_path, info, lines, name="big", training={"rounds": 300})
+    looks = (json.dumps({"round": r, "diagnostics": [about]}) + "\n" for r in range(1, 301))
+    (tmp_path / "diagnostics.jsonl").write_text("".join(looks))
     page = write(tmp_path)
     browser.get("about:blank")
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})

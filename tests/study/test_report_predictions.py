@@ -71,6 +71,10 @@ def put(run: Path, name: str, value: Any) -> None:
     (run / predictions.PREDICTIONS / name).write_text(json.dumps(value))
 
 
+def stored(run: Path, name: str = predictions.INDEX) -> Any:
+    return json.loads((run / predictions.PREDICTIONS / name).read_text())
+
+
 def counted(run: Path, *models: Mapping[str, Any], task: str = "semseg", in_all: int | None = None) -> None:
     base = {"clients": ["a"], "model": "personal", "data": "shared test", "examples": 9, "examples_in_all": 9}
     of = {"unit": "examples", "models": [base | model for model in models], "in_all": in_all or len(models)}
@@ -135,7 +139,7 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     home = keep(run)
     assert not run_report(run).predictions.over_rounds
     assert "over the rounds" not in page_of(run).text
-    index = json.loads((home / predictions.INDEX).read_text())
+    index = stored(run)
     put(run, predictions.INDEX, index | {"round": 300})
     for round in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):  # the last is of a run that was longer once
         (home / f"round-{round}.png").write_bytes(png(round % 200))
@@ -162,7 +166,7 @@ def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
         told = CliRunner().invoke(app, [*asked, *more])
         assert isinstance(told.exception, UserError)
         assert ("expected one run" if more else "expected answers of several rounds") in str(told.exception)
-    index = json.loads((home / predictions.INDEX).read_text())
+    index = stored(run)
     put(run, predictions.INDEX, index | {"round": 2})
     (home / "then.png").write_bytes(png(99))
     put(run, index_of(1), json.loads(json.dumps(index).replace("answer.png", "then.png")))
@@ -193,7 +197,7 @@ def test_names_from_files_are_texts_and_nothing_else(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     keep(run, tasks=(NASTY,))
     counted(run, {"clients": [NASTY], "model": NASTY, "data": NASTY, "counts": [[1, 0], [1, 1]]}, task=NASTY)
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["domain"] = NASTY
     index["parts"][0]["tasks"][0]["truth"][0]["text"] = NASTY
     put(run, predictions.INDEX, index)
@@ -214,7 +218,7 @@ def test_pictures_are_read_from_the_folder_alone(tmp_path: Path, name: str) -> N
     run = run_of(tmp_path)
     keep(run)
     (run / "secret.png").write_bytes(png(77))
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["examples"][0]["input"] = name
     put(run, predictions.INDEX, index)
     page = page_of(run)
@@ -343,7 +347,7 @@ def with_errors(run: Path, legend: Any) -> None:
     """Add to what `keep` wrote where answers are wrong (picture 9) and what colours mean."""
     home = run / predictions.PREDICTIONS
     (home / "wrong.png").write_bytes(png(9))
-    index = json.loads((home / predictions.INDEX).read_text())
+    index = stored(run)
     for task in index["parts"][0]["tasks"]:
         task |= {"wrong": [{"file": "wrong.png", "text": "24 % wrong"}] * 2, "legend": legend}
         task["truth"] = [{**picture, "ends": ["1 m", "7 m"]} for picture in task["truth"]]
@@ -390,14 +394,14 @@ def test_methods_show_where_they_are_wrong_in_the_place_of_their_answers(tmp_pat
 def test_confusions_name_their_classes(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     counted(run, {"counts": [[8, 2, 0], [0, 5, 5], [1, 0, 3]]})
-    stored = json.loads((run / predictions.PREDICTIONS / predictions.CONFUSION).read_text())
-    stored["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
-    put(run, predictions.CONFUSION, stored)
+    found = stored(run, predictions.CONFUSION)
+    found["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
+    put(run, predictions.CONFUSION, found)
     figure = figures_of(run_report(run))["confusion-0"]
     assert list(cells(figure.views[0].chart)) == ["floor", "sky", "wall"]
     assert "wall for sky (50\u00a0% of all wall)" in page_of(run).text
-    stored["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
-    put(run, predictions.CONFUSION, stored)
+    found["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
+    put(run, predictions.CONFUSION, found)
     assert list(cells(figures_of(run_report(run))["confusion-0"].views[0].chart)) == ["0", "2", "1"]
 
 
@@ -413,7 +417,7 @@ def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> Non
 def test_an_answer_to_another_example_is_not_shown(tmp_path: Path) -> None:
     folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
     run = Cell("D", "FedProx", "-", 0).folder(folder)
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["examples"][1]["position"] = 5
     put(run, predictions.INDEX, index)
     first, second = grid_report(folder).predictions.examples

@@ -111,10 +111,10 @@ def lines(
 ) -> Chart:
     """Draw lines, name -> x -> y, with tooltips and a legend; a value that is no number is a gap.
 
-    With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars with all
-    points marked; one without a line is grey. `strong` lines are thick and in the colour of letters, `dashed` ones thin.
-    Lines of one group in `groups` (name -> group) share a colour and differ in dashes. `stars` are single points. `log`
-    names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0.
+    With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars with
+    all points marked; one without a line is grey. `strong` lines are thick and in the colour of letters, `dashed` ones
+    thin. Lines of one group in `groups` (name -> group) share a colour and differ in dashes. `stars` are single points.
+    `log` names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0.
     """
     strong, dashed = set(strong), set(dashed)
     names = list(dict.fromkeys([*several, *bands, *stars]))
@@ -245,10 +245,10 @@ def intervals(
     texts: Mapping[str, str] = {},
     signed: bool = True,
 ) -> Chart:
-    """Draw a dot with its interval for each name -> (number, low, high), the first on top; ends that are nan are left out.
+    """Draw a dot with its interval for each name -> (number, low, high), the first on top.
 
-    `small` are further numbers by name, as of seeds, and `texts` stand beside the intervals. If `signed`, 0 is marked,
-    and numbers below it have another colour.
+    Ends that are nan are left out. `small` are further numbers by name, as of seeds, and `texts` stand beside the
+    intervals. If `signed`, 0 is marked, and numbers below it have another colour.
     """
     rows: list[Row] = []
     for name, (v, low, high) in several.items():
@@ -331,8 +331,8 @@ def bars(
 ) -> Chart:
     """Draw horizontal bars in groups, group -> part -> length, the first group on top; parts have colours.
 
-    `ends` are intervals by (group, part), `dots` numbers that are marked in a group, as of seeds, and `texts` stand beside
-    its bars.
+    `ends` are intervals by (group, part), `dots` numbers that are marked in a group, as of seeds, and `texts` stand
+    beside its bars.
     """
     parts = list(dict.fromkeys(part for of in several.values() for part in of))
     rows: list[Row] = []
