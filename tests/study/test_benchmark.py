@@ -40,7 +40,7 @@ def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
     ]
     ((verdict,), _) = judge(benchmark(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.7)), tmp_path / "c")
     assert [reason.partition(":")[0] for reason in verdict.reasons] == ["semseg", "depth"]
-    assert "still falls by 12.5 % a round, expected 1 % or less" in verdict.reasons[0]
+    assert "still falls by 12.5 % per round, expected 1 % or less" in verdict.reasons[0]
     with pytest.raises(StateError, match="NYUD: centralised has not been run; a benchmark needs Local, centralised"):
         judge(benchmark(tmp_path / "d", centralised=None), tmp_path / "d")
 

@@ -260,7 +260,7 @@ def test_simulated_time(tmp_path: Path) -> None:
     figures = page_of(run_folder(tmp_path, [line(1, 2.0), line(2, 5.0)])).data["figures"]
     (view,) = figures["seconds"]
     assert drawn(view["chart"]) == {
-        "a round": {1: 2.0, 2: 3.0},
+        "per round": {1: 2.0, 2: 3.0},
         "since the start": {1: 2.0, 2: 5.0},
         "age of mixed models, mean": {1: 0.5, 2: 0.5},
     }

@@ -21,7 +21,7 @@ OVER_CONSTANT = 5.0
 OVER_ALONE = 5.0
 """Percent (mean over tasks) by which training on all data in one place must be better than training alone."""
 STILL = 1.0
-"""Percent by which the training loss may still fall in a round."""
+"""Percent by which the training loss may still fall per round."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 
@@ -62,7 +62,7 @@ class Verdict:
                 f"{OVER_ALONE:g} % or more"
             )
         found += [
-            f"{task}: the training loss still falls by {fall:.1f} % a round, expected {STILL:g} % or less"
+            f"{task}: the training loss still falls by {fall:.1f} % per round, expected {STILL:g} % or less"
             for task, fall in self.falling.items()
             if not fall <= STILL
         ]
@@ -124,7 +124,7 @@ def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
 
 
 def falling(run: Run, task: str) -> float:
-    """Return the percent by which the mean training loss of a task fell in a round, at the end of a run.
+    """Return the percent by which the mean training loss of a task fell per round, at the end of a run.
 
     From the mean losses of the first and the second half of the last rounds.
     """

@@ -325,10 +325,10 @@ def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Ru
 
 
 def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[str]:
-    """Clients that hold a task in all runs of a data set."""
+    """Return the clients that have a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
-    held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
-    return [client for client in held[0] if all(client in others for others in held)] if held else []
+    clients = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
+    return [client for client in clients[0] if all(client in others for others in clients)] if clients else []
 
 
 def _over_rounds(
@@ -484,7 +484,7 @@ class _Means:
 def _reference(grid: Grid, named: str) -> tuple[str, str]:
     """Return the reference cell of a figure's percentages."""
     if not named and grid.delta in ("base", "none"):
-        raise RecipeError(f"grid {grid.name}: figure.reference: expected a cell as BASE/ADDON, for delta names none")
+        raise RecipeError(f"grid {grid.name}: figure.reference: expected a cell as BASE/ADDON, because delta names none")
     base, _, addon = (named or grid.delta).partition("/")
     if base not in grid.bases or addon not in grid.addons:
         cells = [f"{b}/{a}" for b in grid.bases for a in grid.addons]

@@ -108,7 +108,7 @@ class Grid(Section):
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
     """More columns: mean and standard deviation over the tasks (or domains), which must have one metric; megabits sent
-    a client, round and task."""
+    per client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     tuned: dict[str, dict[str, Changes]] = Field(default_factory=dict)
@@ -430,7 +430,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files of a folder, {name: text}; a reader finds the old or the new file, never a part of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        part = folder / f"{name}.{os.getpid()}.part"  # its own, for another grid may write the same file
+        part = folder / f"{name}.{os.getpid()}.part"  # its own, because another grid may write the same file
         with naming(part):
             part.write_text(text, encoding="utf-8")
         part.replace(folder / name)

@@ -103,7 +103,7 @@ class Now:
     seconds: float | None
     """Seconds of a recent round."""
     left: float | None
-    """Seconds that are left, about; None where that cannot be said."""
+    """Seconds that are left, about; None where unknown."""
     quiet: float | None
     """Seconds since the last line was written; None of a run that is over."""
     events: tuple[str, ...]

@@ -238,7 +238,7 @@ def _facts(run: Run) -> Facts:
         "tasks": ", ".join(info["tasks"]),
         "domains": ", ".join(domains) or None,
         "parameters": f"{info['parameters']:,}" if "parameters" in info else None,
-        "sent by a client, a round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
+        "sent per client, round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
         "fedloom": info.get("fedloom"),
         "hash of the recipe": info.get("recipe_hash"),
         "hash of the partition": info.get("partition_hash"),

@@ -195,7 +195,7 @@ def _thin(series: Series, most: int = POINTS) -> Series:
 
 
 def axis(of: Curves | TaskMetric) -> str:
-    """Return 'mErr in degrees ↓': short, for it stands upright."""
+    """Return 'mErr in degrees ↓': short, because it stands upright."""
     return f"{words.metric(of.metric)} {ARROWS[of.direction]}"
 
 

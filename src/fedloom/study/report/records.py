@@ -79,7 +79,7 @@ def clock(run: Run) -> dict[str, dict[int, float]]:
     """Return a simulated time -> its seconds in each round; empty where time was not simulated."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for round, record in run.records("clock"):
-        found["a round"][round] = float(record["end"]) - float(record["start"])
+        found["per round"][round] = float(record["end"]) - float(record["start"])
         found["since the start"][round] = float(record["end"])
     for round, record in run.records("staleness"):
         found["age of mixed models, mean"][round] = float(record["seconds"]["mean"])

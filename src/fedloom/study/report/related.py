@@ -31,7 +31,7 @@ _MEANS = {
     "sign": "Share of equal signs of two task vectors.",
     "cosine": "Cosine of two task vectors.",
     "logme": "LogME: evidence for a task's labels in features by another task's encoder.",
-    "etran": "ETran: how familiar a task's examples are to another task's encoder, and how well it tells labels apart.",
+    "etran": "ETran: how familiar a task's examples are to another task's encoder, and how well it separates labels.",
     "fim": "Cosine of the diagonals of two tasks' Fisher information.",
     "wte": "WTE: distance of two tasks' examples and labels by optimal transport, in the initial encoder's features.",
 }
@@ -126,8 +126,8 @@ class RelatedReport:
             "seed": "" if about.seed is None else str(about.seed),
             "tasks": str(len(s.tasks)),
             "pairs of tasks": str(len(self.pairs)),
-            "clients a task": span(about.clients.values()),
-            "examples a task": span(about.examples.values()),
+            "clients per task": span(about.clients.values()),
+            "examples per task": span(about.examples.values()),
             "metrics": ", ".join(s.scores),
             "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
         }

@@ -282,7 +282,7 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
     notes = [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
     zero = [t for t in tests if math.isnan(t.percent) and all(map(math.isfinite, t.gains.values()))]
     if names := [" / ".join(p for p in (t.data, t.method) if p) + f" ({t.row.task})" for t in zero if t.row]:
-        notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, for it is 0 in some pair.")
+        notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, because it is 0 in some pair.")
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
         notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
     if any(test.found is not None and test.found.is_constant for test in tests):

@@ -42,7 +42,7 @@ OVERALL = {
     "delta_m": ("", DELTA),
     "average": ("", "average"),
     "spread": ("standard", "deviation"),
-    "bits": ("Mbit up", "a task"),
+    "bits": ("Mbit up", "per task"),
 }
 """Metric over all tasks -> the two lines of its heading."""
 
