@@ -438,7 +438,7 @@ def _number(field: str, title: str, **more: Any) -> Chart:
 
 
 def _ordinal(field: str, names: Sequence[str], title: str = "", axis: Mapping[str, Any] | None = None) -> Chart:
-    """Return the encoding of names as places; their order is that of the scale, because sorting takes no hostile names."""
+    """Return the encoding of names as places, ordered by the scale: sorting takes no hostile names."""
     made = {"field": field, "type": "ordinal", "sort": None, "title": title or None, "scale": {"domain": list(names)}}
     return made if axis is None else made | {"axis": axis}
 

@@ -16,7 +16,7 @@ from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts
 from fedloom.study.charts import Chart, tenths, thinned
-from fedloom.study.tables.output import Cell, HasRecords, Records, Table
+from fedloom.study.tables.output import Cell, HasTables, Records, Table
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")
@@ -73,7 +73,7 @@ class Activated:
 
 
 @dataclass(frozen=True)
-class Overlaps(HasRecords):
+class Overlaps(HasTables):
     """The numbers of one run and scope. `rounds` are the rounds that recorded something, in order."""
 
     label: str
@@ -130,13 +130,9 @@ class Overlaps(HasRecords):
         title = f"{self.title}: where they lie, in percent, {when}"
         return Table(title, ("blocks", "of all dimensions", *rows), tuple(lines))
 
-    def to_text(self) -> str:
-        """Return both tables for a terminal."""
-        return f"{self.agreement().to_text()}\n{self.shares().to_text()}"
-
-    def to_markdown(self) -> str:
-        """Return both tables in Markdown."""
-        return f"{self.agreement().to_markdown()}\n{self.shares().to_markdown()}"
+    def tables(self) -> tuple[Table, Table]:
+        """Return both tables."""
+        return self.agreement(), self.shares()
 
     def records(self) -> Records:
         """Return all numbers in percent: overlap, expected and jaccard of pairs; share of rows by block."""

@@ -14,7 +14,7 @@ from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, number_of
 from fedloom.study import charts
 from fedloom.study.charts import Chart, thinned
-from fedloom.study.tables.output import HasRecords, Records, Table
+from fedloom.study.tables.output import HasTables, Records, Table
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")
@@ -33,7 +33,7 @@ def used(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class HyperWeights(HasRecords):
+class HyperWeights(HasTables):
     """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
@@ -68,17 +68,9 @@ class HyperWeights(HasRecords):
         ]
         return Table(f"{self.label}: {what}", ("round", *series), tuple(lines))
 
-    @property
-    def _tables(self) -> list[Table]:
+    def tables(self) -> list[Table]:
+        """Return alpha and beta, where there are any."""
         return [*([self.alphas()] if self.alpha else []), *([self.betas()] if self.beta else [])]
-
-    def to_text(self) -> str:
-        """Return the tables for a terminal."""
-        return "\n".join(one.to_text() for one in self._tables)
-
-    def to_markdown(self) -> str:
-        """Return the tables in Markdown."""
-        return "\n".join(one.to_markdown() for one in self._tables)
 
     def records(self) -> Records:
         """Return every weight of every round, as learned and as used."""

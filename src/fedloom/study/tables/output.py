@@ -238,20 +238,32 @@ class HasRecords(ABC):
         return json_text(self.records().rows())
 
 
-class HasTable(HasRecords):
-    """The base class of results that are one table; CSV and JSON have more digits."""
+class HasTables(HasRecords):
+    """The base class of results that are tables for people; CSV and JSON have more digits."""
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that people read."""
+
+    def to_text(self) -> str:
+        """Return the tables as aligned columns."""
+        return "\n".join(table.to_text() for table in self.tables())
+
+    def to_markdown(self) -> str:
+        """Return the tables in Markdown."""
+        return "\n".join(table.to_markdown() for table in self.tables())
+
+
+class HasTable(HasTables):
+    """The base class of results that are one table."""
 
     @abstractmethod
     def as_table(self) -> Table:
         """Return the table that people read."""
 
-    def to_text(self) -> str:
-        """Return the table as aligned columns."""
-        return self.as_table().to_text()
-
-    def to_markdown(self) -> str:
-        """Return the table in Markdown."""
-        return self.as_table().to_markdown()
+    def tables(self) -> Sequence[Table]:
+        """Return the one table."""
+        return (self.as_table(),)
 
     def to_latex(self) -> str:
         """Return the table as a LaTeX table, which needs the package booktabs."""
