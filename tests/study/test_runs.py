@@ -13,7 +13,6 @@ import yaml
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run, human_bytes
 from report_support import write_files
-from tests_support import loaded
 
 RECIPE = {
     "name": "t",
@@ -137,10 +136,6 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(folder):
 )
 def test_human_bytes(count, text):
     assert human_bytes(count) == text
-
-
-def test_reading_runs_does_not_import_torch():
-    assert not loaded("import fedloom.study", "torch", "scipy", "numpy")
 
 
 def test_bits_per_task_count_only_who_took_part() -> None:

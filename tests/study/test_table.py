@@ -215,9 +215,9 @@ from fedloom.study import open_folder, tabulate
 table = tabulate(*open_folder({str(folder)!r}))
 for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()
-import fedloom.experiments.grid_run, fedloom.study.figures
+import fedloom.experiments.grid_run, fedloom.study.figures, fedloom.study.papers.activated_dimensions
 """
-    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas")
+    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas", "scipy")
 
 
 def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:

@@ -484,9 +484,7 @@ class _Means:
 def _reference(grid: Grid, named: str) -> tuple[str, str]:
     """Return the reference cell of a figure's percentages."""
     if not named and grid.delta in ("base", "none"):
-        raise RecipeError(
-            f"grid {grid.name}: figure.reference: expected BASE/ADDON, because delta names no cell"
-        )
+        raise RecipeError(f"grid {grid.name}: figure.reference: expected BASE/ADDON, because delta names no cell")
     base, _, addon = (named or grid.delta).partition("/")
     if base not in grid.bases or addon not in grid.addons:
         cells = [f"{b}/{a}" for b in grid.bases for a in grid.addons]

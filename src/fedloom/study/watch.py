@@ -142,6 +142,12 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
     each = median(times) if times else None
     open_ = not run.is_finished and asked is not None and each is not None
     total = run.bytes_total()
+    trained = {name: number_of(value) for name, value in ((done and done[-1].get("seconds_of")) or {}).items()}
+    events = [
+        f"round {line['round']}: {event['event']}{described({k: v for k, v in event.items() if k != 'event'})}"
+        for line in done
+        for event in line.get("events", ())
+    ]
     return Now(
         f"{run.recipe['name']}: {run.label}, seed {run.seed}",
         str(run.info["status"]),
@@ -155,14 +161,9 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
         each,
         each * max(0, int(asked) - run.last_round) if open_ and each is not None and asked is not None else None,
         None if run.is_finished else 0.0,
-        tuple(f"round {line['round']}: {_event(e)}" for line in done for e in line.get("events", ()))[-_EVENTS:],
-        _slowest(done[-1].get("seconds_of") or {}) if done else None,
+        tuple(events[-_EVENTS:]),
+        max(trained.items(), key=lambda item: item[1]) if len(trained) > 1 else None,
     )
-
-
-def _slowest(seconds: Mapping[str, Any]) -> tuple[str, float] | None:
-    found = {name: number_of(value) for name, value in seconds.items()}
-    return max(found.items(), key=lambda item: item[1]) if len(found) > 1 else None
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
@@ -202,10 +203,6 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
         split,
         series,
     )
-
-
-def _event(event: Mapping[str, Any]) -> str:
-    return f"{event['event']}{described({key: value for key, value in event.items() if key != 'event'})}"
 
 
 def runs(root: Path) -> dict[str, Path]:
