@@ -163,9 +163,9 @@ def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
     home = keep(run)
     asked = ["picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
     for more in ([], [str(run)]):
-        told = CliRunner().invoke(app, [*asked, *more])
-        assert isinstance(told.exception, UserError)
-        assert ("expected one run" if more else "expected answers of several rounds") in str(told.exception)
+        result = CliRunner().invoke(app, [*asked, *more])
+        assert isinstance(result.exception, UserError)
+        assert ("expected one run" if more else "expected answers of several rounds") in str(result.exception)
     index = stored(run)
     put(run, predictions.INDEX, index | {"round": 2})
     (home / "then.png").write_bytes(png(99))
@@ -293,7 +293,7 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
         "personal model of a, shared test data": {"1": {}, "0": {"1": 0.25, "0": 0.75}},
         "personal model of b, shared test data": {"1": {"1": 1, "0": 0}, "0": {"1": 0.5, "0": 0.5}},
     }
-    assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the best told class first
+    assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the class that is recognised best comes first
     assert [row["note"].split()[0] for row in rows_of(figure.views[0].chart)] == ["5", "0", "2", "4"]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
 

@@ -70,7 +70,7 @@ def test_radar(tmp_path: Path) -> None:
 def test_radar_without_a_reference(tmp_path: Path) -> None:
     grid = made(tmp_path, delta="none")
     write_run(tmp_path, Cell("NYUD", "MaTU", "-", 0), {"semseg": 0.4})
-    with pytest.raises(RecipeError, match=r"figure\.reference: expected a cell"):
+    with pytest.raises(RecipeError, match=r"figure\.reference: expected BASE/ADDON"):
         radar(grid, tmp_path, "test")
     with pytest.raises(StateError, match="the reference Individual/- of its figure has not finished"):
         radar(grid, tmp_path, "test", reference="Individual/-")

@@ -32,6 +32,16 @@ class RunLosses:
 
     by_round: Mapping[int, float]
     configured: int
+    best_round: int | None
+    """The round with the least loss; None where no loss is finite."""
+    best: float
+    """The least loss; nan where no loss is finite."""
+    rounds: int
+    """The number of rounds."""
+    last: float
+    """The loss after the last round."""
+    first_not_finite: int | None
+    """The first round whose loss is nan or infinite."""
 
     @staticmethod
     def of(run: Run) -> RunLosses:
@@ -39,37 +49,17 @@ class RunLosses:
         found = run.validation_losses()
         if not found:
             raise StateError(f"{run.folder}: no validation loss was measured: evaluation.splits needs val")
-        return RunLosses(found, int(run.recipe["training"]["rounds"]))
-
-    @property
-    def finite(self) -> dict[int, float]:
-        """Return the rounds whose loss is a finite number."""
-        return {number: loss for number, loss in self.by_round.items() if math.isfinite(loss)}
-
-    @property
-    def best_round(self) -> int | None:
-        """Return the round with the least loss; None where no loss is finite."""
-        return best_round(self.finite, "min")
-
-    @property
-    def best(self) -> float:
-        """Return the least loss; nan where no loss is finite."""
-        return math.nan if self.best_round is None else self.by_round[self.best_round]
-
-    @property
-    def rounds(self) -> int:
-        """Return the number of rounds."""
-        return max(self.by_round)
-
-    @property
-    def last(self) -> float:
-        """Return the loss after the last round."""
-        return self.by_round[self.rounds]
-
-    @property
-    def first_not_finite(self) -> int | None:
-        """Return the first round whose loss is nan or infinite."""
-        return min((number for number, loss in self.by_round.items() if not math.isfinite(loss)), default=None)
+        finite = {number: loss for number, loss in found.items() if math.isfinite(loss)}
+        best, last = best_round(finite, "min"), max(found)
+        return RunLosses(
+            found,
+            int(run.recipe["training"]["rounds"]),
+            best,
+            math.nan if best is None else found[best],
+            last,
+            found[last],
+            min(found.keys() - finite.keys(), default=None),
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -297,16 +297,12 @@ def fisher_diagonal(
         for x, y in batches:
             for part, target in zip(x.to(device).split(at_once), y.to(device).split(at_once), strict=True):
                 drawn = _drawn(module, part, likelihood, generator) if kind == "true" else target
-                total += _squares(each, wanted, part, drawn)
+                found = each(wanted, part, drawn if drawn.is_floating_point() else drawn.long())
+                total += torch.cat([found[name].double().square().sum(0).reshape(-1) for name in wanted])
                 count += len(part)
     finally:
         module.train(was_training)
     return total / max(count, 1)
-
-
-def _squares(each: Callable[..., Any], wanted: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    found = each(wanted, x, y if y.is_floating_point() else y.long())
-    return torch.cat([found[name].double().square().sum(0).reshape(-1) for name in wanted])
 
 
 @torch.no_grad()

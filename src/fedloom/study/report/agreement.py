@@ -82,7 +82,7 @@ def collect(run: Run) -> UpdateAgreement | None:
     cosine, sign = _matrices(looks, "cosine"), _matrices(looks, "sign")
     often = Counter(name for look in looks for name in look.shown)
     single = all(len(look.out) == 1 and look.peer is None for look in looks)
-    weights, given = ({}, _given(looks)) if not single else (_by_row(looks, "weights"), {})
+    weights, given = (_by_row(looks, "weights"), {}) if single else ({}, _given(looks))
     receivers = Counter(name for cells in given.values() for rows in cells.values() for name in rows)
     senders = Counter(n for cells in given.values() for rows in cells.values() for row in rows.values() for n in row)
     kept = {
@@ -144,18 +144,14 @@ def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
 
 
 def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict[str, dict[str, Series]]:
-    pairs, signs = (
-        {group: {round: _values(cells) for round, cells in by.items()} for group, by in of.items()}
-        for of in (cosine, sign)
-    )
-
-    def each(of: Mapping[str, Mapping[int, list[float]]], number: Callable[[list[float]], float]) -> dict[str, Series]:
-        return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in of.items()}
+    def each(of: Mapping[str, Cells], number: Callable[[list[float]], float]) -> dict[str, Series]:
+        values = {group: {r: _values(cells) for r, cells in by.items()} for group, by in of.items()}
+        return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in values.items()}
 
     made = {
-        "mean cosine of two updates": each(pairs, mean_of),
-        IN_CONFLICT: each(pairs, lambda vs: sum(v < 0 for v in vs) / len(vs)),
-        "mean share of equal signs": each(signs, mean_of),
+        "mean cosine of two updates": each(cosine, mean_of),
+        IN_CONFLICT: each(cosine, lambda vs: sum(v < 0 for v in vs) / len(vs)),
+        "mean share of equal signs": each(sign, mean_of),
     }
     return {name: lines for name, lines in made.items() if lines}
 

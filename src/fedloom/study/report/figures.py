@@ -152,15 +152,10 @@ def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figu
         tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
         rows = {m.label: {c.task: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
         most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
-        look: dict[str, Any] = {
-            "value": "change, %",
-            "low": -most,
-            "high": most,
-            "middle": 0.0,
-            "spoken": "+.3~g",
-            "numbers": "+.2g",
-        }
-        made = charts.heat(rows, [c.task for c in tasks], **look)
+        made = charts.heat(
+            rows, [c.task for c in tasks], value="change, %", low=-most, high=most, middle=0.0,
+            spoken="+.3~g", numbers="+.2g",
+        )  # fmt: skip
         yield f"{name}-tasks", Figure(f"Changes on {data}", [View("methods by tasks", made)])
         gains = {
             m.label: deltas[m.label].mean if m.label in deltas else 0.0
@@ -207,7 +202,7 @@ def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure
     )
 
 
-def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int = POINTS) -> Chart:
+def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Chart:
     """Draw one metric of one task: clients, their mean, the best round, and dashed lines of baselines."""
     rounds = thinned(list(c.mean), most, () if c.best is None else (c.best,))
     shown, bands, middle = dict(c.clients), {}, "mean over clients"
@@ -224,9 +219,7 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int
         lines[middle] = {r: c.mean[r] for r in rounds}
     lines |= {name: _thin(of, most) for name, of in base.items()}
     stars = {} if c.best is None else {f"best round by validation: {c.best}": {c.best: c.mean[c.best]}}
-    return charts.lines(
-        lines, "round", axis(c), title=title, bands=bands, strong=[middle], dashed=list(base), stars=stars
-    )
+    return charts.lines(lines, "round", axis(c), bands=bands, strong=[middle], dashed=list(base), stars=stars)
 
 
 def _plainly(series: Series) -> dict[int, float | None]:
@@ -285,13 +278,10 @@ def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
     """Draw heat maps of each layer group, and lines over the rounds."""
     if lines := a.over_rounds.get(IN_CONFLICT):
         rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
-        look: dict[str, Any] = {
-            "value": "share of pairs in conflict",
-            "low": 0,
-            "high": 1,
-            "colors": (charts.PAPER, charts.COLORS[1]),
-        }
-        yield "layers", Figure("", [View("Layers over the rounds", charts.heat(lines, rounds, along="round", **look))])
+        colors = (charts.PAPER, charts.COLORS[1])
+        value = "share of pairs in conflict"
+        made = charts.heat(lines, rounds, along="round", value=value, low=0, high=1, colors=colors)
+        yield "layers", Figure("", [View("Layers over the rounds", made)])
     found = cosines(a)
     names = thinned(sorted({name for pair in found for name in pair}), SMALL)
     if len(names) > 1:
@@ -334,8 +324,8 @@ def _labels(report: RunReport) -> Figure:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if width := max(map(len, rows.values()), default=0):
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
-            look: dict[str, Any] = {"down": "client", "along": "class", "value": "examples", "low": 0}
-            views.append(View(task, charts.heat(cells, range(width), **look)))
+            made = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
+            views.append(View(task, made))
     return Figure("Labels", views)
 
 

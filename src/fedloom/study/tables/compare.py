@@ -305,15 +305,15 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     in Python may differ although their names and recipes agree: then the label has the folder of a run.
     """
     firsts = [group[0] for group in groups]
-    shown = {}
-    for at, run in enumerate(firsts):
+    shown = []
+    for run in firsts:
         alike = [other for other in firsts if other.label == run.label]
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
-        shown[at] = [key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)]
-    short = shortened({key for keys in shown.values() for key in keys})
+        shown.append([key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)])
+    short = shortened({key for keys in shown for key in keys})
     labels = []
-    for at, run in enumerate(firsts):
-        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in shown[at])
+    for run, keys in zip(firsts, shown, strict=True):
+        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in keys)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
     return [
         f"{label} [{run.folder}]" if labels.count(label) > 1 else label
