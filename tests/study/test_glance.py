@@ -17,7 +17,7 @@ from fedloom.study.report import collect, glance, words, write
 from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.page import part
 from fedloom.study.report.predictions import ConfusionViews
-from fedloom.study.report.scores import Curves
+from fedloom.study.report.records import Curves
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.output import Table
 from fedloom.study.watch import now

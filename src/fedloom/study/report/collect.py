@@ -23,8 +23,7 @@ from fedloom.study.report.against import Against, bases_of
 from fedloom.study.report.agreement import UpdateAgreement
 from fedloom.study.report.methods import Method, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import Happening, Matrices, Series
-from fedloom.study.report.scores import Curves, Score, curves, scores
+from fedloom.study.report.records import Curves, Happening, Matrices, Score, Series, curves, scores
 from fedloom.study.significance.ranks import Ranks, ranked
 from fedloom.study.tables.results import of_grid as results_of
 from fedloom.study.tables.table import GridTable, tabulate

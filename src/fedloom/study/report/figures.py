@@ -22,8 +22,7 @@ from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.glance import cosines, primary
 from fedloom.study.report.methods import Method
 from fedloom.study.report.predictions import ConfusionViews
-from fedloom.study.report.records import Matrices, Series
-from fedloom.study.report.scores import Curves
+from fedloom.study.report.records import Curves, Matrices, Series
 from fedloom.study.tables.output import Records
 
 POINTS = 100

@@ -13,8 +13,7 @@ from fedloom.study.charts import thinned
 from fedloom.study.report import words
 from fedloom.study.report.agreement import IN_CONFLICT, UpdateAgreement
 from fedloom.study.report.collect import RunReport
-from fedloom.study.report.records import Series
-from fedloom.study.report.scores import Curves, Score
+from fedloom.study.report.records import Curves, Score, Series
 from fedloom.study.tables.estimate import Estimate
 
 LATELY = 10

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
 from fedloom.study.grid import Grid, together
-from fedloom.study.report import records
+from fedloom.study.report.records import timed, worst
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.results import Combination, Results, Side, change
 
@@ -74,7 +74,7 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
 
 def _costs(runs: Sequence[Run]) -> tuple[float, float]:
     """Return (bytes, seconds) of a run, mean over seeds."""
-    seconds = [total(s for of in records.timed(run).values() for s in of.values()) for run in runs]
+    seconds = [total(s for of in timed(run).values() for s in of.values()) for run in runs]
     return fmean(sum(run.bytes_total().values()) for run in runs), mean_of(seconds)
 
 
@@ -109,12 +109,6 @@ def _methods(
             lowest[key],
             *costs[key],
         )
-
-
-def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
-    """Return (name, value) of the worst value, the first of equal ones; nan does not count. None where all are nan."""
-    known = {name: value for name, value in values.items() if not math.isnan(value)}
-    return (min if direction == "max" else max)(known.items(), key=lambda item: item[1]) if known else None
 
 
 def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:

@@ -13,7 +13,7 @@ from fedloom.study.report import glance, page, words
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.figures import against_of, figures_of
-from fedloom.study.report.scores import Score, worst_tasks
+from fedloom.study.report.records import Score, worst_tasks
 from fedloom.study.report.words import number, percent
 from fedloom.study.tables.output import Table
 
