@@ -29,7 +29,7 @@ TWO_SIDED, ONE_SIDED = (COLORS[1], PAPER, COLORS[0]), (PAPER, COLORS[0])
 WIDTH, HEIGHT = 300, 190
 """Pixels of a panel in a file; with its axis it is as wide as a column of a page with two."""
 KINDS = ("svg", "png", "pdf", "html", "json")
-"""What a chart can be written as."""
+"""The formats in which a chart can be written."""
 
 _DAY = {INK: "#000000", SOFT: "#444444", RULE: "#dddddd", PAPER: "#ffffff"}
 _WRITTEN = 12  # columns of a map up to which numbers stand in its cells

@@ -61,7 +61,7 @@ CHANGES: dict[str, Changes] = {
         "early_stopping": None,
     },
 }
-"""What makes a cell of them from a grid's recipe: one model, measured on the data of every client."""
+"""The changes of a grid's recipe that make a cell of them: one model, measured on the data of every client."""
 
 
 class DataRow(Section):
@@ -75,7 +75,7 @@ class DataRow(Section):
 
 
 class FigureSection(Named):
-    """What `fedloom figure` draws."""
+    """The figure that `fedloom figure` draws."""
 
     home = ("fedloom.study.figures", "FIGURES")
 
@@ -92,15 +92,15 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases, without add-ons (see `CHANGES`); by default all, in a grid that is drawn none."""
+    """The references below the bases, without add-ons (see `CHANGES`); by default all, in a grid with a figure none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
-    """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
+    """The reference of Delta: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
     show: Literal["unified", "clients", "domains"] = "unified"
-    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have.
+    """unified: one line per cell. clients: one line per client's personal model, as papers on one-task clients have.
     domains: as unified, with the domains of the only task as columns in the place of tasks."""
     at: Literal["last", "best-validation"] = "last"
-    """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
+    """The model of a run that counts. last: the one it keeps at the end. best-validation: the one of the round with the
     best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
     metric: str | None = None
     """Show this metric, of the tasks that have it; by default each task's own."""

@@ -92,10 +92,10 @@ class Now:
     status: str
     round: int
     rounds: int | None
-    """How many rounds it will have, where the recipe says so."""
+    """The number of rounds that the recipe asks for."""
     clients: int
     cohort: int
-    """How many clients took part in the last round."""
+    """The number of clients that took part in the last round."""
     tasks: tuple[TaskNow, ...]
     up: int
     down: int

@@ -226,7 +226,7 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
             known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
             log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
             drawn.append(charts.lines(several, "round", "", title=f"{data}: {task}", groups=groups, log=log))
-    return charts.concat(drawn, len(names), found.title, "validation loss; a line a seed")
+    return charts.concat(drawn, len(names), found.title, "validation loss; one line per seed")
 
 
 def stopping(found: GridLosses) -> Chart:

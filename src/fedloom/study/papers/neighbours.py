@@ -1,4 +1,4 @@
-"""How well peers choose neighbours with their own tasks, round by round, from a run's records."""
+"""The agreement of peers' neighbours with their tasks, round by round, from a run's records."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class RunReport:
     """A simulated time -> its seconds in each round; empty where time was not simulated."""
     agreement: UpdateAgreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
-    """How well peers found those with their own tasks -> share or index of each round."""
+    """Agreement of neighbours with tasks: name -> share or index of each round."""
     peers: bool = False
-    """Whether peers mix the updates, not a server."""
+    """True if peers mix the updates, not a server."""
     against: Against | None = None
     """The run compared with its baseline, where one was named or detected."""
     others: tuple[Against, ...] = ()
@@ -71,7 +71,7 @@ class RunReport:
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
     base_found: bool = False
-    """Whether the baseline was not named, but detected beside the run."""
+    """True if the baseline was not named, but detected beside the run."""
 
     @property
     def sent(self) -> tuple[int, int]:

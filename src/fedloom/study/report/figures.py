@@ -65,7 +65,7 @@ class Figure:
     title: str
     views: Sequence[View]
     is_slider: bool = False
-    """Whether a slider moves in the views of a group, and groups are selected; otherwise views are."""
+    """True if a slider moves in the views of a group, and groups are selected; otherwise views are."""
 
     @property
     def groups(self) -> list[str]:

@@ -35,7 +35,7 @@ class Matrices:
     legend: str = ""
     """The meaning of a mark."""
     graph: bool = False
-    """Whether rows are peers that choose whose model they take."""
+    """True if rows are peers that choose the models they mix."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Curves:
     best: int | None = None
     """The round with the best mean over clients on validation data; None without these: test data choose nothing."""
     is_primary: bool = False
-    """Whether the task is judged by this metric."""
+    """True if the task is judged by this metric."""
 
     @cached_property
     def mean(self) -> dict[int, float]:
@@ -200,7 +200,7 @@ class Score:
     worst: tuple[str, float] | None
     """The client with the worst value, and the value; None for one client alone, and where all have the same."""
     primary: bool
-    """Whether the task is judged by this metric."""
+    """True if the task is judged by this metric."""
     best: tuple[str, float] | None
     """As `worst`, the client with the best value."""
 

@@ -94,7 +94,7 @@ class Contrast:
     worst: float = math.nan
     """Least gain of a client, mean over seeds."""
     same_holders: bool = True
-    """Whether the clients with the task are the same with both."""
+    """True if the clients with the task are the same with both."""
     holm: float = math.nan
 
     @property

@@ -41,7 +41,7 @@ class RunSet(Side):
     """The means over clients, and, of metrics that runs also have of all clients' examples together, those."""
     delta: Estimate | None = None
     pairing: str = ""
-    """How the seeds are matched with those of the baseline."""
+    """The matching of the seeds with those of the baseline."""
 
     def total(self, way: str) -> float:
         """Return the bytes 'up' or 'down' of a run, mean over seeds."""

@@ -74,7 +74,7 @@ class Table:
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    """What stands below the table, a paragraph each."""
+    """Paragraphs below the table."""
     over: Mapping[str, int] | None = None
     """Headings over several columns each, from the second column on."""
     name: str = ""

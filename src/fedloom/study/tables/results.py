@@ -56,7 +56,7 @@ class Column:
     metric: str = "delta_m"
     direction: str = "max"
     excluded: bool = False
-    """Whether no method is better than the constant prediction, so that Delta leaves the task out."""
+    """True if no method is better than the constant prediction, so that Delta leaves the task out."""
 
     def __str__(self) -> str:
         return " ".join(part for part in self.parts if part)

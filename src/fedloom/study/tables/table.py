@@ -52,7 +52,7 @@ class Entry:
     kind: Literal["value", "base", "missing", "refused", "cannot"]
     estimate: Estimate | None = None
     partial: bool = False
-    """Whether some seeds have not been run."""
+    """True if some seeds have not been run."""
     best: bool = False
 
     @property
