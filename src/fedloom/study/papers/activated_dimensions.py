@@ -62,8 +62,8 @@ class Activated:
 
     def matrix(self) -> list[list[float]]:
         """Return the overlap of all rows with all rows; 1 on the diagonal."""
-        of = dict(zip(self.pairs, self.overlap, strict=True))
-        return [[1.0 if a == b else of.get((a, b), of.get((b, a), 0.0)) for b in self.rows] for a in self.rows]
+        of = {frozenset(pair): value for pair, value in zip(self.pairs, self.overlap, strict=True)}
+        return [[1.0 if a == b else of.get(frozenset((a, b)), 0.0) for b in self.rows] for a in self.rows]
 
     def density(self) -> list[list[float]]:
         """Return rows x bins: the share of a bin's dimensions that is activated."""
@@ -154,7 +154,11 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     Raises StateError where the run recorded nothing of the kind, or nothing of that scope.
     """
     run = run if isinstance(run, Run) else Run.read(run)
-    found = [_activated(round, record) for round, record in run.records(KIND)]
+    known = {f.name for f in fields(Activated)} - {"round"}
+    found = [
+        Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
+        for round, record in run.records(KIND)
+    ]
     if not found:
         raise StateError(f"{run.folder}: no activated dimensions recorded; run with the add-on: method.add.{KIND}={{}}")
     scopes = {r.scope for r in found}
@@ -186,22 +190,24 @@ def picture(several: Sequence[Overlaps]) -> Chart:
                 n: dict(zip(places, (100 * v for v in of), strict=True))
                 for n, of in zip(r.rows, r.density(), strict=True)
             }
-            look: dict[str, Any] = {"along": "dimension", "value": "% activated", "low": 0, "high": top}
-            drawn.append(charts.heat(density, places, title=f"{found.title}, round {r.round}", **look))
+            title = f"{found.title}, round {r.round}"
+            drawn.append(
+                charts.heat(density, places, title=title, along="dimension", value="% activated", low=0, high=top)
+            )
         for r in shown:
             matrix = {
                 a: {b: 100 * v for b, v in zip(r.rows, of, strict=True)}
                 for a, of in zip(r.rows, r.matrix(), strict=True)
             }
-            look = {"value": "overlap, %", "low": 0, "high": 100}
-            drawn.append(charts.heat(matrix, r.rows, title=f"round {r.round}: overlap, %", numbers=".0f", **look))
+            title = f"round {r.round}: overlap, %"
+            drawn.append(charts.heat(matrix, r.rows, title=title, value="overlap, %", low=0, high=100, numbers=".0f"))
         pairs = {" & ".join(pair): {a: 100 * b for a, b in found.series(pair)} for pair in found.pairs}
         mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in found.rounds if r.overlap}}
         independent = {"if independent": {r.round: 100 * r.expected for r in found.rounds}}
         lines = (pairs if len(pairs) <= _MANY else mean) | independent
         rest = tenths([*pairs.values()], [r.round for r in found.rounds]) if len(pairs) > _MANY else {}
         bands = {f"10 % to 90 % of {len(pairs)} pairs": rest} if rest else {}
-        look = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
+        look: dict[str, Any] = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
         drawn.append(charts.lines(lines, "round", "overlap, %", title="overlap, %", **look))
     return charts.concat(drawn, 5)
 
@@ -209,11 +215,6 @@ def picture(several: Sequence[Overlaps]) -> Chart:
 def _ends(found: Overlaps) -> tuple[Activated, ...]:
     """Return the first and the last round, or the only one."""
     return (found.rounds[0], *found.rounds[1:][-1:])
-
-
-def _activated(round: int, record: Mapping[str, Any]) -> Activated:
-    known = {f.name for f in fields(Activated)} - {"round"}
-    return Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
 
 
 def _frozen(value: Any) -> Any:

@@ -240,8 +240,8 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
         cells = {study.tasks[i]: {study.tasks[j]: M[i][j] for j in places} for i in places}
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
         rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
-        look: dict[str, Any] = {"value": title, "low": min(rest), "high": max(rest), "numbers": ".2g", "colors": colors}
-        views.append(View(name, charts.heat(cells, names, **look)))
+        made = charts.heat(cells, names, value=title, low=min(rest), high=max(rest), numbers=".2g", colors=colors)
+        views.append(View(name, made))
     return Figure(metric, views)
 
 
@@ -257,14 +257,9 @@ def _correlations(found: Correlations) -> Figure:
     views = []
     for name, M in (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman)):
         cells = {a: dict(zip(found.metrics, row, strict=True)) for a, row in zip(found.metrics, M, strict=True)}
-        look: dict[str, Any] = {
-            "value": f"{name}, over {over} pairs",
-            "low": -1,
-            "high": 1,
-            "middle": 0.0,
-            "numbers": ".2f",
-        }
-        views.append(View(name, charts.heat(cells, found.metrics, **look)))
+        value = f"{name}, over {over} pairs"
+        made = charts.heat(cells, found.metrics, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
+        views.append(View(name, made))
     return Figure("Agreement of metrics", views)
 
 
@@ -291,8 +286,7 @@ def _metrics(report: RelatedReport) -> Table:
         known = v[np.isfinite(v)]
         spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
         kind = "distance" if name in study.distances else "similarity"
-        directed = "yes" if _is_directed(study, name) else "no"
-        rows.append((name, kind, directed, *spread, str(len(known))))
+        rows.append((name, kind, "yes" if _is_directed(study, name) else "no", *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
     return Table("", head, tuple(rows), name="metrics-table", text=(1, 2))
 

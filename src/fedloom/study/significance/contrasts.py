@@ -98,6 +98,11 @@ class Contrast:
     holm: float = math.nan
 
     @property
+    def label(self) -> str:
+        """Return the data set and the method."""
+        return " / ".join(part for part in (self.data, self.method) if part)
+
+    @property
     def mean(self) -> float:
         """Return the mean gain over seeds, or over clients."""
         return fmean(self.gains.values())
@@ -128,8 +133,7 @@ class Contrasts(HasTable):
         )
         lines = []
         for t in self.tests:
-            name = " / ".join(part for part in (t.data if many else "", t.method) if part)
-            name += f" vs {t.base}" if len(bases) > 1 else ""
+            name = (t.label if many else t.method) + (f" vs {t.base}" if len(bases) > 1 else "")
             f = t.found
             numbers = [f"[{f.low:+.4g}, {f.high:+.4g}]"] if f else [t.state]
             numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
@@ -276,12 +280,12 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
     reasons: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         if test.reason:
-            where = " / ".join(part for part in (test.data, test.method) if part)
             task = "Δm" if test.row is None else test.row.task
-            reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
+            where = f"{test.label} ({task})" if test.state == "undefined" else test.label
+            reasons[f"{test.state}: {test.reason}"].append(where)
     notes = [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
     zero = [t for t in tests if math.isnan(t.percent) and all(map(math.isfinite, t.gains.values()))]
-    if names := [" / ".join(p for p in (t.data, t.method) if p) + f" ({t.row.task})" for t in zero if t.row]:
+    if names := [f"{t.label} ({t.row.task})" for t in zero if t.row]:
         notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, because it is 0 in some pair.")
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
         notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
