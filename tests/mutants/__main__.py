@@ -48,7 +48,7 @@ SOURCES = (
     *("core/combine.py", "core/context.py", "core/draws.py", "core/untrusted.py", "core/gram.py", "core/layout.py"),
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
-    *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),
+    *("methods", "models/tasks", "study/tables/estimate.py", "study/relatedness", "training", "federation/rounds"),
     *("federation/recipes/runtime.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.

@@ -40,7 +40,7 @@ def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
     ]
     ((verdict,), _) = judge(benchmark(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.7)), tmp_path / "c")
     assert [reason.partition(":")[0] for reason in verdict.reasons] == ["semseg", "depth"]
-    assert "still falls by 12.5 % a round, expected 1 % or less" in verdict.reasons[0]
+    assert "still falls by 12.5 % per round, expected 1 % or less" in verdict.reasons[0]
     with pytest.raises(StateError, match="NYUD: centralised has not been run; a benchmark needs Local, centralised"):
         judge(benchmark(tmp_path / "d", centralised=None), tmp_path / "d")
 
@@ -68,11 +68,11 @@ def test_a_comparison_marks_them_too(tmp_path: Path) -> None:
     expected = sorted(t for t, v in numbers["local"].items() if v <= numbers["constant"][t])
     found = compare([run.folder for run in runs.values()])
     assert expected
-    assert list(found.untold) == expected
+    assert list(found.excluded) == expected
     told = [numbers["constant"][t] / v - 1 for t, v in numbers["local"].items() if t not in expected]
     (delta,) = [column.delta for column in found.columns if column.delta is not None]
     assert delta.mean == pytest.approx(100 * sum(told) / len(told)) if told else math.isnan(delta.mean)
-    assert compare([runs["local"].folder]).untold == ()
+    assert compare([runs["local"].folder]).excluded == ()
 
 
 def test_grids_have_references_unless_they_are_drawn() -> None:

@@ -141,7 +141,7 @@ def many_clients(folder: Path) -> None:
     with_loss(folder)
 
 
-def told(folder: Path, *cell: Any, recipe: Any = None, **about: Any) -> None:
+def change_run(folder: Path, *cell: Any, recipe: Any = None, **about: Any) -> None:
     """Change what a run says about itself, or keys of its recipe's section data."""
     path = Cell(*cell).folder(folder)
     info = json.loads((path / "run.json").read_text())
@@ -176,11 +176,11 @@ def odd_pairs(folder: Path) -> None:
     }
     grid = paper_grid(data={"P": ONE, "Q": ONE}, bases=bases, addons={"-": {}}, seeds=seeds, delta="A1/-")
     write_grid(folder, grid, runs | shared)
-    told(folder, "P", "examples", "-", 2, partition_hash="another")
-    told(folder, "P", "data", "-", 2, data_hash="another")
+    change_run(folder, "P", "examples", "-", 2, partition_hash="another")
+    change_run(folder, "P", "data", "-", 2, data_hash="another")
     for seed in (1, 2):  # nothing but training differs
         for name in ("A1", "nan"):
-            told(folder, "Q", name, "-", seed, partition_hash="p", data_hash="d")
+            change_run(folder, "Q", name, "-", seed, partition_hash="p", data_hash="d")
 
 
 def odd_runs(folder: Path) -> None:
@@ -193,11 +193,11 @@ def odd_runs(folder: Path) -> None:
     write_grid(folder, grid, runs)
     for rho in (0.1, 0.3):
         write_run(folder, Cell("P", f"rho {rho}", "-", 0), {"depth": 1.0}, rho=rho)
-        told(folder, "P", f"rho {rho}", "-", 0, method="fedavg + feddea")
-    told(folder, "P", "size 9", "-", 0, recipe={"size": 9}, method="one-")
-    told(folder, "P", "running", "-", 0, recipe={"size": 16}, status="running", partition_hash="another")
-    told(folder, "P", "gave up", "-", 0, status="gave up")
-    told(folder, "P", "data", "-", 0, data_hash="another")
+        change_run(folder, "P", f"rho {rho}", "-", 0, method="fedavg + feddea")
+    change_run(folder, "P", "size 9", "-", 0, recipe={"size": 9}, method="one-")
+    change_run(folder, "P", "running", "-", 0, recipe={"size": 16}, status="running", partition_hash="another")
+    change_run(folder, "P", "gave up", "-", 0, status="gave up")
+    change_run(folder, "P", "data", "-", 0, data_hash="another")
 
 
 def benchmarks(folder: Path) -> None:

@@ -74,7 +74,7 @@ def _method(grid: Any, cell: Any) -> str:
     return section if isinstance(section, str) else section["name"]
 
 
-def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
+def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_significant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def numbers(method: str, rate: float, seed: int) -> dict[str, float] | None:
@@ -131,7 +131,7 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
     assert (tmp_path / "final" / "earlier" / "fedprox 1" / "s0" / "run.json").is_file()
 
 
-def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     pretend(
         monkeypatch, lambda method, rate, seed: {"semseg": 0.2 + 0.01 * ((seed + len(method)) % 2), "depth": 2.0}, ran

@@ -86,9 +86,6 @@ def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> Non
     assert changes_against_first({"x": {}}, {"a": "max"}) == {"x": -math.inf}
 
 
-SMALL = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
-
-
 def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Path) -> None:
     file = tmp_path / "g.yaml"
     file.write_text(
@@ -97,11 +94,11 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
         "references: [simple, constant]\nset: {training.rounds: 2, training.epochs: 1, partition.clients_per_task: 1}\n"
     )
     out = tmp_path / "tuned"
-    command = ["tune", str(file), "--trials", "3", "--seeds", "1", "--out", str(out), "-q"]
+    command = ["tune", str(file), "--trials", "2", "--seeds", "1", "--out", str(out), "-q"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     lines = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
-    assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [3, 3, 3]
+    assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [2, 2, 2]
     assert sum(line["method"] == "constant/-" for line in lines) == 1
     for name in ("FedAvg/-", "Prox/-"):  # chosen is the best by validation
         mine = [line for line in lines if line["method"] == name]
@@ -142,7 +139,7 @@ def sites(validate: bool = True) -> fl.Federation:
 
 def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_path: Path) -> None:
     heard: list[str] = []
-    made = fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append)
+    made = fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append)
     assert [c.label.split()[0] for c in made.columns] == [
         "local",
         "separate",
@@ -160,7 +157,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     assert "about 0:00 left" in heard[-1]
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
-    assert fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append).to_text() == text
+    assert fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     with pytest.raises(fl.errors.StateError, match="is a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)

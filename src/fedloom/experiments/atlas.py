@@ -17,11 +17,11 @@ from fedloom.core.errors import RecipeError, StateError, UserError, writing
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
-from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid, load_grid, write
-from fedloom.study.relatedness.compare import pair_ranks
+from fedloom.study.relatedness import pair_ranks
 from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
+from fedloom.study.tables.estimate import delta_terms
 from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import of_grid
 

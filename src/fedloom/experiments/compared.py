@@ -23,12 +23,12 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import CHANGES, Changes, is_over
-from fedloom.study.significance.pairs import holders
+from fedloom.study.significance.contrasts import holders
 from fedloom.study.significance.statistics import Paired, against_zero
 from fedloom.study.tables.compare import Comparison, RunSet
 from fedloom.study.tables.compare import compare as put_side_by_side
+from fedloom.study.tables.estimate import delta_m
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {

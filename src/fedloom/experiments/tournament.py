@@ -23,12 +23,11 @@ from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
-from fedloom.study.significance.pairs import of_clients
+from fedloom.study.significance.contrasts import of_clients
 from fedloom.study.significance.ranks import ranked
 from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
-from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.output import Made, Records, Table
 from fedloom.study.tables.results import Results, Side, of_grid
 

@@ -26,8 +26,8 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
+from fedloom.study.tables.estimate import delta_m
 from fedloom.study.tables.results import of_grid
 
 RATE = "training.optimizer.lr"

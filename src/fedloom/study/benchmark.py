@@ -10,8 +10,8 @@ from statistics import fmean
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid
+from fedloom.study.tables.estimate import delta_terms
 from fedloom.study.tables.results import Combination, Side, columns_of, means, read
 
 ALONE = "Local"
@@ -21,14 +21,14 @@ OVER_CONSTANT = 5.0
 OVER_ALONE = 5.0
 """Percent (mean over tasks) by which training on all data in one place must be better than training alone."""
 STILL = 1.0
-"""Percent by which the training loss may still fall in a round."""
+"""Percent by which the training loss may still fall per round."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a benchmark's three rules find on validation data."""
+    """The result of a benchmark's three rules on validation data."""
 
     data: str
     tasks: tuple[str, ...]
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the benchmark cannot judge; empty if it can."""
+        """Return why the benchmark is not sensitive enough; empty if it is."""
         unmeasured = [t for t in self.tasks if math.isnan(self.over_constant[t]) or math.isnan(self.over_alone[t])]
         if unmeasured:
             return [
@@ -62,7 +62,7 @@ class Verdict:
                 f"{OVER_ALONE:g} % or more"
             )
         found += [
-            f"{task}: the training loss still falls by {fall:.1f} % a round, expected {STILL:g} % or less"
+            f"{task}: the training loss still falls by {fall:.1f} % per round, expected {STILL:g} % or less"
             for task, fall in self.falling.items()
             if not fall <= STILL
         ]
@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """A line a task: (task, and the three numbers in percent)."""
+        """Return one line per task: (task, and the three numbers in percent)."""
         return [
             (t, f"{self.over_constant[t]:+.1f}", f"{self.over_alone[t]:+.1f}", f"{self.falling[t]:.2f}")
             for t in self.tasks
@@ -78,7 +78,7 @@ class Verdict:
 
 
 def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
-    """A verdict for each data set of a grid with the base `Local` and the references, and why others have none.
+    """Return a verdict for each data set of a grid with the base `Local` and references, and why others have none.
 
     Raises StateError where all do.
     """
@@ -124,7 +124,7 @@ def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
 
 
 def falling(run: Run, task: str) -> float:
-    """Percent by which the mean training loss of a task fell in a round, at the end of a run.
+    """Return the percent by which the mean training loss of a task fell per round, at the end of a run.
 
     From the mean losses of the first and the second half of the last rounds.
     """
@@ -143,7 +143,7 @@ def falling(run: Run, task: str) -> float:
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """What to print below the tables."""
+    """Return the lines to print below the tables."""
     lines = []
     for v in verdicts:
         lines += [f"{v.data}: {reason}" for reason in v.reasons]

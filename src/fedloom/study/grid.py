@@ -61,7 +61,7 @@ CHANGES: dict[str, Changes] = {
         "early_stopping": None,
     },
 }
-"""What makes a cell of them from a grid's recipe: one model, measured on the data of every client."""
+"""The changes of a grid's recipe that make a cell of them: one model, measured on the data of every client."""
 
 
 class DataRow(Section):
@@ -75,7 +75,7 @@ class DataRow(Section):
 
 
 class FigureSection(Named):
-    """What `fedloom plot figure` draws."""
+    """The figure that `fedloom plot figure` draws."""
 
     home = ("fedloom.study.figures", "FIGURES")
 
@@ -92,15 +92,15 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases, without add-ons (see `CHANGES`); by default all, in a grid that is drawn none."""
+    """The references below the bases, without add-ons (see `CHANGES`); by default all, in a grid with a figure none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
-    """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
+    """The reference of Delta: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
     show: Literal["unified", "clients", "domains"] = "unified"
-    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have.
+    """unified: one line per cell. clients: one line per client's personal model, as papers on one-task clients have.
     domains: as unified, with the domains of the only task as columns in the place of tasks."""
     at: Literal["last", "best-validation"] = "last"
-    """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
+    """The model of a run that counts. last: the one it keeps at the end. best-validation: the one of the round with the
     best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
     metric: str | None = None
     """Show this metric, of the tasks that have it; by default each task's own."""
@@ -108,7 +108,7 @@ class Grid(Section):
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
     """More columns: mean and standard deviation over the tasks (or domains), which must have one metric; megabits sent
-    a client, round and task."""
+    per client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     tuned: dict[str, dict[str, Changes]] = Field(default_factory=dict)
@@ -121,57 +121,47 @@ class Grid(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Grid:
+        if problems := [*self._problems()]:
+            raise carry(problems)
+        return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, message) of values that do not fit each other."""
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
-        changes |= {f"bases.{label}": keys for label, keys in self.bases.items()}
-        changes |= {f"cells.{label}": keys for label, keys in self.cells.items()}
-        changes |= {f"addons.{label}": keys for label, keys in self.addons.items()}
-        problems = [
-            (f"{where}.seed", "a cell's seed comes from 'seeds'") for where, keys in changes.items() if "seed" in keys
-        ]
+        for key, several in (("bases", self.bases), ("cells", self.cells), ("addons", self.addons)):
+            changes |= {f"{key}.{label}": keys for label, keys in several.items()}
+        for where, keys in changes.items():
+            if "seed" in keys:
+                yield f"{where}.seed", "a cell's seed comes from 'seeds'"
         for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
             seen: dict[str, str] = {}
             for label in labels:
                 if "/" in label or not label.strip():
-                    problems.append((f"{key}.{label}", "a label is a text without '/'"))
+                    yield f"{key}.{label}", "a label is a text without '/'"
                 elif len(safe(label).encode()) > 200:
-                    problems.append((f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"))
-                other = seen.setdefault(safe(label).lower(), label)
-                if other != label:
-                    problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
+                    yield f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"
+                if (other := seen.setdefault(safe(label).lower(), label)) != label:
+                    yield f"{key}.{label}", f"would share its folder with {other!r}: choose another label"
         if len(set(self.seeds)) < len(self.seeds):
-            problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
-        problems += [
-            (f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'")
-            for label in self.bases
-            if label in self.reference_rows
-        ]
+            yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
+        for label in filter(self.reference_rows.__contains__, self.bases):
+            yield f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'"
         cells = [f"{base}/{addon}" for base, addon in self.combinations]
-        problems += [
-            (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
-            for label in self.cells
-            if label not in cells
-        ]
-        problems += [
-            (
-                f"tuned.{data}.{label}",
-                f"no such data set and cell, expected DATA and BASE/ADDON.{nearest(label, cells)}",
-            )
-            for data, labels in self.tuned.items()
-            for label in labels
-            if data not in self.data or label not in cells
-        ]
-        problems += [
-            (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
-            for label, row in self.data.items()
-            for base in row.bases or ()
-            if base not in self.bases
-        ]
+        for label in self.cells:
+            if label not in cells:
+                yield f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}"
+        for data, by_label in self.tuned.items():
+            for label in by_label:
+                if data not in self.data or label not in cells:
+                    hint = nearest(label, cells)
+                    yield f"tuned.{data}.{label}", f"no such data set and cell, expected DATA and BASE/ADDON.{hint}"
+        for label, row in self.data.items():
+            for base in row.bases or ():
+                if base not in self.bases:
+                    yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
-            problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
-        if problems:
-            raise carry(problems)
-        return self
+            yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
 
     def __eq__(self, other: object) -> bool:
         """Return whether two grids have the same content, wherever it came from."""
@@ -192,7 +182,7 @@ class Grid(Section):
         return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
-        """(base, add-on) that cells of `base` are compared with, None for none."""
+        """Return (base, add-on) that cells of `base` are compared with, None for none."""
         if self.delta == "none":
             return None
         if self.delta == "base":
@@ -219,7 +209,7 @@ class Cell:
         return " / ".join(label for label in (self.data, self.base, self.addon) if label != "-")
 
     def folder(self, grid_folder: Path) -> Path:
-        """Where its run is."""
+        """Return the folder of its run."""
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
         folder = grid_folder.joinpath("cells", *parts)
         begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
@@ -227,17 +217,17 @@ class Cell:
 
 
 def together(base: str, addon: str) -> str:
-    """'base', or 'base add-on'."""
+    """Return 'base', or 'base add-on'."""
     return base if addon == "-" else f"{base} {addon}"
 
 
 def safe(label: str) -> str:
-    """A label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
+    """Return a label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
     return re.sub(r"[^\w.+=,-]+", "_", label).strip("_.-") or "plain"
 
 
 def cells(grid: Grid) -> Iterator[Cell]:
-    """Seed by seed, so that every cell has a first number early."""
+    """Yield the cells seed by seed, so that every combination has a first number early."""
     for seed in grid.seeds:
         for data, row in grid.data.items():
             for base, addon in grid.combinations:
@@ -246,12 +236,12 @@ def cells(grid: Grid) -> Iterator[Cell]:
 
 
 def names() -> list[str]:
-    """Names of the packaged grids."""
+    """Return the names of the packaged grids."""
     return sorted(loader.packaged(HOME))
 
 
 def summary(name: str) -> str:
-    """The first comment line of a packaged grid."""
+    """Return the first comment line of a packaged grid."""
     return loader.summary(name, HOME)
 
 
@@ -261,7 +251,7 @@ def load_grid(
     origin: Origin | None = None,
     benchmark: str | None = None,
 ) -> Grid:
-    """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
+    """Return a checked grid from a packaged name, a file or a mapping; the result contains its recipes.
 
     A key `like` names another grid, of which it takes all keys that it does not have itself. `benchmark` is
     one of its benchmarks, or a recipe (a packaged name, a file) that takes the place of its data sets.
@@ -330,12 +320,12 @@ def _code(grid: Grid) -> Iterator[str]:
 
 
 def against(grid: Grid, reference: str) -> Grid:
-    """The grid with another `delta`. Raises RecipeError where that is no cell."""
+    """Return the grid with another `delta`. Raises RecipeError where that is no cell."""
     return load_grid(grid.model_dump(mode="json"), [f"delta={json.dumps(reference)}"], grid._origin)
 
 
 def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
-    """KEY=VALUE texts as (what they change in the grid, what they change in every cell)."""
+    """Split KEY=VALUE texts into (changes of the grid, changes of every cell)."""
     own: Changes = {}
     all_cells: Changes = {}
     for change in changes:
@@ -350,7 +340,7 @@ def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
 
 
 def recipes(grid: Grid) -> dict[Cell, Recipe]:
-    """The recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
+    """Return the recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
     admit(_code(grid), grid._origin, f"grid {grid.name}")
     result: dict[Cell, Recipe] = {}
     wrong: dict[str, str] = {}
@@ -384,7 +374,7 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """The cells that have one of the labels of each kind (data set, base, add-on) of which there are some in `labels`.
+    """Return the cells with one of `labels` of each kind (data set, base, add-on) that occurs in `labels`.
 
     Raises RecipeError for an unknown label.
     """
@@ -402,7 +392,7 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
 
 def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "interrupted", "finished"]:
-    """What is in a cell's folder. Raises StateError where another recipe was run there."""
+    """Return the state of a cell's folder. Raises StateError where another recipe was run there."""
     folder = cell.folder(grid_folder)
     if not (folder / "recipe.yaml").is_file():
         return "new"
@@ -422,7 +412,7 @@ def same(what: str, before: Recipe, now: Recipe) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
+    """Return whether a run has ended, with whatever status. Raises StateError where its run.json is damaged."""
     file = folder / "run.json"
     if not file.is_file():
         return False
@@ -432,7 +422,7 @@ def is_over(folder: Path) -> bool:
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
-    """Write what a table needs beside the runs: the grid, and the refused combinations with the reasons."""
+    """Write the files that a table needs beside the runs: the grid, and the refused combinations with reasons."""
     write(folder, {FILE: to_yaml(grid.model_dump(mode="json")), REFUSED: json.dumps(dict(refused), indent=1)})
 
 
@@ -440,14 +430,14 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files of a folder, {name: text}; a reader finds the old or the new file, never a part of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        part = folder / f"{name}.{os.getpid()}.part"  # its own, for another grid may write the same file
+        part = folder / f"{name}.{os.getpid()}.part"  # its own, because another grid may write the same file
         with naming(part):
             part.write_text(text, encoding="utf-8")
         part.replace(folder / name)
 
 
 def open_folder(source: str | Path) -> tuple[Grid, Path]:
-    """(grid, folder) of a grid's folder; or of a packaged grid, a grid file or a grid's name, from where it ran."""
+    """Return (grid, folder) of a grid's folder; or of a packaged grid, a grid file or a name, from where it ran."""
     folder = _folder(source)
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
@@ -467,18 +457,18 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
 
 
 def ran() -> list[str]:
-    """Names of the grids that ran in their default place."""
+    """Return the names of the grids that ran in their default place."""
     return sorted(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))
 
 
 def _folder(source: str | Path) -> Path:
-    """The folder itself, or that of the grid that ran under this name in its default place."""
+    """Return the folder itself, or that of the grid that ran under this name in its default place."""
     folder = Path(source)
     return GRIDS / folder if not folder.exists() and (GRIDS / folder / FILE).is_file() else folder
 
 
 def runs_in(source: Path) -> list[Path]:
-    """The finished runs of a grid's first seed, in the order of its cells; what is no grid is a run's folder itself.
+    """Return the finished runs of a grid's first seed, in the order of its cells; or the folder of a single run.
 
     `source` is as in `open_folder`. Raises StateError where no run of the seed has finished.
     """
@@ -495,12 +485,12 @@ GRIDS = Path("grids")
 
 
 def default_folder(grid: Grid) -> Path:
-    """Where a grid runs unless told otherwise."""
+    """Return the folder in which a grid runs by default."""
     return GRIDS / grid.name
 
 
 def refused_in(folder: Path) -> dict[str, str]:
-    """Combination -> why the library refused it, as recorded when the grid ran."""
+    """Return combination -> the reason why the library refused it, as recorded when the grid ran."""
     try:
         value = json_of(folder / REFUSED)
     except FileNotFoundError:

@@ -27,8 +27,8 @@ from fedloom.experiments.papers.feature_figures import MAPS, RANK, Array, Embedd
 from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask
 from fedloom.study.charts import save
-from fedloom.study.tables.domains import DomainScores
 from fedloom.study.tables.output import Records, Table
+from fedloom.study.tables.results import DomainScores
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""

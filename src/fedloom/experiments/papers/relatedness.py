@@ -22,7 +22,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
 from fedloom.study.charts import save
-from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, symmetrised
+from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.relatedness.measures import (
     EtranScore,
     cosine,
