@@ -378,6 +378,15 @@ def test_agreement() -> None:
     assert agreement({"wte": A, "b": -A}, distances=()).pearson[0, 1] == pytest.approx(-1)
 
 
+def test_a_correlation_is_between_minus_one_and_one() -> None:
+    from fedloom.study.relatedness.compare import _correlation
+
+    for seed in range(100):
+        x = np.random.default_rng(seed).normal(size=7)
+        assert (_correlation(x, x), _correlation(x, -x)) == pytest.approx((1, -1))
+        assert max(abs(_correlation(x, x)), abs(_correlation(x, -x))) <= 1
+
+
 def test_ranks_of_pairs_multiply_to_spearman_in_any_order_of_the_tasks() -> None:
     from fedloom.study.relatedness.compare import pair_ranks
 

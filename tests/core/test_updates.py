@@ -86,6 +86,7 @@ def test_flatten_load_round_trip(net: Net, layout: Layout) -> None:
     assert torch.equal(layout.flatten(net), vector)
     with pytest.raises(ValueError, match="expected a vector of"):
         layout.load(vector[1:], net)
+    assert Layout(()).flatten(net).shape == (0,)
 
 
 def test_bound_parameters_are_views_of_one_vector(net: Net, layout: Layout) -> None:
@@ -187,6 +188,7 @@ def test_rows_one_by_one_have_the_bits_of_their_matrix_and_need_none(monkeypatch
     monkeypatch.setattr(Beside, "dense", lambda self: pytest.fail("the matrix is made"))
     rows = list(whole.replace(X=Beside(layout, fresh)).vectors())
     assert torch.equal(torch.stack(rows), X)
+    assert torch.equal(torch.stack(Beside(layout, fresh).separate()), X)
     assert "X" not in vars(fresh[1][1])
     assert len({row.untyped_storage().data_ptr() for row in rows}) == k, "each is freed by itself"
     mixed = whole.mixed(torch.rand(k, k))
