@@ -192,6 +192,14 @@ def test_etran_tells_good_features_from_bad_ones() -> None:
     assert math.isfinite(etran(F, y, 1, 1).labels)
 
 
+def test_etran_of_numbers_keeps_as_many_directions_as_hold_the_share() -> None:
+    """Orthogonal features of squares 36, 9, 4 and 1 to 50; the targets have 1 in each direction."""
+    basis = np.linalg.qr(np.column_stack([np.ones(8), np.random.default_rng(0).normal(size=(8, 4))]))[0][:, 1:]
+    F, y = basis * [6, 3, 2, 1] + 5, basis.sum(1) - 2
+    for kept, count in ((0.5, 1), (0.72, 1), (0.73, 2), (0.9, 2), (0.91, 3), (0.98, 3), (0.99, 4), (1, 4)):
+        assert etran(F, y, energy_kept=kept).labels == pytest.approx(-(4 - count) / 8), kept
+
+
 def test_etran_of_degenerate_data() -> None:
     F = problem(10, 3, 0)[0]
     assert math.isnan(etran(F, np.zeros(10, dtype=int)).labels)
