@@ -138,12 +138,10 @@ class EarlyStopping(Observer):
 
     def after(self, state: State, now: Round) -> State:
         config = self.built.recipe.early_stopping
-        if config is None:
-            return state
         clients = self.built.federation.clients.values()
         weights = {c.id: {name: w for name, (_, w) in c.tasks.items()} for c in clients}
-        score = validation_loss(now.metrics, weights)
-        if score is None:
+        score = validation_loss(now.metrics, weights) if config else None
+        if config is None or score is None:
             return state
         rule = Patience(config.patience, config.min_delta, config.relative, **(state["early"] or {}))
         rule = rule.see(score, now.number)
