@@ -218,6 +218,10 @@ def test_counters_and_statistics_are_not_compared() -> None:
 def test_wrong_shapes_and_words() -> None:
     with pytest.raises(ValueError, match="found shapes"):
         gradient(torch.ones(3), torch.ones(2, 4))
+    with pytest.raises(ValueError, match="found shapes"):
+        gradient(torch.ones(3, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="found shapes"):
+        gradient(torch.ones(3), torch.ones(2, 3, 1))
     with pytest.raises(ValueError, match="found shape"):
         gradient(torch.ones(3))
     wrong: Tensor = torch.ones(2, 2)
