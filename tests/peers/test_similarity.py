@@ -100,7 +100,7 @@ def test_features() -> None:
 
 
 def test_overlap_of_the_thesis_example() -> None:
-    W = task_weights({"b": {"depth": 0.7, "seg": 0.3}, "a": {"depth": 0.7, "normal": 0.3}, "c": {"seg": 1.0}})
+    W = task_weights({"b": {"depth": 7.0, "seg": 3.0}, "a": {"depth": 0.7, "normal": 0.3}, "c": {"seg": 1.0}})
     torch.testing.assert_close(W, torch.tensor([[0.7, 0.3, 0], [0.7, 0, 0.3], [0, 0, 1]], dtype=torch.float64))
     expected = torch.tensor([[1, 0.7, 0], [0.7, 1, 0.3], [0, 0.3, 1]], dtype=torch.float64)
     torch.testing.assert_close(overlap(W), expected)
@@ -151,6 +151,9 @@ def test_normalised_vector() -> None:
     sd = (14 / 3) ** 0.5
     assert normalised(S, "z-score").tolist() == pytest.approx([-2 / sd, -1 / sd, 3 / sd, NAN], nan_ok=True)
     assert torch.equal(normalised(S[:3], "none"), S[:3])
+    for how in ("min-max", "z-score"):
+        found = normalised(1e-9 * S.double(), how)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, normalised(S, how), equal_nan=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("how", "flat"), [("min-max", 0.5), ("z-score", 0.0)])
@@ -213,6 +216,11 @@ def test_counters_and_statistics_are_not_compared() -> None:
     X = torch.tensor([[1.0, 0, 0, 0, 0, 5, 5, 100, 100], [-1, 0, 0, 0, 0, 5, 5, 100, 100]])
     assert float(gradient(X)[0, 1]) > 0.99
     assert float(gradient(layout.take(X, part))[0, 1]) == 0
+
+
+def test_rows_too_short_to_be_measured_are_orthogonal_to_all() -> None:
+    short, long = torch.tensor([1e-170]).double(), torch.tensor([[1e170]]).double()
+    assert gradient(short, long, "cosine").tolist() == [0]
 
 
 def test_wrong_shapes_and_words() -> None:
