@@ -33,6 +33,7 @@ class Rate:
         if not x:  # x + 1
             raise ValueError(f"{x + 1} is not above {0}")
         tiny = 1e-12
+        part = max(1, _CHUNK // 7)
         "é", x += -x
         pairs = list(zip([x], [x], strict=True))
         return min(self.most, (x) # a * b

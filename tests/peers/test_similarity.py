@@ -219,7 +219,7 @@ def test_counters_and_statistics_are_not_compared() -> None:
 
 
 def test_rows_too_short_to_be_measured_are_orthogonal_to_all() -> None:
-    short, long = torch.tensor([1e-170]).double(), torch.tensor([[1e170]]).double()
+    short, long = (torch.tensor(x, dtype=torch.float64) for x in ([1e-170], [[1e100]]))
     assert gradient(short, long, "cosine").tolist() == [0]
 
 

@@ -255,7 +255,9 @@ def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
     state, told = budget.begin({"round": 0, "again": 2}), []
     assert budget.last == 3, "the budget is that of five rounds, and no less"
     for number in (2, 3):
-        now = SimpleNamespace(number=number, record=lambda *what: told.append(what), log=lambda *what: told.append(what))
+        now = SimpleNamespace(
+            number=number, record=lambda *what: told.append(what), log=lambda *what: told.append(what)
+        )
         state = budget.after(state, now)  # type: ignore[arg-type]
     paid_ = [("privacy", {"epsilon": whole.epsilon(n), "delta": 1e-3}) for n in (4, 5)]
     assert told == [*paid_, (SPENT, {"epsilon": whole.epsilon(5), "next": whole.epsilon(6)})]
