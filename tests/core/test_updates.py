@@ -163,6 +163,15 @@ def test_bad_input_is_named(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
+def test_one_vector_for_everyone_has_the_blocks_that_some_row_has() -> None:
+    layout = Layout(tuple(Block(name, (1,)) for name in "abc"))
+    rows = Updates.of(torch.ones(2, 3), [1, 2], layout, present=[[True, False, False], [True, True, False]])
+    mean = rows.reduced(torch.ones(3))
+    assert mean.present is not None
+    assert mean.present.tolist() == [[True, True, False]]
+    assert (mean.n.tolist(), rows.keep([]).reduced(torch.ones(3)).present) == ([3], None)
+
+
 def test_finite_drops_and_names_rows() -> None:
     X = torch.tensor([[1.0, 2.0], [float("nan"), 1.0], [3e38, 3e38], [float("inf"), -float("inf")]])
     kept, dropped = Updates.of(X).finite()

@@ -105,6 +105,7 @@ def test_overlap_of_the_thesis_example() -> None:
     expected = torch.tensor([[1, 0.7, 0], [0.7, 1, 0.3], [0, 0.3, 1]], dtype=torch.float64)
     torch.testing.assert_close(overlap(W), expected)
     assert overlap(W[0], W[1:]).tolist() == pytest.approx([0.7, 0])
+    assert task_weights({}).shape == (0, 0)
     # Loss weights that do not sum to 1 give the same.
     assert task_weights({"a": {"x": 0.0, "y": 3.0}}).tolist() == [[0, 1]]
     torch.testing.assert_close(task_weights({"a": {"x": 2.0, "y": 2.0}})[0], torch.tensor([0.5, 0.5]).double())

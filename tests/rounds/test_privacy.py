@@ -254,6 +254,7 @@ def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
     budget = Budget(built, SimpleNamespace(save=lambda state: None))  # type: ignore[arg-type]
     state, told = budget.begin({"round": 0, "again": 2}), []
     assert budget.last == 3, "the budget is that of five rounds, and no less"
+    assert whole.last(whole.epsilon(5), 5) == 5
     for number in (2, 3):
         now = SimpleNamespace(
             number=number, record=lambda *what: told.append(what), log=lambda *what: told.append(what)
