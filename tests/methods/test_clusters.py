@@ -31,7 +31,7 @@ from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.server import dispatch
 from fedloom.methods.clusters.aggregation import agglomerate, agreement, bipartition, cosines
-from fedloom.methods.clusters.centres import rebalanced
+from fedloom.methods.clusters.centres import _used, rebalanced
 from fedloom.stages import (
     ChosenClusters,
     Every,
@@ -451,6 +451,14 @@ def test_fedsoft_is_drawn_to_its_models() -> None:
         pull = sum(u[s] * (y - torch.tensor([[1.0, 1.0], [-2.0, -2.0]][s]).double()) for s in (0, 1))
         expected = y - 0.2 * ((y - run.b[k]) + 0.5 * pull)
         torch.testing.assert_close(personal(run, name), expected, atol=1e-12, rtol=0)
+
+
+def test_who_uses_one_or_all_models() -> None:
+    models = [torch.tensor([1.0, 2]), torch.tensor([5.0, 0])]
+    assert _used(models, 1) is models[1]
+    assert _used(models, 2) is None
+    torch.testing.assert_close(_used(models, [0.25, 0.5]), torch.tensor([2.75, 0.5]))
+    torch.testing.assert_close(_used(models[:1], [0.25]), torch.tensor([0.25, 0.5]))
 
 
 def test_soft_clusters_by_hand() -> None:
