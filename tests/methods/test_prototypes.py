@@ -39,10 +39,6 @@ def test_without_its_terms_it_is_fedavg(quick: Quick, method: str) -> None:
     assert_same(quick(), quick(f"method={method}"))
 
 
-def test_who_keeps_parameters_keeps_running_statistics() -> None:
-    assert [methods.fedproto(share=share).buffers for share in ("everything", "nothing")] == ["mean", "local"]
-
-
 def test_labels_of_prototypes_are_of_the_senders_own_tasks() -> None:
     def read(labels: torch.Tensor) -> torch.Tensor:
         return ClassLabels().read(labels, Sender(classes={0: 2, 3: 1}))
