@@ -45,6 +45,7 @@ from fedloom.stages import (
     SingleTaskModels,
     SoftClusters,
     SplittingClusters,
+    TaskLeaders,
 )
 from fedloom.training import BestCluster, FlatModel, SoftAnchors
 from quadratics import Quadratics
@@ -213,6 +214,12 @@ def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
     assert torch.equal(mixed_models(updates, torch.eye(4)), X)
     out, _ = SimilarGroups(4).on(X, base=base)
     assert torch.equal(out, X)
+
+
+def test_two_clients_with_the_same_task_get_one_model() -> None:
+    X, base = torch.tensor([[[1.0, 0], [3, 2]], [[0, 1], [4, 1]]])
+    out, _ = TaskLeaders().on(X, base=base, tasks=["a", "a"])
+    torch.testing.assert_close(base + out, (base + X).mean(0).expand(2, -1))
 
 
 def test_mixed_models_are_mixes_of_models() -> None:
