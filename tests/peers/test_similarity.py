@@ -242,6 +242,9 @@ def test_wrong_shapes_and_words() -> None:
         lambda: cross_loss(wrong, "log"),  # type: ignore[arg-type]
         lambda: normalised(wrong, "log"),  # type: ignore[arg-type]
         lambda: per_task(wrong, torch.zeros(2)),
+        lambda: per_task(wrong, torch.ones(3)),
+        lambda: per_task(wrong, torch.tensor([2.0, -1.0])),
+        lambda: per_task(torch.ones(2), torch.ones(2)),
     ):
         with pytest.raises(ValueError, match="expected"):
             call()
