@@ -133,8 +133,10 @@ def test_the_papers_recipes_judge_edges_by_odsf(name: str, tmp_path: Path) -> No
         assert 0 < final[task]["odsf"] < 1
 
 
-@pytest.mark.parametrize(("every", "expected"), [(0, [6]), (2, [2, 4, 6]), (4, [4, 6])])
-def test_what_takes_long_is_measured_in_the_last_round_and_every_so_many(every: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(("every", "expected"), [(None, [6]), (2, [2, 4, 6]), (4, [4, 6])])
+def test_what_takes_long_is_measured_in_the_last_round_and_every_so_many(
+    every: int | None, expected: list[int]
+) -> None:
     evaluation = Evaluation(costly_every=every)
     assert [round for round in range(7) if evaluation.in_full(round, 6)] == expected
 
