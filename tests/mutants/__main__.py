@@ -61,6 +61,7 @@ TESTS = (
     *("doors/test_hugging_face.py", "doors/test_kinds.py", "doors/test_odd_data.py", "doors/test_same_as_a_recipe.py"),
     *("doors/test_trust.py", "engines/test_auto.py", "engines/test_peers_sketch.py"),
     *("models/test_dense.py", "models/test_erased.py", "models/test_linearised.py", "models/test_models.py"),
+    *("models/test_sequences.py", "data/test_signals.py"),
     *("study/test_features.py", "study/test_hyper.py", "study/test_losses.py", "study/test_overlap.py"),
     *("engines/test_cluster_columns.py", "engines/test_gossip.py", "engines/test_peers.py"),
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_pool.py"),
