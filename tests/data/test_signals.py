@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedloom as fl
-from fedloom.core.signal import Signal
+from fedloom.core.signal import Signal, sized
 from fedloom.data import DATASETS
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load, recipe_hash
@@ -203,3 +203,18 @@ def test_a_dry_run_says_what_an_input_is(tmp_path):
         RecipeError, match=re.escape("of at least 8 pixels a side, found inputs of shape (9, 16). For series")
     ):
         fl.plan(load(recipe, ["model=small-cnn"]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "signal", "words"),
+    [
+        ((9, 128), None, "numbers of 9 x 128"),
+        ((9, 128), Signal(kind="series"), "series of 9 x 128 (channels x steps)"),
+        ((9,), Signal(kind="series"), "series of 9"),
+        ((3, 8, 8), Signal(kind="image"), "image of 3 x 8 x 8 (channels x height x width)"),
+        ((16,), Signal(kind="tokens", vocabulary=50), "tokens of 16 (positions), a vocabulary of 50"),
+        ((16,), Signal(kind="tokens"), "tokens of 16 (positions)"),
+    ],
+)
+def test_an_input_in_words(shape: tuple[int, ...], signal: Signal | None, words: str) -> None:
+    assert sized(shape, signal) == words

@@ -245,6 +245,24 @@ def test_starts_alone_may_spend_a_budget(dp: object) -> None:
     assert (rounds, status({**state, "server": {}, "stopped": False})) == (1, SPENT)
 
 
+def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
+    whole = terms(noise=2.0, delta=1e-3, drawn=1.0)
+    private = f"privacy={{clip: 1, noise: 2.0, delta: 1.0e-3, budget: {whole.epsilon(5)}}}"
+    built = build(load_recipe(FEDPER, private, "training.rounds=9"))
+    budget = Budget(built, SimpleNamespace(save=lambda state: None))  # type: ignore[arg-type]
+    state, told = budget.begin({"round": 0, "again": 2}), []
+    assert budget.last == 3, "the budget is that of five rounds, and no less"
+    assert whole.last(whole.epsilon(5), 5) == 5
+    for number in (2, 3):
+        now = SimpleNamespace(
+            number=number, record=lambda *what: told.append(what), log=lambda *what: told.append(what)
+        )
+        state = budget.after(state, now)  # type: ignore[arg-type]
+    paid_ = [("privacy", {"epsilon": whole.epsilon(n), "delta": 1e-3}) for n in (4, 5)]
+    assert told == [*paid_, (SPENT, {"epsilon": whole.epsilon(5), "next": whole.epsilon(6)})]
+    assert budget.stops(state) == SPENT
+
+
 def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
     with pytest.raises(StateError, match=r"the 0 rounds that are done had \{'noise': 2.0\}"):
         terms().agree({"round": 0, "privacy": {**vars(terms()), "noise": 2.0}})
