@@ -50,6 +50,7 @@ $(RESULTS): results-%: $(VENV)/.test
 	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
 	$(BIN)/fedloom compare grids/$* --format markdown --out grids/$*/table.md
 	cp grids/$*/table.md docs/results/tables/$(subst /,-,$*).md
+	$(BIN)/fedloom compare grids/$* --seeds --format csv --out docs/results/seeds/$(subst /,-,$*).csv
 	$(BIN)/fedloom report grids/$*
 	if ! grep -q '^delta: none' grids/$*/grid.yaml; then \
 	  $(BIN)/fedloom compare grids/$* --tests --format markdown --out grids/$*/tests.md && \

@@ -164,5 +164,5 @@ def test_what_is_refused(folder: Path) -> None:
         losses_of(grid, folder)
     refused = CliRunner().invoke(app.app, ["table", str(folder), "--losses", "best", "--tests"])
     based = CliRunner().invoke(app.app, ["table", str(folder), "--metrics", "--base", "A1/-"])
-    assert "--losses and --metrics show none" in str(based.exception)
+    assert "--losses, --metrics and --seeds show none" in str(based.exception)
     assert str(refused.exception) == "--tests and --losses are two tables: choose one"

@@ -22,8 +22,9 @@ import fedloom as fl
 from fedloom.cli.app import main
 from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
-from fedloom.study.grid import Cell, save
+from fedloom.study.grid import Cell, open_folder, save
 from fedloom.study.tables.compare import compare as side_by_side
+from fedloom.study.tables.table import of_seeds
 from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
@@ -303,3 +304,14 @@ def test_every_number_as_a_data_frame(tmp_path: Path) -> None:
     assert set(opened.to_pandas()["addon"]) == {"-", "+DEA"}
     assert list(compared.to_pandas()) == ["method", *columns]
     assert set(compared.to_pandas()["method"]) == {column.label for column in compared.columns}
+
+
+def test_every_seed_is_a_line(tmp_path: Path) -> None:
+    two_data_sets(tmp_path / "g")
+    made = of_seeds(*open_folder(tmp_path / "g"))
+    assert made.records().head == ("data", "method", "seed", "task", "metric", "value")
+    lines = {line[:5]: line[5] for line in made.records().lines}
+    assert lines["NYUD", "FedAvg", 1, "depth", "rmse"] == drawn("NYUD", "FedAvg", "-", 1)["depth"]
+    assert lines["PASCAL_x", "constant", 0, "semseg", "miou"] == drawn("PASCAL_x", "constant", "-", 0)["semseg"] / 2
+    assert ("NYUD", "FedProx +DEA", 2, "depth", "rmse") not in lines
+    assert len(lines) == len(made.to_csv().splitlines()) - 1

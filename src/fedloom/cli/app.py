@@ -116,5 +116,8 @@ FORMER: dict[str, tuple[Any, str]] = {
     "audit": (deploy.audit, "flower audit"),
 }
 """Name of a command in older versions -> what it runs, and its name now. These work and are not listed."""
+recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)
+recipe.command("schema")(shared.renamed(lists.schema, "recipe schema", "recipes --schema"))
+app.add_typer(recipe)
 for former, (member, now) in FORMER.items():
     app.command(former, hidden=True)(shared.renamed(shared.allowing_code(member), former, now))

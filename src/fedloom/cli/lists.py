@@ -51,7 +51,7 @@ def recipes(
     papers: Annotated[
         bool, typer.Option("--papers", help="All: those of five papers and those that need files, too.")
     ] = False,
-    schema: Annotated[
+    as_schema: Annotated[
         bool, typer.Option("--schema", help="Instead: the JSON Schema of recipes, for editors and programs.")
     ] = False,
     as_json: shared.Json = False,
@@ -63,10 +63,8 @@ def recipes(
     """
     from fedloom.federation.recipes.loader import catalogue
 
-    if schema:
-        from fedloom.federation.recipes.json_schema import schema as made
-
-        shared.put(json.dumps(made(), indent=1) + "\n", out)
+    if as_schema:
+        schema(out)
         return
     if out is not None:
         raise UserError("--out writes the schema: it needs --schema")
@@ -88,6 +86,15 @@ def recipes(
         return
     shown = [{**row, "needs": ", ".join(row["needs"]) or None} for row in rows]
     shared.answer(rows, as_json, shared.table_of(shown), about)
+
+
+def schema(
+    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
+) -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them."""
+    from fedloom.federation.recipes.json_schema import schema as made
+
+    shared.put(json.dumps(made(), indent=1) + "\n", out)
 
 
 def _begins(entry: Entry) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedloom.study.watch import Now
 
 
-MOST = 10
+MOST = 8
 """`show` lists so many clients; --full lists all."""
 
 
@@ -43,10 +43,13 @@ def show(
         "memory": ", ".join(f"{part} {human_bytes(count)}" for part, count in plan.memory.items()),
         "bytes per round": f"{human_bytes(plan.bytes_up)} from clients, {human_bytes(plan.bytes_down)} to clients",
         "constant prediction": ", ".join(
-            f"{task} {metric} {value:.4f}" for task, (metric, value) in plan.constant.items()
+            f"{task} {metric} {value:.4f}" for task, (metric, value) in [*plan.constant.items()][: None if full else 4]
         ),
     }
-    clients = plan.clients if full or len(plan.clients) <= MOST else plan.clients[: MOST - 1]
+    clients = plan.clients
+    if not full:
+        few = clients if len(clients) <= MOST else clients[: MOST - 1]
+        clients = [{key: value for key, value in client.items() if key != "labels"} for client in few]
     more = len(plan.clients) - len(clients)
     shared.answer(
         {
@@ -154,7 +157,7 @@ def report(
         str,
         typer.Argument(
             metavar="RUN|GRID|DIR",
-            help="A run's folder, a grid's folder, a grid that ran in its own, or the --out of fedloom relatedness.",
+            help="A folder of a run, of a grid, or of `fedloom study relatedness`; or the name of a grid that ran.",
         ),
     ],
     out: Annotated[

@@ -43,6 +43,9 @@ LossesOption = Annotated[
 MetricsOption = Annotated[
     bool, typer.Option("--metrics", help="Instead, of a grid: every metric of every task, with ranks.")
 ]
+SeedsOption = Annotated[
+    bool, typer.Option("--seeds", help="Instead, of a grid: the number of every seed, method and task.")
+]
 
 WIDE = 200
 """Letters across where the output is no terminal."""
@@ -79,6 +82,7 @@ def compare(
     at: AtOption = None,
     losses: LossesOption = None,
     metrics: MetricsOption = False,
+    seeds: SeedsOption = False,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
@@ -88,9 +92,10 @@ def compare(
     from fedloom.federation.recipes.loader import load, names
 
     if len(runs) == 1 and _is_grid(str(runs[0])):
-        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics)
+        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics,
+              seeds)  # fmt: skip
         return
-    for name, value in {"at": at, "losses": losses, "metrics": metrics}.items():
+    for name, value in {"at": at, "losses": losses, "metrics": metrics, "seeds": seeds}.items():
         if value:
             raise UserError(f"--{name} is for a grid: its name, its file or its folder")
     shared.one_of(tests, over, ranks, plot)
@@ -139,6 +144,7 @@ def table(
     plot: shared.PlotOption = None,
     losses: LossesOption = None,
     metrics: MetricsOption = False,
+    seeds: SeedsOption = False,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -146,21 +152,23 @@ def table(
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
     from fedloom.study.tables.results import of_grid
-    from fedloom.study.tables.table import all_metrics, tabulate
+    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
 
-    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
+    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics, seeds=seeds)
     opened, folder = _opened(source, at)
     if metric is not None:
         opened = opened.model_copy(update={"metric": metric})
     if base is not None:
         opened = against(opened, base)
-    if base is not None and (losses or metrics):
-        raise UserError("--base says what changes are against, and --losses and --metrics show none")
+    if base is not None and (losses or metrics or seeds):
+        raise UserError("--base says what changes are compared with, and --losses, --metrics and --seeds show none")
     made: HasTable
     if losses:
         made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
     elif metrics:
         made = all_metrics(opened, folder, split)
+    elif seeds:
+        made = of_seeds(opened, folder, split)
     elif ranks:
         made = ranked(of_grid(opened, folder, split), ranks)
         shared.draw_ranks(made, plot)

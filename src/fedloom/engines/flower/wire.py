@@ -26,7 +26,7 @@ from fedloom.core.extras import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
-FORMAT = 3
+FORMAT = 4
 _STYPE = "numpy.ndarray"
 _KINDS = "fiub"  # no objects, no texts
 

@@ -310,6 +310,27 @@ def _ranked(found: Mapping[str, Estimate], cell: str, direction: str) -> str:
     return f"{found[cell]} ({1 + sum(sign * other.mean < mine for other in found.values())})"
 
 
+def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -> Made:
+    """Return the primary metric of every task of every finished run, one line per seed, method and task.
+
+    Raises StateError where no run has finished.
+    """
+    lines = [
+        (cell.data, together(cell.base, cell.addon), cell.seed, row.task, row.metric, value)
+        for cell in cells(grid)
+        if is_over(path := cell.folder(folder))
+        for run in [Run.read(path)]
+        for values in [run.final(split).values]
+        for row in run.judged
+        if (value := values.get(row.task, {}).get(row.metric)) is not None
+    ]
+    if not lines:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    head = ("data", "method", "seed", "task", "metric", "value")
+    shown = tuple((*map(str, line[:-1]), f"{line[-1]:.4f}") for line in lines)
+    return Made(Table(f"{grid.title or grid.name}: every seed", head, shown), Records(head, lines))
+
+
 @dataclass(frozen=True)
 class OpenedGrid:
     """A grid, and the folder in which it ran."""
