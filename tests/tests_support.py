@@ -87,7 +87,7 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.federation.rounds.round import Progress
+    from fedloom.federation.rounds.progress import Progress
 
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:

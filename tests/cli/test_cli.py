@@ -16,8 +16,7 @@ import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import PANELS, app
 from fedloom.federation.recipes import Recipe, dump, load
-from fedloom.federation.rounds.progress import Lines, progress
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Lines, Progress, progress
 from fedloom.federation.runs.reader import Run
 
 
@@ -201,7 +200,7 @@ def test_recipes_begins_with_a_few(fedloom_):
 def test_former_names_of_commands_work_and_say_the_new_name(fedloom_):
     code, _, err = fedloom_("bed", "nothing")
     assert code == 2
-    assert err.startswith("`fedloom study benchmark` is `fedloom study benchmark` now\nerror: ")
+    assert err.startswith("`fedloom bed` is `fedloom study benchmark` now\nerror: ")
     assert {name for name, command in get_command(app).commands.items() if command.hidden} >= {
         "table",
         "picture",

@@ -28,7 +28,7 @@ from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.server import dispatch
 from fedloom.methods.clusters.aggregation import agglomerate, agreement, bipartition, cosines
 from fedloom.methods.clusters.centres import _used, rebalanced

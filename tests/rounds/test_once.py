@@ -17,7 +17,8 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import groups
 from fedloom.federation.rounds.messages import Message, Payload, form, rows_of
-from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import collect, dispatch
 from fedloom.federation.rounds.worker import TrainDone, TrainJob, Worker

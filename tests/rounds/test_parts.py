@@ -27,8 +27,8 @@ from fedloom.errors import DataError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
 from fedloom.federation.rounds.messages import Payload
-from fedloom.federation.rounds.progress import Lines
-from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.progress import Lines, Progress
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import Patience, initial_state
 from fedloom.federation.rounds.server import merge_buffers, server_init, server_step
 from fedloom.federation.rounds.worker import check_device

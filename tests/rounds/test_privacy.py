@@ -20,7 +20,8 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.privacy import PrivacyTerms, forecast, ratio, share_of, terms_of
-from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run

@@ -13,7 +13,7 @@ import torch
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint
 from tests_support import Stop, assert_same, load_recipe, outcome
 

@@ -18,7 +18,7 @@ from fedloom.cli.app import app, told
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint, folder
 from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import is_over

@@ -118,7 +118,7 @@ def test_what_cannot_be_read(written: Callable[..., Run]) -> None:
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     def domains(*words: str) -> str:
-        result = CliRunner().invoke(app, ["domains", str(tmp_path / "run"), *words])
+        result = CliRunner().invoke(app, ["papers", "domains", str(tmp_path / "run"), *words])
         assert result.exit_code == 0, result.output
         return result.output
 

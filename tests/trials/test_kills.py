@@ -18,7 +18,7 @@ import pytest
 
 import fedloom
 from fedloom.federation.recipes.schema import Recipe
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import RunFolder
 from tests_support import assert_same, load_recipe, stopped_after
 from trials.faults import KILLED, SENTENCE, Fault, in_a_process

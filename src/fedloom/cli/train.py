@@ -19,7 +19,7 @@ from fedloom.engines import cluster
 
 if TYPE_CHECKING:
     from fedloom.federation.recipes.schema import MethodSection
-    from fedloom.federation.rounds.round import Progress
+    from fedloom.federation.rounds.progress import Progress
 
 
 def run(

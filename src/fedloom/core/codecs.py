@@ -119,7 +119,9 @@ class Raw(Codec):
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed]:
         if present is not None:
-            X = X[:, present[0].repeat_interleave(torch.tensor([block.size for block in layout.blocks]))]
+            X = X[
+                :, present[0].repeat_interleave(torch.tensor([block.size for block in layout.blocks], dtype=torch.long))
+            ]
         return [{"values": row} for row in X.to("cpu")]
 
     def fields(self, like: Updates) -> dict[str, Array]:

@@ -30,8 +30,7 @@ from fedloom.federation.recipes.objects import described, separated, undone, wit
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import shown
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress, shown
 from fedloom.federation.rounds.rounds import run_rounds
 from fedloom.federation.rounds.worker import check_device
 from fedloom.federation.runs.folder import RunFolder

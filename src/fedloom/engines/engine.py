@@ -18,7 +18,8 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import complete, export
-from fedloom.federation.rounds.round import Advance, Progress
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.rounds import initial_state, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor

@@ -20,7 +20,7 @@ from fedloom.experiments.tune import Budget, Curve, Scores, changes_against_firs
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
 from fedloom.study.grid import CHANGES, Changes, is_over

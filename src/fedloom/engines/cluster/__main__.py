@@ -10,7 +10,7 @@ from fedloom.core.errors import UserError
 from fedloom.engines import cluster
 from fedloom.engines.cluster.launch import ERROR_FILE
 from fedloom.engines.cluster.session import join
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 
 
 class Log(Progress):

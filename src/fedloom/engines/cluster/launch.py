@@ -19,7 +19,7 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline
-from fedloom.federation.rounds.round import Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
 from fedloom.federation.runs.reader import described
 

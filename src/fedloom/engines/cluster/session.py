@@ -24,7 +24,8 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import run_rounds, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor, Job, check_device

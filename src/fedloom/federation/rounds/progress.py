@@ -6,8 +6,34 @@ import sys
 import time
 from collections.abc import Mapping
 
-from fedloom.federation.rounds.round import Progress
+from fedloom.core import errors
 from fedloom.federation.runs.reader import clock
+
+
+class Progress:
+    """Receives what happens in a run. This one is silent.
+
+    `numbers` of a round are what `measure.headline` returns: 'val accuracy' -> the mean, and the like.
+    """
+
+    def start(self, rounds: int, done: int) -> None:
+        """Begin with a run of so many rounds, of which some are done."""
+
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Note that a round has ended."""
+
+    def client(self, round: int, done: int, of: int) -> None:
+        """Note that so many clients of a round have trained."""
+
+    def event(self, text: str) -> None:
+        """Note something that a person should see."""
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None:
+        """End."""
 
 
 def progress(quiet: bool = False) -> Progress:

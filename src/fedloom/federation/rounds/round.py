@@ -8,7 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from fedloom.core import errors
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds.built import Built
@@ -16,37 +15,12 @@ from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import states_to_keep
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
-
-
-class Progress:
-    """Receives what happens in a run. This one is silent; `progress.py` has those that report.
-
-    `numbers` of a round are what `measure.headline` returns: 'val accuracy' -> the mean, and the like.
-    """
-
-    def start(self, rounds: int, done: int) -> None:
-        """Begin with a run of so many rounds, of which some are done."""
-
-    def round(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Note that a round has ended."""
-
-    def client(self, round: int, done: int, of: int) -> None:
-        """Note that so many clients of a round have trained."""
-
-    def event(self, text: str) -> None:
-        """Note something that a person should see."""
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
-        errors.warn(text)
-
-    def stop(self) -> None:
-        """End."""
 
 
 @dataclass

@@ -10,8 +10,9 @@ from fedloom.core.context import State, new_secret
 from fedloom.core.errors import StateError
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline, measure, trained_records, unmeasured
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import again, gave_up
-from fedloom.federation.rounds.round import Advance, Progress, Round, with_server
+from fedloom.federation.rounds.round import Advance, Round, with_server
 from fedloom.federation.rounds.server import server_init
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder

@@ -13,7 +13,8 @@ from fedloom.core.stage import Chain, Stage
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import rows_of
-from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Round
 
 LARGEST = 50_000_000
 """Mixes of at most so many numbers are tried."""
