@@ -17,9 +17,8 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Count
-from fedloom.core.spread import whole
 from fedloom.core.stage import Stage, Traits, check_closed, inner
-from fedloom.core.updates import EVERYONE, Beside, Updates
+from fedloom.core.updates import EVERYONE, Beside, Updates, columns_here
 
 
 class Inner(Stage):
@@ -246,7 +245,7 @@ class GroupBy(Around):
         X = torch.empty_like(updates.X)
         new = dict(state)
         for group, members in sorted(groups.items()):
-            before = state[group] if group in state else self.stage.init(whole(updates.layout))
+            before = state[group] if group in state else self.stage.init(columns_here().whole(updates.layout))
             out, new[group] = self.stage(updates.keep(members), before, ctx)
             X[members] = out.X.expand(len(members), -1)
         return updates.replace(X=X), new

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedloom.core.spread import total
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, columns_here
 
 _VALUES, _COLUMNS = 1 << 17, 1 << 10
 """The matrix is read in chunks of about so many float64 values, which stay in a core's cache, and of at least so many
@@ -41,7 +40,7 @@ def inner_products(
             G.addmm_(part, part.t())
             if vector is not None:
                 h.addmv_(part, vector[a:b].to(part))
-    G, h = total(G.cpu()), h.cpu() if vector is None else total(h.cpu())
+    G, h = columns_here().total(G.cpu()), h.cpu() if vector is None else columns_here().total(h.cpu())
     if updates.mixing is not None:
         M = updates.mixing.cpu()
         G, h = M @ G @ M.t(), M @ h

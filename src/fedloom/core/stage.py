@@ -47,7 +47,7 @@ class Traits:
     """Where what comes out must not tell which rows came: the fewest rows that a result may be a mean of, inf for all
     that are expected. It then acts without any row, and on blocks that no row has. 0: it may tell."""
     separable: bool = False
-    """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
+    """Treats every column alike, with Gram matrices and sums by `fedloom.core.updates`; so columns may lie apart."""
     presence: Presence | None = None
     """What moves a block where rows may lack blocks (`Updates.present`). "block": only what the rows that have it hold
     in it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +21,55 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Block, Layout, dtype_name
+
+
+class Spread:
+    """The whole matrix in this process; subclasses say which process has which columns of it.
+
+    Inside `spread` every process runs the same stage on all rows, but only on its own columns: its layout has all
+    blocks, each with only the columns that this process has. A rule that treats every column alike need not know this.
+    Sums over columns go through `total`; state holds whole vectors, which `cut` takes apart and `join` puts together.
+    All processes call the methods in the same order.
+    """
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum over all processes of x, which each has summed over its own columns; the same bits in each."""
+        return x
+
+    def cut(self, layout: Layout, vector: Tensor) -> Tensor:
+        """Return the columns of this process, from a vector over all columns of the layout's blocks."""
+        return vector
+
+    def at(self, layout: Layout, index: Tensor) -> Tensor:
+        """Return those of the columns `index` (positions among all) that are here, as positions among those here."""
+        return index
+
+    def join(self, layout: Layout, part: Tensor) -> Tensor:
+        """Return the whole vector, from this process's columns and those of the others."""
+        return part
+
+    def whole(self, layout: Layout) -> Layout:
+        """Return the layout with all its columns."""
+        return layout
+
+
+_NOW: ContextVar[Spread] = ContextVar("spread", default=Spread())  # noqa: B039
+
+
+@contextmanager
+def spread(how: Spread) -> Iterator[None]:
+    """Let stages called inside see only the columns of this process."""
+    token = _NOW.set(how)
+    try:
+        yield
+    finally:
+        _NOW.reset(token)
+
+
+def columns_here() -> Spread:
+    """Return how columns are spread over processes."""
+    return _NOW.get()
+
 
 EVERYONE: Row = ("*", None)
 """The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
 from fedloom.core.settings.section import Count
-from fedloom.core.signal import Kind, Signal
 from fedloom.data.dense_label import Augment, DenseLabel, resolve
 from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, TestFraction, channel_statistics
 from fedloom.data.store import Part, Store, limited, read_table, splits
+from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import UserError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.drawing import Cell, Colour, Legend
 from fedloom.data.prepare import Array
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.inputs import FORMATS, SUFFIXES
 from fedloom.data.prepare import Array
 from fedloom.models.tasks.task import IGNORE, Task

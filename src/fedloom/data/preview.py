@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.canvas import grid
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.drawing import CLASSES, Cell, Legend, label, legend

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from fedloom.core.context import Ctx, State
-from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
@@ -19,7 +18,8 @@ from fedloom.federation.rounds.messages import Payload, blank, count_down, count
 from fedloom.federation.rounds.privacy import share_of, told
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.models.constant import ConstantHead
+from fedloom.models.changes import ConstantHead
+from fedloom.models.signal import sized
 from fedloom.training.rules import label_means
 
 

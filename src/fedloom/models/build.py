@@ -14,11 +14,11 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import UserError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registered
-from fedloom.core.signal import Signal, blank
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import as_multitask
+from fedloom.models.signal import Signal, blank
 from fedloom.models.tasks.task import Task
 from fedloom.models.weights import load_weights
 

@@ -14,14 +14,13 @@ from pydantic import Field
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count
-from fedloom.core.signal import sized
-from fedloom.models.kinds import Decoding, Norm
+from fedloom.models.signal import Decoding, Norm, sized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedloom.core.signal import Signal
     from fedloom.models.nets import Encoder, PyramidEncoder
+    from fedloom.models.signal import Signal
     from fedloom.models.tasks.task import Task
 
 ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.own:Own"))
@@ -90,7 +89,7 @@ def conv1d(
     the mean over the steps. There are no norm layers and no dropout, so it holds no state beside its parameters. With
     the defaults and 9 channels it has 36,480 parameters. A series needs at least 2^depth steps.
     """
-    from fedloom.models.sequences import Conv1d
+    from fedloom.models.nets import Conv1d
 
     channels, steps = _series("conv1d", input_shape, signal)
     if steps < 2**depth:
@@ -117,7 +116,7 @@ def transformer(
     """
     from torch import nn
 
-    from fedloom.models.sequences import Pieces, Transformer
+    from fedloom.models.nets import Pieces, Transformer
 
     if width % num_heads:
         raise RecipeError(f"encoder 'transformer' expects a width that {num_heads} heads can share, found {width}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from fedloom.core.errors import RecipeError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive, Section
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import RecipeError, choices
 from fedloom.core.layout import Roles, rule_of
-from fedloom.models.multitask import MultiTask
+from fedloom.models.multitask import MultiTask, Picked, Plain
 from fedloom.models.nets import Encoder
 from fedloom.models.tasks.task import Task
 
@@ -67,30 +67,6 @@ def model(
     if roles is not None and not isinstance(roles, Mapping) and not callable(roles):
         raise RecipeError(f"model: roles={roles!r} found, expected {{glob: role}} or a function of a name")
     return Own(module, heads if isinstance(heads, Mapping) else None, heads == "linear", roles)
-
-
-class Plain(Encoder):
-    """A module of a user as an encoder; where it is a whole model, its features are the tasks' outputs."""
-
-    def __init__(self, net: nn.Module, reads_tokens: bool, features: int = 0) -> None:
-        super().__init__()
-        self.net, self.features, self.reads_tokens = net, features, reads_tokens
-
-    def forward(self, x: Tensor) -> Any:
-        """What the module gives."""
-        return self.net(x)
-
-
-class Picked(nn.Module):
-    """Stands where a head does: the whole model gave the outputs already."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__()
-        self.task = task
-
-    def forward(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """The task's outputs."""
-        return outputs if isinstance(outputs, Tensor) else outputs[self.task]
 
 
 def is_whole(model: MultiTask) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.models.nets import Encoder, PyramidEncoder
 
 timm = need("timm", "vision")

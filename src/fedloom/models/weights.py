@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.errors import UserError, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.models.nets import Encoder
 
 WEIGHTS = "FEDLOOM_WEIGHTS"

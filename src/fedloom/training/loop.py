@@ -24,8 +24,7 @@ from fedloom.core.layout import EMPTY, Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
-from fedloom.training.features import FeatureRecorder
-from fedloom.training.flat import FlatModel
+from fedloom.training.flat import FeatureRecorder, FlatModel
 from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, Phase, View, ends
 

@@ -1,12 +1,8 @@
-"""The one extension point of local training: LocalRule.
-
-Local training in parts: phases, and tuning before a measurement.
-
-A local rule without training: the means of the labels."""
+"""The extension points of a client: `LocalRule` for local training, `Attack` for what a hostile client does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -14,13 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Fields, State
+from fedloom.core.context import Ctx, Fields, State
 from fedloom.core.layout import Columns, Selector
 from fedloom.core.settings.section import Checked, NonNegative
-from fedloom.models.constant import ConstantHead
+from fedloom.core.updates import Updates
+from fedloom.data.dataset import Examples
+from fedloom.models.changes import ConstantHead
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
-from fedloom.training.features import FeatureRecorder
+from fedloom.training.flat import FeatureRecorder
 
 
 @dataclass
@@ -213,3 +211,53 @@ def label_means(tasks: Mapping[str, Task], batches: Iterable[Mapping[str, Tensor
             everywhere = everywhere.view(-1, *(1,) * (total.ndim - 1))
             answers[name] = tasks[name].constant(torch.where(count > 0, total / count, everywhere)).float()
     return answers
+
+
+@dataclass(frozen=True)
+class Attack:
+    """By default nothing: an honest client. Engines call all of it for all clients, whatever the attack."""
+
+    knows_all: ClassVar[bool] = False
+    """Whether it needs the honest clients' updates, and so a place where all of them are."""
+
+    def unfit(self, tasks: Mapping[str, Task]) -> str | None:
+        """Why it would do nothing at a client with these tasks; None if it does something."""
+        return None
+
+    def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
+        """What the client trains on, from its own examples."""
+        return examples
+
+    def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """What the client sends in the place of its rows, after its stages (edge), and what it remembers.
+
+        None: nothing.
+        """
+        return updates, memory
+
+    def factor_among(self, clients: int, hostile: int) -> float | None:
+        """Return the factor in a group of so many clients, of which so many are hostile; None: the attack has none."""
+        return None
+
+    def together(
+        self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
+    ) -> tuple[Tensor | None, State]:
+        """Return what each hostile client of a group sends in the place of its row (d), and what they remember.
+
+        A group is the clients with the same tasks. `honest` are the rows of its honest clients (h x d, h > 0), in the
+        order of `clients`; `hostile` counts its other rows. None: each sends its own row. What they remember is plain
+        values, which are logged when they change.
+        """
+        return None, memory
+
+
+HONEST = Attack()
+
+
+def within(updates: Updates, X: Tensor) -> Updates:
+    """Rows X with zeros in blocks that the rows lack."""
+    if updates.present is not None:
+        X = X.clone()
+        for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):
+            X[~have, columns] = 0.0
+    return updates.replace(X=X)

@@ -23,10 +23,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
-from fedloom.core.settings.names import is_import, source
-from fedloom.core.settings.problems import one_of
-from fedloom.core.settings.section import PARTS
-from fedloom.core.settings.trust import announced, imported
+from fedloom.core.settings.section import PARTS, one_of
+from fedloom.core.settings.trust import announced, imported, is_import, source
 
 R = TypeVar("R")
 

@@ -10,8 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError, unknown
-from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.section import Count, NonNegative
+from fedloom.core.settings.section import ClientId, Count, NonNegative
 from fedloom.data.partition import dealing
 from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, Groups, Held, ValFraction
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool

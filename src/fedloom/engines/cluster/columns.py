@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Updates, row_norms
+from fedloom.core.updates import Spread, Updates, row_norms
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 
 _VALUES = 1 << 23  # values of the matrix in one message
 _GRID = 1 << 16  # columns that share a grid
 
 
-class Columns:
-    """Which process has which columns: equal shares of consecutive ones (see `fedloom.core.spread.Spread`)."""
+class Columns(Spread):
+    """Which process has which columns: equal shares of consecutive ones."""
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
         self.comm, self.layout = comm, layout

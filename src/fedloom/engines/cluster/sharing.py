@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, State
-from fedloom.core.spread import spread
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, spread
 from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member

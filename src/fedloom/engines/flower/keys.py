@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import UserError, naming
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.untrusted import shown
 from fedloom.engines.flower.wire import RefusedError
 

@@ -13,10 +13,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 
 from fedloom.core.errors import RecipeError, UserError, naming
-from fedloom.core.extras import need
-from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.problems import explain
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.engines.flower.keys import public_key

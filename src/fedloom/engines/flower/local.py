@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 
 
 class LocalGrid:

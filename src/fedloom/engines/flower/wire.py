@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 

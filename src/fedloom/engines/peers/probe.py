@@ -13,8 +13,7 @@ from fedloom.federation.rounds.client import load
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.messages import Message
 from fedloom.methods.peers.similarity import feature_statistics
-from fedloom.training.features import FeatureRecorder
-from fedloom.training.flat import FlatModel
+from fedloom.training.flat import FeatureRecorder, FlatModel
 
 _FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
 

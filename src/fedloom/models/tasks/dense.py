@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedloom.core.errors import RecipeError
-from fedloom.models.tasks import labels, losses
+from fedloom.models.tasks import losses
 from fedloom.models.tasks.classification import log_share
 from fedloom.models.tasks.edges import OdsF
+from fedloom.models.tasks.losses import read_binary, read_classes, read_depth, read_normals
 from fedloom.models.tasks.metrics import (
     Absent,
     DepthError,
@@ -97,7 +98,7 @@ class BinaryTask(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """How often each pixel is (1 x H x W), and how often it has a label."""
-        y, valid = labels.binary(target, _like(self, target))
+        y, valid = read_binary(target, _like(self, target))
         return _total(y.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class Semseg(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """How often each pixel is of each class (C x H x W), and how often it has a label."""
-        y = labels.classes(target, _like(self, target))
+        y = read_classes(target, _like(self, target))
         valid = (y != IGNORE).double()
         counts = torch.zeros(self.channels, *y.shape[1:], dtype=torch.float64)
         return counts.scatter_add_(0, torch.where(y == IGNORE, 0, y), valid), valid.sum(0, keepdim=True)
@@ -200,7 +201,7 @@ class Normals(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of each pixel's vectors (3 x H x W), and how many it has."""
-        return _total(*labels.normals(target, _like(self, target)))
+        return _total(*read_normals(target, _like(self, target)))
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class Depth(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of each pixel's metres (1 x H x W), and how often they are known."""
-        metres, valid = labels.depth(target, _like(self, target))
+        metres, valid = read_depth(target, _like(self, target))
         return _total(metres.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.core.extras import need
-from fedloom.models.tasks import labels as read
+from fedloom.core.lazy import need
+from fedloom.models.tasks.losses import read_binary
 from fedloom.models.tasks.metrics import Measure, best_f, levels, probability
 
 Bools = NDArray[np.bool_]
@@ -52,7 +52,7 @@ class OdsF(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
-        y, valid = read.binary(target.cpu(), pred)
+        y, valid = read_binary(target.cpu(), pred)
         for one, truth, known in zip(probability(pred).numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
             if known.any():
                 box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))

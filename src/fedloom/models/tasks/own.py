@@ -186,7 +186,7 @@ class Own(Task):
 KINDS: Mapping[str, tuple[str, bool, str]] = {
     "classification": ("fedloom.models.tasks.classification:Classification", True, "accuracy"),
     "ordinal": ("fedloom.models.tasks.classification:Ordinal", True, "mae"),
-    "multilabel": ("fedloom.models.tasks.multilabel:Multilabel", True, "auc"),
+    "multilabel": ("fedloom.models.tasks.classification:Multilabel", True, "auc"),
     "regression": ("fedloom.models.tasks.regression:Regression", False, "rmse"),
     "segmentation": ("fedloom.models.tasks.dense:Semseg", True, "miou"),
     "depth": ("fedloom.models.tasks.dense:Depth", False, "rmse"),

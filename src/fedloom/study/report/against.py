@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.core.errors import StateError
-from fedloom.core.settings.names import differs, value_at
+from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.study.delta import delta_m, delta_terms, without_base
 from fedloom.study.tables.compare import QUIET

@@ -1,4 +1,4 @@
-"""What an input of a model is: an image, a series, features or tokens. Imports torch when one is made."""
+"""The kinds of inputs of a model (image, series, features, tokens), and choices that networks take. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedloom.core.settings.problems import carry
-from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.section import Count, Section, carry
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Norm = Literal["batch", "group"]
+Decoding = Literal["pyramid", "transposed", "thesis"]
+
 
 Kind = Literal["image", "series", "features", "tokens"]
 AXES: dict[Kind, tuple[str, ...]] = {
