@@ -33,12 +33,9 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
             total = w @ coef
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
-    runs = []
-    for first, end, members in block_groups(updates.layout, updates.present, support):
-        p = w if members is None else w * members
-        if (count := float(p.sum())) > 0:
-            runs.append((first, end, p / count))
-    return updates.summed(runs)
+    groups = block_groups(updates.layout, updates.present, support)
+    runs = [(first, end, _normalised(w if members is None else w * members)) for first, end, members in groups]
+    return updates.summed([run for run in runs if bool(run[2].any())])
 
 
 def _normalised(weight: Tensor) -> Tensor:

@@ -177,14 +177,16 @@ class Updates:
 
     def __post_init__(self) -> None:
         k, d, blocks = len(self.rows), self.layout.d, len(self.layout.blocks)
-        matrices: dict[str, Any] = {"X": self.given, "coef": self.coef, "base": self.base}
-        matrices |= {f"auxiliary {name!r}": value for name, value in self.auxiliary.items()}
-        numbers, masks = {"n": self.n, "weight": self.weight}, {"present": self.present, "support": self.support}
-        square = {"mixing": self.mixing}
-        for shape, values in (((k, d), matrices), ((k,), numbers), ((k, blocks), masks), ((k, k), square)):
-            for name, value in values.items():
-                if value is not None and value.shape != shape:
-                    raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
+        shapes = {"given": (k, d), "coef": (k, d), "base": (k, d), "n": (k,), "weight": (k,), "mixing": (k, k)}
+        shapes |= dict.fromkeys(("present", "support"), (k, blocks))
+        for name, shape in shapes.items():
+            if (value := getattr(self, name)) is not None and value.shape != shape:
+                raise ValueError(
+                    f"{'X' if name == 'given' else name}: expected shape {shape}, found {tuple(value.shape)}"
+                )
+        for name, value in self.auxiliary.items():
+            if value.shape != (k, d):
+                raise ValueError(f"auxiliary {name!r}: expected shape {(k, d)}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != k:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
