@@ -39,7 +39,7 @@ demo-scenes: $(VENV)/.demo
 	@$(BIN)/fedloom run feddea/scenes method.codec=sparse --out runs/demo/feddea
 	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea
 	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea --format markdown --out runs/demo/comparison.md
-	@$(BIN)/fedloom picture runs/demo/feddea --out runs/demo/predictions.png
+	@$(BIN)/fedloom plot picture runs/demo/feddea --out runs/demo/predictions.png
 	@echo "The runs are in runs/demo, with the table (comparison.md) and what FedAvg + FedDEA predicts (predictions.png)"
 
 # The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid
@@ -48,11 +48,12 @@ demo-scenes: $(VENV)/.demo
 RESULTS := $(filter results-%,$(MAKECMDGOALS))
 $(RESULTS): results-%: $(VENV)/.test
 	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
-	$(BIN)/fedloom table grids/$* --format markdown --out grids/$*/table.md
+	$(BIN)/fedloom compare grids/$* --format markdown --out grids/$*/table.md
 	cp grids/$*/table.md docs/results/tables/$(subst /,-,$*).md
+	$(BIN)/fedloom compare grids/$* --seeds --format csv --out docs/results/seeds/$(subst /,-,$*).csv
 	$(BIN)/fedloom report grids/$*
 	if ! grep -q '^delta: none' grids/$*/grid.yaml; then \
-	  $(BIN)/fedloom table grids/$* --tests --format markdown --out grids/$*/tests.md && \
+	  $(BIN)/fedloom compare grids/$* --tests --format markdown --out grids/$*/tests.md && \
 	  { printf '\n<details><summary>Paired tests</summary>\n\n'; cat grids/$*/tests.md; printf '\n</details>\n'; } \
 	    >> docs/results/tables/$(subst /,-,$*).md; fi
 

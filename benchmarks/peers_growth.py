@@ -33,8 +33,8 @@ class Community:
     """N peers in this process; `go` runs a round and leaves its cost in `spent`."""
 
     def __init__(self, n: int, candidates: str, kind: str) -> None:
-        from fedloom.engines.auto import executor
         from fedloom.engines.peers.rounds import initial_peers, without_server
+        from fedloom.engines.pool import executor
         from fedloom.federation.recipes.loader import load
         from fedloom.federation.rounds.build import build
 

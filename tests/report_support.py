@@ -1,9 +1,11 @@
-"""What tests of the report's pages share: a page taken apart, what its charts show, a hostile name."""
+"""The parts that tests of pages share: run folders from plain values, a page and its charts, a hostile name."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,19 @@ from fedloom.study.charts import rows_of
 NASTY = "</script><img src=x onerror=alert(1)>&\"'\u2028"
 SHOWN = NASTY.replace("\u2028", " ")
 """The name in a chart."""
+
+
+def write_files(
+    folder: Path, info: Mapping[str, Any], lines: Iterable[Any], traffic: Iterable[Any] = (), **recipe: Any
+) -> Path:
+    """Write a run's folder: run.json, the lines of metrics.jsonl and bytes.jsonl, and a recipe with these keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {"name": "t", "seed": 0, "data": {"name": "toy"}, "method": {"name": "m"}, "training": {"rounds": 9}}
+    (folder / "recipe.yaml").write_text(json.dumps(whole | recipe))
+    (folder / "run.json").write_text(json.dumps(info))
+    for name, several in (("metrics.jsonl", lines), ("bytes.jsonl", traffic)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in several))
+    return folder
 
 
 class Page(HTMLParser):

@@ -12,8 +12,17 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from fedloom.engines.api import Result
+from fedloom.engines.flower import client_app
+from fedloom.engines.flower.at_nodes import AtNodes
+from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.engines.flower.engine import LocalGrid
+from fedloom.engines.flower.node import message_tree
+from fedloom.engines.flower.nodes import agreed, build_from
+from fedloom.engines.flower.received import open_reply
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.rounds import initial_state
 
 SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
 RECIPE = {
@@ -62,13 +71,6 @@ class Server:
 
     def __init__(self, homes: dict[int, dict[str, str]], *changes: str, deployed: Recipe | None = None) -> None:
         """`deployed`: the recipe that the nodes run, where it is not the server's own."""
-        from fedloom.engines.flower import client_app
-        from fedloom.engines.flower.client_manager import ClientManager
-        from fedloom.engines.flower.engine import AtNodes
-        from fedloom.engines.flower.local import LocalGrid
-        from fedloom.engines.flower.nodes import agreed, build_from
-        from fedloom.federation.rounds.rounds import initial_state
-
         self.recipe, self.homes = recipe(*changes), homes
         self.grid = LocalGrid(client_app(deployed or self.recipe), homes)
         self.nodes = ClientManager(self.grid, recipe_hash(self.recipe), self.recipe.runtime.flower)
@@ -84,14 +86,10 @@ class Server:
 
     def restart(self) -> None:
         """Begin the nodes' processes anew."""
-        from fedloom.engines.flower import client_app
-
         self.grid.app = client_app(self.recipe)
 
     def ask(self, kind: str, tree: Any, round: int = 1, client: str = "clinic") -> tuple[Any, dict[str, float]]:
         """(tree, numbers) of a node's answer. Raises RefusedError with the node's words."""
-        from fedloom.engines.flower.received import open_reply
-
         ((_, answer),) = self.nodes.ask(kind, {client: self.at._content(client, round, tree)}, 10.0)
         if isinstance(answer, Exception):
             raise answer
@@ -99,9 +97,6 @@ class Server:
 
     def message(self, moved: float = 0.0) -> dict[str, Any]:
         """The server's model, with all parameters moved."""
-        from fedloom.engines.flower.node import message_tree
-        from fedloom.federation.rounds.messages import Message
-
         server = self.state["server"]
         return message_tree(Message(server["model"] + moved, server["buffers"], server["integers"]))
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedloom.codecs import Folded, Raw, Unified
+from fedloom.core.codecs import _sides
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
@@ -200,3 +201,8 @@ def test_scale_zeros_and_no_change_of_the_input() -> None:
     assert torch.equal(updates.given.dense(), before)  # type: ignore[union-attr]
     nothing, _ = folded(*(u.replace(X=torch.zeros_like(u.X)) for u in (sent("a", "xy", 1), sent("b", "yz", 2))))
     assert not TaskVectors()(nothing, {}, Ctx(1))[0].X.any()
+
+
+def test_a_block_is_a_matrix_with_a_row_for_each_output() -> None:
+    shapes = {(4,): (1, 4), (3, 2): (3, 2), (3, 2, 5): (3, 10), (): (1, 1), (0, 3): (1, 0), (3, 0): (1, 0)}
+    assert {shape: _sides(Block("b", shape)) for shape in shapes} == shapes

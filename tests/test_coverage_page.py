@@ -18,7 +18,7 @@ from fedloom.study import grid
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coverage.md"
 STATES = ("full", "small", "tried", "packaged", "tested", "missing", "none")
-GRID = r"\b(?:feddea|fedhca2|matu|f2dc|thesis|beds|claims|robust)/[\w*-]+|\bdemo(?:-digits)?\b"
+GRID = r"\b(?:feddea|fedhca2|matu|f2dc|thesis|benchmarks|claims|robust)/(?![\w-]+\.py)[\w*-]+|\bdemo(?:-digits)?\b"
 COLUMNS = ("where", "what", "command", "test", "state")
 # What each document has, by its own numbers.
 NUMBERED = {
@@ -120,7 +120,7 @@ def test_commands_that_it_names_exist() -> None:
             assert (ROOT / text.split()[1]).is_file(), text
         for name in re.findall(GRID, text):
             assert any(fnmatch(one, name) for one in packaged()), f"{name} in {text}"
-        if figure := re.search(r"fedloom figure (\S+) .*--named (?:\"([^\"]+)\"|(\S+))", text):
+        if figure := re.search(r"fedloom plot figure (\S+) .*--named (?:\"([^\"]+)\"|(\S+))", text):
             figures = grid.load_grid(figure[1]).model_dump_json()
             assert f'"{figure[2] or figure[3]}"' in figures, text
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/first-run.md", "docs/bring-your-data.md")
 NUMBER = r"[-+]?\d+\.\d+"
-ROWS = ("Local", "FedAvg", "FedHCA2", "joint", "separate", "simple", "trivial")
+ROWS = ("Local", "FedAvg", "FedHCA2", "centralised", "separate", "simple", "constant")
 
 
 def script(page: str) -> str:

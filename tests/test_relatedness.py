@@ -39,9 +39,10 @@ def test_sign_and_cosine() -> None:
     assert [S[0, 1], S[0, 2], S[1, 2]] == pytest.approx([0.25, 0.5, 0.375])
     assert [C[0, 1], C[0, 2], C[1, 2]] == pytest.approx([-8 / 126**0.5, 2 / 252**0.5, -4 / 162**0.5])
     same = torch.stack([ROWS[0], 2 * ROWS[0], -ROWS[0], torch.zeros(4)])
-    assert cosine(same).tolist() == pytest.approx(
-        np.array([[1, 1, -1, 0], [1, 1, -1, 0], [-1, -1, 1, 0], [0, 0, 0, 0]])  # type: ignore[arg-type]
-    )
+    for scale in (1, 1e-3):
+        assert cosine(scale * same).tolist() == pytest.approx(
+            np.array([[1, 1, -1, 0], [1, 1, -1, 0], [-1, -1, 1, 0], [0, 0, 0, 0]])  # type: ignore[arg-type]
+        )
 
 
 def test_no_cosine_leaves_its_range_by_rounding() -> None:
@@ -86,6 +87,13 @@ def test_logme_is_the_largest_evidence(n: int, D: int, rank: int | None) -> None
         assert logme(F, y, standardise=False) == pytest.approx(best(F, y), abs=1e-5)
 
 
+def test_targets_are_finite_and_as_many_as_samples() -> None:
+    F, y = problem(10, 3, 0)
+    for wrong in (y[:9], np.where(np.arange(10) == 4, np.nan, y), np.where(np.arange(10) == 4, np.inf, y)):
+        with pytest.raises(ValueError, match="targets: expected 10 finite values"):
+            logme(F, wrong)
+
+
 def test_logme_is_where_the_fixed_point_stands_still() -> None:
     for n, D in ((60, 5), (40, 60)):
         F, y = problem(n, D, 7)
@@ -100,6 +108,12 @@ def test_logme_is_where_the_fixed_point_stands_still() -> None:
         whole = D / 2 * math.log(alpha) + n / 2 * math.log(beta / (2 * math.pi)) - log_det / 2
         whole -= beta / 2 * ((F @ m - y) ** 2).sum() + alpha / 2 * (m @ m)
         assert logme(F, y, standardise=False) == pytest.approx(whole / n, abs=1e-8)
+
+
+def test_features_that_say_nothing_of_a_target_leave_the_evidence_of_noise() -> None:
+    basis = np.linalg.qr(np.column_stack([np.ones(30), np.random.default_rng(0).normal(size=(30, 5))]))[0][:, 1:]
+    y = 30 * basis[:, 4]
+    assert logme(basis[:, :4], y) == pytest.approx(-math.log(2 * math.pi * np.mean(y**2)) / 2 - 0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e12])
@@ -192,6 +206,14 @@ def test_etran_tells_good_features_from_bad_ones() -> None:
     assert math.isfinite(etran(F, y, 1, 1).labels)
 
 
+def test_etran_of_numbers_keeps_as_many_directions_as_hold_the_share() -> None:
+    """Orthogonal features of squares 36, 9, 4 and 1 to 50; the targets have 1 in each direction."""
+    basis = np.linalg.qr(np.column_stack([np.ones(8), np.random.default_rng(0).normal(size=(8, 4))]))[0][:, 1:]
+    F, y = basis * [6, 3, 2, 1] + 5, basis.sum(1) - 2
+    for kept, count in ((0.5, 1), (0.72, 1), (0.73, 2), (0.9, 2), (0.91, 3), (0.98, 3), (0.99, 4), (1, 4)):
+        assert etran(F, y, energy_kept=kept).labels == pytest.approx(-(4 - count) / 8), kept
+
+
 def test_etran_of_degenerate_data() -> None:
     F = problem(10, 3, 0)[0]
     assert math.isnan(etran(F, np.zeros(10, dtype=int)).labels)
@@ -199,6 +221,9 @@ def test_etran_of_degenerate_data() -> None:
         0.75 * math.log(0.75) + 0.25 * math.log(0.25)
     )
     assert math.isfinite(etran(np.eye(4), np.array([0, 0, 1, 1])).labels)
+    for D in (1, 3):  # no spread inside the classes: that of all samples, 1 / D, takes its place
+        F = np.eye(1, D) * np.array([[-1.0], [1]])
+        assert etran(F, np.array([0, 1]), shrinkage=1).labels == pytest.approx(-math.log1p(math.exp(-2 * D)))
     assert etran(np.zeros((4, 2)), np.array([0.0, 0, 0, 2])).labels == pytest.approx(-0.75)
 
 
@@ -266,6 +291,7 @@ def test_fisher_of_dense_outputs_and_batch_norm() -> None:
     x, y = torch.randn(3, 1, 4, 4), torch.randint(0, 3, (3, 4, 4))
     y[:, 0] = 255
     found = fisher_diagonal(model, [(x, y)], parameters=["0.*"])
+    assert not found.requires_grad, "the other parameters are constants"
     model.eval()
     expected = torch.zeros(4, dtype=torch.float64)
     for a, b in zip(x, y, strict=True):
@@ -287,6 +313,8 @@ def test_similarity_of_fisher_diagonals(kind: Any) -> None:
     expected = {"cosine": 6 / 10, "task2vec": float(x @ y / (x.norm() * y.norm()))}[kind]
     for scale in (0.01, 1):
         assert float(fim([scale * a, scale * b], kind)[0, 1]) == pytest.approx(expected)
+    rows = torch.rand(30, 7, generator=torch.Generator().manual_seed(0))
+    assert float(fim([*rows, *rows], kind).max()) <= 1
 
 
 # Wasserstein task embedding
@@ -312,6 +340,36 @@ def blobs(seed: int, n: int = 20, shift: float = 0.0) -> tuple[np.ndarray, np.nd
     chance = np.random.default_rng(seed)
     labels = np.arange(n) % 2
     return chance.normal(size=(n, 3)) + 2 * labels[:, None] + shift, labels
+
+
+def test_scaling_gives_points_with_these_distances_about_the_origin() -> None:
+    from fedloom.study.relatedness.measures import _distances, _scaling
+
+    points = np.random.default_rng(2).normal(size=(6, 3)) * [3, 2, 1] + 5
+    for dims in (3, 4, 10):
+        found = _scaling(np.sqrt(_distances(points, points)), dims)
+        assert found.shape == (6, 3)
+        assert found.mean(0) == pytest.approx(np.zeros(3), abs=1e-12)
+        assert _distances(found, found) == pytest.approx(_distances(points, points))
+    assert (np.diff((found**2).sum(0)) < 0).all(), "the widest direction first"
+    assert np.array_equal(_scaling(np.sqrt(_distances(points, points)), 2), found[:, :2])
+    assert _scaling(np.zeros((4, 4)), 10).shape == (4, 0)
+
+
+def test_references_do_not_depend_on_the_order_or_on_a_rotation_of_the_labels() -> None:
+    from fedloom.study.relatedness.measures import _reference
+
+    rng = np.random.default_rng(3)
+    samples = np.column_stack([np.repeat(rng.normal(size=(5, 2)), 4, axis=0), rng.normal(size=(20, 3))])
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    turned = np.column_stack([samples[:, :2], samples[:, 2:] @ turn])
+    for m in (1, 6, 20, 50):
+        chosen = _reference(samples, 2, m, 0)
+        assert len(chosen) == len(np.unique(chosen, axis=0)) == min(m, 20)
+        at = [int(np.flatnonzero((samples == row).all(1))[0]) for row in chosen]
+        assert np.array_equal(_reference(turned, 2, m, 0), turned[at])
+        order = rng.permutation(20)
+        assert {tuple(row) for row in _reference(samples[order], 2, m, 0)} == {tuple(row) for row in chosen}
 
 
 def test_wte_of_identical_tasks_is_zero() -> None:
@@ -347,6 +405,7 @@ def test_wte_has_64_references_and_ten_dimensions_of_labels() -> None:
     rng = np.random.default_rng(0)
     X, Y = [rng.normal(size=(40, 11)) for _ in range(2)], [np.arange(40) % 12] * 2
     V = wte_embeddings(X, Y)
+    assert np.abs(wte_embeddings(X[:1], Y[:1], reference=1000)).max() < 1e-6, "nothing moves"
     assert V.shape == (2, 64 * 21)
     assert np.array_equal(V, wte_embeddings(X, Y, seed=0))
     assert wte(X, Y)[0, 1] == np.linalg.norm(V[1] - V[0])
@@ -378,8 +437,17 @@ def test_agreement() -> None:
     assert agreement({"wte": A, "b": -A}, distances=()).pearson[0, 1] == pytest.approx(-1)
 
 
+def test_a_correlation_is_between_minus_one_and_one() -> None:
+    from fedloom.study.relatedness.compare import _correlation
+
+    for seed in range(100):
+        x = np.random.default_rng(seed).normal(size=7)
+        assert (_correlation(x, x), _correlation(x, -x)) == pytest.approx((1, -1))
+        assert max(abs(_correlation(x, x)), abs(_correlation(x, -x))) <= 1
+
+
 def test_ranks_of_pairs_multiply_to_spearman_in_any_order_of_the_tasks() -> None:
-    from fedloom.study.relatedness.compare import pair_ranks
+    from fedloom.study.relatedness import pair_ranks
 
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 4, (6, 6)), rng.normal(size=(6, 6))  # with ties

@@ -154,7 +154,10 @@ def test_zero_vectors() -> None:
     assert vector.tolist() == [1, -1, 0]
     assert not masks[0].any()
     assert scales.tolist() == [1, 1]
-    assert unify(torch.zeros(2, 3))[2].tolist() == [1, 1]
+    vector, _, scales = unify(torch.zeros(2, 3))
+    assert scales.tolist() == [1, 1]
+    assert not vector.signbit().any()
+    assert not unify(torch.tensor([[-0.0, 1]]))[0].signbit().any()
     # what cancels exactly is left out: nothing of either task remains
     vector, masks, scales = unify(torch.tensor([[1.0], [-1.0]]))
     assert vector.tolist() == [0]
@@ -212,12 +215,16 @@ def test_where_nobody_says_how_many_examples_all_count_alike() -> None:
         lambda: unify([torch.zeros(3), torch.zeros(2)]),
         lambda: unify(torch.zeros(2, 3, dtype=torch.int64)),
         lambda: modulate(torch.zeros(9), torch.zeros(1, dtype=torch.uint8), 1.0),
+        lambda: modulate(torch.zeros(9), torch.zeros(9, dtype=torch.int64), 1.0),
         lambda: unpack_mask(torch.zeros(1, dtype=torch.uint8), 9),
         lambda: sign_similarity(ROWS, zeros="some"),  # type: ignore[arg-type]
         lambda: aggregate_tasks([]),
         lambda: Upload(ROWS[0], ("a", "a"), (1, 1)),
         lambda: Upload(ROWS[0], ("a", "b"), (1, 1)),
         lambda: Upload(ROWS[0], ("a",), (-1,)),
+        lambda: Upload(ROWS[0], (), ()),
+        lambda: aggregate_tasks([Upload(ROWS[0], ("a",), (1,))], out=torch.zeros(2, 4)),
+        lambda: aggregate_tasks([Upload(ROWS[0], ("a",), (1,))], out=torch.zeros(1, 4).double()),
         lambda: Upload(ROWS[0], ("a",), (1,), masks=torch.ones(2, 4, dtype=torch.bool), scales=torch.ones(1)),
         lambda: aggregate_tasks([Upload(ROWS[0], ("a",), (1,))], combine="mean"),  # type: ignore[arg-type]
         lambda: aggregate_tasks([Upload(ROWS[0], ("a",), (1,)), Upload(ROWS[0, :2], ("a",), (1,))]),
@@ -373,6 +380,11 @@ def test_order_packing_pieces_and_threads_do_not_matter(packed: bool, monkeypatc
             assert torch.equal(found.vectors, whole.vectors)
             assert torch.equal(found.similarity, whole.similarity)
             assert torch.equal(found.partners, whole.partners)
+    X = torch.zeros(5, 210)
+    found = aggregate_tasks(clients, out=X[:, 3:-4])
+    assert torch.equal(found.vectors, whole.vectors)
+    assert torch.equal(X[:, 3:-4], whole.vectors)
+    assert not X[:, [0, 1, 2, -4, -3, -2, -1]].any()
 
 
 def test_rows_of_a_client_and_task() -> None:
@@ -412,6 +424,9 @@ def test_partners() -> None:
     clients = [Upload(x, (t,), (1,)) for t, x in tasks.items()]
     found = aggregate_tasks(clients, kappa=1)
     assert found.partners[0].tolist() == [0, 1, 0, 0]
+    alike = [Upload(base, (t,), (1,)) for t in "abcd"]
+    for kappa in (2, 3, 9):
+        assert (aggregate_tasks(alike, kappa=kappa).partners > 0).sum(1).tolist() == [min(kappa, 3)] * 4
     assert found.partners[2].tolist() == pytest.approx([0.9, 0, 0, 0])  # a tie with b goes by name
     assert found.partners[3].tolist() == [0, 0, 0, 0]
     assert found.vectors[3].tolist() == far.tolist()

@@ -19,7 +19,7 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.stages import Stage
 
-POOLED = ("joint", "trivial")
+POOLED = ("centralised", "constant")
 """Methods that need the examples of all clients in one place, and so one process."""
 QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 
@@ -87,7 +87,7 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.federation.rounds.progress import Progress
+    from fedloom.federation.rounds.round import Progress
 
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:

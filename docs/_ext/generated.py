@@ -176,7 +176,7 @@ def _stages(home: Path) -> None:
 
 
 def _example(changes: list[str]) -> str:
-    """The first of the beds on which a method runs, planned here, with the changes, as words of a command."""
+    """The first of the benchmarks on which a method runs, planned here, with the changes, as words of a command."""
     refused = []
     for name, *more in map(str.split, BEDS):
         try:
@@ -185,7 +185,7 @@ def _example(changes: list[str]) -> str:
             refused.append(str(error))
         else:
             return shlex.join([name, *more, *changes])
-    raise RuntimeError(f"no bed of the pages runs with {' '.join(changes)}: {refused}")
+    raise RuntimeError(f"no benchmark of the pages runs with {' '.join(changes)}: {refused}")
 
 
 def _names(text: str, name: str) -> bool:

@@ -40,5 +40,5 @@ axes.legend()
 
 # %%
 # One seed and six rounds only show how to ask. :doc:`The claims </results/claims>` have the answer with seeds, on
-# beds that can tell: most of the gain is the step.
+# benchmarks that can tell: most of the gain is the step.
 assert kept.norm() > 1.8 * update.norm()

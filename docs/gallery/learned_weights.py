@@ -15,7 +15,7 @@ run = fl.run(
 ).run
 
 # %%
-# What stages record stands in ``metrics.jsonl``; ``fedloom hyper RUN`` prints and draws the same.
+# What stages record stands in ``metrics.jsonl``; ``fedloom papers hyper RUN`` prints and draws the same.
 
 curves = {}
 for _, record in run.records("hyper-weights"):

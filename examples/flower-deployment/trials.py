@@ -10,7 +10,9 @@ again. One node has terms for the recipe and its changes.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +23,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from fedloom.engines.flower.demo import prepare
-from fedloom.engines.flower.deployment import Deployment, deployment
+from fedloom.engines.flower.deployment import Deployment, deployment, prepare
 from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import verified
 
@@ -87,10 +88,28 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in file.read_text().splitlines()] if file.is_file() else []
 
 
+def rounds_of(out: Path) -> int:
+    """Return the number of the last recorded round; -1 before the first."""
+    return len(lines(out)) - 1
+
+
+def kill_inside(pid: int, word: str) -> int:
+    """Kill, with -9, the descendants of a process whose command has this word. Returns their number."""
+    killed, above = 0, [pid]
+    while above:
+        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", ",".join(map(str, above))], capture_output=True)
+        below = dict(line.split(None, 1) for line in listed.stdout.decode(errors="replace").splitlines())
+        for number in (int(pid) for pid, command in below.items() if word in command):
+            os.kill(number, signal.SIGKILL)
+            killed += 1
+        above = [int(pid) for pid in below]
+    return killed
+
+
 def wait(here: Deployment, out: Path, rounds: int, seconds: float = 1200) -> None:
     end = time.monotonic() + seconds
-    while here.rounds(out) < rounds:
-        if here.rounds(out) < 0 and here.processes["loop"].poll() is not None:
+    while rounds_of(out) < rounds:
+        if rounds_of(out) < 0 and here.processes["loop"].poll() is not None:
             raise RuntimeError(f"the run did not begin: see {here.logs / 'loop.log'}")
         if time.monotonic() > end:
             raise TimeoutError(f"round {rounds} has not come: see {here.logs}")
@@ -128,16 +147,16 @@ def main(out: Path) -> None:
         say("round 4 is over; a node with another key, which is registered, says that it is 'office'")
         here.start_node("impostor", configs["office"])
         while not any("first showed" in event.get("why", "") for line in lines(run) for event in line["events"]):
-            wait(here, run, here.rounds(run) + 1)
+            wait(here, run, rounds_of(run) + 1)
         here.stop("impostor")
         here.start_node("office")
         say("'office' is started again; 'lab' will answer a minute after the deadline")
         (here.homes / "lab" / "slow").touch()
-        wait(here, run, here.rounds(run) + 3)
-        killed = here.kill_inside("superlink", "flwr-serverapp")
-        say(f"server app killed ({killed} process) in round {here.rounds(run) + 1}")
-        wait(here, run, max(here.rounds(run) + 1, ROUNDS - 1))
-        say(f"server app and SuperLink killed in round {here.rounds(run) + 1}")
+        wait(here, run, rounds_of(run) + 3)
+        killed = kill_inside(here.processes["superlink"].pid, "flwr-serverapp")
+        say(f"server app killed ({killed} process) in round {rounds_of(run) + 1}")
+        wait(here, run, max(rounds_of(run) + 1, ROUNDS - 1))
+        say(f"server app and SuperLink killed in round {rounds_of(run) + 1}")
         here.stop("superlink", signal.SIGKILL)
         here.start_superlink()
         code = here.processes["loop"].wait(timeout=1200)

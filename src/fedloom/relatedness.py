@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.study.relatedness.compare import Agreement as Agreement
-    from fedloom.study.relatedness.compare import agreement as agreement
-    from fedloom.study.relatedness.compare import symmetrised as symmetrised
+    from fedloom.study.relatedness import Agreement as Agreement
+    from fedloom.study.relatedness import agreement as agreement
+    from fedloom.study.relatedness import symmetrised as symmetrised
     from fedloom.study.relatedness.measures import EtranScore as EtranScore
     from fedloom.study.relatedness.measures import cosine as cosine
     from fedloom.study.relatedness.measures import etran as etran

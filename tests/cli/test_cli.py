@@ -16,7 +16,8 @@ import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import PANELS, app
 from fedloom.federation.recipes import Recipe, dump, load
-from fedloom.federation.rounds.progress import Lines, Progress, progress
+from fedloom.federation.rounds.progress import Lines, progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import Run
 
 
@@ -54,7 +55,7 @@ class FakeApi:
             bytes_up=1500,
             bytes_down=3000,
             memory={"data": 2_000_000},
-            trivial={"digit": ("accuracy", 0.1)},
+            constant={"digit": ("accuracy", 0.1)},
             notes=["mind this"],
         )
 
@@ -148,7 +149,7 @@ def test_interrupted_runs_say_how_to_go_on(api, fedloom_):
         (["methods", "fedda"], "unknown method or add-on 'fedda'. Did you mean 'feddea'?"),
         (["methods", "zzz"], "unknown method or add-on 'zzz'. Nearest of "),
         (["show", "digits-tasks", "data={tasks: [digit]}"], "data.name: missing, expected one of "),
-        (["compare", "nowhere"], "nowhere is not a run folder: run.json is absent"),
+        (["compare", "nowhere"], "nowhere: no such folder, and no grid of this name is packaged or was run"),
     ],
 )
 def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
@@ -163,16 +164,49 @@ def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
 def test_show(api, fedloom_):
     code, out, _ = fedloom_("show", "digits-tasks", "seed=5")
     assert code == 0
-    assert "seed: 5\n" in out
-    assert "method fedavg\nserver:\n  Mean()\n" in out
+    whole = fedloom_("show", "digits-tasks", "seed=5", "--full")[1]
+    assert "seed: 5\n" in whole
+    assert "method fedavg\nserver:\n  Mean()\n" in whole
+    assert "seed: 5\n" not in out
+    assert len(out.splitlines()) <= 25
     rows = [line.split() for line in out.splitlines()]
-    assert ["client", "tasks", "train", "val", "labels"] in rows  # no column for the absent domains
-    assert ["a", "digit", "9", "1", "digit", "6/4"] in rows
-    assert ["b", "odd", "0.5", "8", "2", "odd", "5/5"] in rows
+    assert ["client", "tasks", "train", "val"] in rows  # no column for the absent domains
+    assert ["a", "digit", "9", "1"] in rows
+    assert ["b", "odd", "0.5", "8", "2"] in rows
+    assert ["b", "odd", "0.5", "8", "2", "odd", "5/5"] in [line.split() for line in whole.splitlines()]
     assert ["parameters", "encoder", "1,234"] in rows
     assert ["memory", "data", "2", "MB"] in rows
-    assert ["bytes", "a", "round", "sent", "by", "clients", "1.5", "kB"] in rows
-    assert out.endswith("note: mind this\n")
+    assert ["bytes", "per", "round", "1.5", "kB", "from", "clients,", "3", "kB", "to", "clients"] in rows
+    assert out.endswith("note: mind this\nevery setting: the same command with --full\n")
+
+
+def test_show_lists_few_of_many_clients(api, fedloom_, monkeypatch):
+    few = api.plan
+    many = lambda recipe: SimpleNamespace(**{**vars(few(recipe)), "clients": few(recipe).clients * 50})  # noqa: E731
+    monkeypatch.setattr(api, "plan", many)
+    out = fedloom_("show", "digits-tasks")[1]
+    assert "... and 93 more clients" in out
+    assert len(out.splitlines()) <= 25
+    assert len(fedloom_("show", "digits-tasks", "--full")[1].splitlines()) > 125
+
+
+def test_recipes_begins_with_a_few(fedloom_):
+    first, every = (fedloom_("recipes", *more)[1] for more in ((), ("--papers",)))
+    assert len(first.splitlines()) <= 20
+    assert "thesis/" not in first
+    assert "thesis/nyud-mini" in every
+    assert fedloom_("recipes", "--out", "s.json")[2].startswith("error: --out writes the schema")
+
+
+def test_former_names_of_commands_work_and_say_the_new_name(fedloom_):
+    code, _, err = fedloom_("bed", "nothing")
+    assert code == 2
+    assert err.startswith("`fedloom study benchmark` is `fedloom study benchmark` now\nerror: ")
+    assert {name for name, command in get_command(app).commands.items() if command.hidden} >= {
+        "table",
+        "picture",
+        "audit",
+    }
 
 
 def test_methods_and_recipes(fedloom_):
@@ -256,8 +290,10 @@ def test_lines_that_need_no_torch(answers_without_torch):
 
 def test_every_command_is_in_a_group_of_the_help():
     known = get_command(app).commands
-    assert {*known} == {name for names in PANELS.values() for name in names}
-    assert all(command.rich_help_panel in PANELS for command in known.values())
+    listed = {name: command for name, command in known.items() if not command.hidden}
+    assert {*listed} == {name for names in PANELS.values() for name in names}
+    assert len(listed) <= 20
+    assert all(command.rich_help_panel in PANELS for command in listed.values())
 
 
 def test_the_help_has_the_groups_in_their_order(fedloom_):

@@ -78,7 +78,9 @@ Fedloom = Callable[..., tuple[int, str, str]]
 def test_the_demo_ends_with_a_table_tests_and_a_page(fedloom_: Fedloom, tmp_path: Path) -> None:
     code, out, err = fedloom_("demo", "training.rounds=1", "seeds=[0]", "--out", tmp_path / "demo", "-q")
     assert code == 0, err
-    assert out.index("7 of 7 runs are finished") < out.index("joint") < out.index("paired tests") < out.index("page")
+    assert (
+        out.index("7 of 7 runs are finished") < out.index("centralised") < out.index("paired tests") < out.index("page")
+    )
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
 
 

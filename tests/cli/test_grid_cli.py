@@ -1,4 +1,4 @@
-"""fedloom grid, table and figure, with children that answer at once."""
+"""fedloom grid, compare and plot figure, with children that answer at once."""
 
 from __future__ import annotations
 
@@ -76,33 +76,33 @@ def test_run_then_table_then_figure(child, fedloom_):
     code, out, err = fedloom_("grid", "g.yaml", "seeds=[0,1]")
     assert code == 0
     assert out == (
-        "4 of 4 runs are finished; the largest run took 3 MB of memory\nits table: fedloom table grids/tiny\n"
+        "4 of 4 runs are finished; the largest run took 3 MB of memory\nits table: fedloom compare grids/tiny\n"
     )
     assert err.splitlines()[0].startswith("[1/4] Digits / FedAvg")
     assert Path("grids/tiny/cells/Digits/FedAvg/+DEA/s1/run.json").is_file()
     assert fedloom_("grid", "g.yaml", "seeds=[0,1,2]")[2].splitlines()[0] == "4 of 6 runs are finished already"
     assert len(child.ran) == 6
-    code, out, _ = fedloom_("table", "grids/tiny")
+    code, out, _ = fedloom_("compare", "grids/tiny")
     assert code == 0
     assert "+50.00 ± 0.00" in out
     assert "\x1b" not in out
-    assert fedloom_("table", "g.yaml")[1] == out
-    assert fedloom_("table", "tiny")[1] == out
+    assert fedloom_("compare", "g.yaml")[1] == out
+    assert fedloom_("compare", "tiny")[1] == out
     assert "tiny: no such folder" not in fedloom_("report", "tiny")[2]
-    assert "Did you mean 'tiny'?" in fedloom_("table", "tinny")[2]
-    code, out, _ = fedloom_("table", "g.yaml", "--format", "html", "--out", "new/t.html")
+    assert "Did you mean 'tiny'?" in fedloom_("compare", "tinny")[2]
+    code, out, _ = fedloom_("compare", "g.yaml", "--format", "html", "--out", "new/t.html")
     assert (code, out) == (0, "new/t.html\n")
     assert "<b>0.7500" in Path("new/t.html").read_text("utf-8")
-    code, out, _ = fedloom_("table", "g.yaml", "--metric", "loss")
+    code, out, _ = fedloom_("compare", "g.yaml", "--metric", "loss")
     assert code == 0
     assert "loss ↓" in out
-    code, _, err = fedloom_("table", "g.yaml", "--metric", "losss")
+    code, _, err = fedloom_("compare", "g.yaml", "--metric", "losss")
     assert code == 2
     assert err.startswith("error: no task has the metric 'losss'. Did you mean 'loss'? Recorded: ")
-    code, _, err = fedloom_("table", "g.yaml", "--at", "best-validation")
+    code, _, err = fedloom_("compare", "g.yaml", "--at", "best-validation")
     assert code == 2
     assert "s0: at is best-validation, and there is no validation score to choose a round by" in err
-    assert fedloom_("figure", "g.yaml", "--out", "f.png")[2].startswith(
+    assert fedloom_("plot", "figure", "g.yaml", "--out", "f.png")[2].startswith(
         "error: grid tiny has no figure: 'figure' is one of "
     )
 
@@ -127,7 +127,7 @@ def test_failures_are_listed_and_refusals_are_not_failures(child, fedloom_):
     assert code == 1
     assert err == refusals + "failed: Digits / FedAvg / +DEA s0: no space left\n"
     assert out.startswith("1 of 4 runs are finished")
-    out = fedloom_("table", "other")[1]
+    out = fedloom_("compare", "other")[1]
     assert "refused: Digits / Local: it would do nothing." in out
     assert "…: 1 of 4 runs have not finished: Digits / FedAvg / +DEA s0." in out
 
@@ -156,9 +156,9 @@ def test_the_packaged_grids_are_listed(fedloom_):
         (["grid", "g.yaml", "training.rouds=1"], "training.rouds: unknown key. Did you mean 'rounds'?"),
         (["grid", "g.yaml", "--memory", "lots"], "--memory: 'lots' found, expected a size such as 8GB or 500MB"),
         (["grid", "g.yaml", "--only", "x"], "no label 'x' in the grid. Labels: Digits, FedAvg, -, +DEA"),
-        (["table", "g.yaml"], "has not been run in grids/tiny: run `fedloom grid g.yaml`"),
-        (["table", "."], "is not a grid's folder: grid.yaml is absent"),
-        (["figure", "feddea/table3", "--out", "x.png"], "has not been run"),
+        (["compare", "g.yaml"], "has not been run in grids/tiny: run `fedloom grid g.yaml`"),
+        (["compare", "."], ". is not a run folder: run.json is absent"),
+        (["plot", "figure", "feddea/table3", "--out", "x.png"], "has not been run"),
     ],
 )
 def test_mistakes_get_one_message_and_exit_code_2(child, fedloom_, args, message):
@@ -185,5 +185,5 @@ def test_sizes():
 
 def test_lines_that_need_no_torch(child, answers_without_torch):
     answers_without_torch(
-        "grid", "grid --help", "table --help", "figure --help", "grid nothing", "grid g.yaml x=1", "table no"
+        "grid", "grid --help", "compare --help", "plot figure --help", "grid nothing", "grid g.yaml x=1", "compare no"
     )

@@ -24,7 +24,7 @@ from fedloom.federation.recipes.loader import catalogue
 from fedloom.federation.runs.audit import Audit
 from folders_support import nyud
 from folders_support import save as save_image
-from grid_support import bed
+from grid_support import benchmark
 from tests_support import load_recipe
 
 TINY = (
@@ -37,19 +37,20 @@ TINY = (
 )
 DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
 LISTS: dict[str, tuple[str, ...]] = {
-    "activated": ("{run}",),
-    "audit": ("{audit}",),
-    "bed": ("{bed}",),
+    "papers activated": ("{run}",),
+    "flower audit": ("{audit}",),
+    "study benchmark": ("{benchmark}",),
     "compare": ("{run}", "{run2}"),
+    "compare ": ("{benchmark}", "--metrics"),
     "data statistics": ("{table}", "--labels", "kind", "--clients", "site"),
     "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
     "doctor": (),
-    "domains": ("{run}",),
-    "features": ("{run}", "--examples", "4", "--images", "1", "-q"),
+    "papers domains": ("{run}",),
+    "papers features": ("{run}", "--examples", "4", "--images", "1", "-q"),
     "flower check": ("{app}",),
     "grid": (),
-    "hyper": ("{run}",),
-    "join": (
+    "papers hyper": ("{run}",),
+    "papers join": (
         "{matu}",
         "--task",
         "parity",
@@ -61,25 +62,36 @@ LISTS: dict[str, tuple[str, ...]] = {
     ),
     "methods": (),
     "predict": ("{export}", "{image}", "--out", "{tmp}/seen.png"),
-    "pretrain": ("digits-domains", *TINY, *DIGITS, "--epochs", "1", "--out", "{tmp}/e.safetensors", "-q"),
+    "study pretrain": ("digits-domains", *TINY, *DIGITS, "--epochs", "1", "--out", "{tmp}/e.safetensors", "-q"),
     "recipes": (),
-    "relatedness": ("{matu}", "--metrics", "sign", "-q"),
+    "study relatedness": ("{matu}", "--metrics", "sign", "-q"),
     "resume": ("{run}", "-q"),
     "run": ("digits-domains", *TINY, *DIGITS, "--out", "{tmp}/new", "-q"),
     "show": ("digits-domains", *TINY, *DIGITS),
-    "table": ("{bed}", "--metrics"),
     "watch": ("{run}",),
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data preview", "export", "figure", "flower demo", "flower new", "flower provision", "init", "merge", "picture"),
-    *("atlas", "demo", "recipe schema", "report", "tournament", "tune"),
+    *(
+        "data preview",
+        "export",
+        "plot figure",
+        "flower demo",
+        "flower new",
+        "flower provision",
+        "init",
+        "study merge",
+        "plot picture",
+    ),
+    *("study atlas", "demo", "report", "study tournament", "tune"),
 }
 
 
 def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(its name with that of its group, command) of all."""
+    """Yield (its name with that of its group, command) of all that help lists."""
     for name, command in (group or get_command(app)).commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from commands(command, f"{path}{name} ")
         else:
@@ -88,15 +100,15 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What the commands are tried on: two runs with domains, one of matu, an export, a bed, an app, data."""
+    """What the commands are tried on: two runs with domains, one of matu, an export, a benchmark, an app, data."""
     home = tmp_path_factory.mktemp("habit")
     hca = ("method={name: fedhca2, add: {activated-dimensions: {}}}", *TINY, *DIGITS)
     found = {"run": fedloom.run(load_recipe(*hca, recipe="digits-domains"), home / "run").folder}
     found["run2"] = fedloom.run(load_recipe("method=local", *TINY, *DIGITS, recipe="digits-domains"), home / "b").folder
     matu = ("method=matu", *TINY, "data.tasks=[digit,holes]")
     found["matu"] = fedloom.run(load_recipe(*matu), home / "matu").folder
-    bed(home / "bed")
-    found["bed"] = home / "bed"
+    benchmark(home / "benchmark")
+    found["benchmark"] = home / "benchmark"
     found["nyud"], found["table"] = nyud(home), table(home)
     save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
     found["image"] = home / "image.png"
@@ -116,7 +128,7 @@ def found_clients(run: Path) -> dict[str, Any]:
 
 
 def test_every_command_is_known_here() -> None:
-    assert {name for name, _ in commands()} == {*LISTS} | OTHERS
+    assert {name for name, _ in commands()} == {name.strip() for name in LISTS} | OTHERS
 
 
 def test_what_is_written_goes_to_out() -> None:
@@ -147,7 +159,7 @@ def test_recipes_by_what_they_need(fedloom_: Any) -> None:
     assert not {"feddea/nyud", "thesis/cifar", "matu/eight", "f2dc/pacs-real"} & names
     needs = {entry.name: entry.needs for entry in catalogue()}
     assert needs["f2dc/pacs-real"] == ("data.root",)
-    assert {row["recipe"] for row in free if row["minutes"]} >= {"digits-tasks", "beds/digits"}
+    assert {row["recipe"] for row in free if row["minutes"]} >= {"digits-tasks", "benchmarks/digits"}
     _, out, _ = fedloom_("recipes", "--free", "PEERS")
     assert "dfmtl-digits" in out
     assert "digits-tasks" not in out
@@ -261,7 +273,7 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:
     table(tmp_path)
     answers_without_torch(
-        "recipes --free --json", "recipe schema --out s.json", "methods --json", "rn",
+        "recipes --free --json", "recipes --schema --out s.json", "methods --json", "rn",
         "init t.csv --labels kind --clients 2 --method fedavg --rounds 1",
     )  # fmt: skip
     assert (tmp_path / "recipe.yaml").is_file()

@@ -1,4 +1,4 @@
-"""`fedloom features`, `relatedness` and `join`."""
+"""`fedloom papers features`, `relatedness` and `join`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F2DC = ("method=f2dc", "data.size=8", "model.width=2", "training.rounds=1", "eva
 def test_features(tmp_path: Path) -> None:
     recipe = load_recipe(*F2DC, "data.domains=[plain,inverted]", "partition.clients=1", recipe="f2dc/digits-embedded")
     folder = fedloom.run(recipe, tmp_path / "run").folder
-    shown = CliRunner().invoke(app, ["features", str(folder), "--examples", "8"])
+    shown = CliRunner().invoke(app, ["papers", "features", str(folder), "--examples", "8"])
     assert shown.exit_code == 0, shown.output
     assert "8 test examples a domain" in shown.stdout
     assert "f2dc: accuracy in percent" in shown.stdout
@@ -31,7 +31,7 @@ def test_features(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["features", str(tmp_path)])
+    done = CliRunner().invoke(app, ["papers", "features", str(tmp_path)])
     assert isinstance(done.exception, StateError)
     with pytest.raises(StateError, match="is not a run folder"):
         raise done.exception
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
     code, out, err = fedloom_(
-        "relatedness", run, "--metrics", "cosine, logme", "--examples", 16, "--out", tmp_path / "o"
+        "study", "relatedness", run, "--metrics", "cosine, logme", "--examples", 16, "--out", tmp_path / "o"
     )
     assert code == 0
     assert "digits-tasks, matu, seed 0: cosine" in out
@@ -64,16 +64,16 @@ def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
         str(tmp_path / "o" / name)
         for name in ("cosine.csv", "logme.csv", "agreement.csv", "relatedness.json", "relatedness.png")
     ]
-    code, out, err = fedloom_("relatedness", run, "--metrics", "sign", "--format", "csv", "-q")
+    code, out, err = fedloom_("study", "relatedness", run, "--metrics", "sign", "--format", "csv", "-q")
     assert (code, err) == (0, "")
     assert len(list(csv.DictReader(io.StringIO(out)))) == 4
-    code, out, _ = fedloom_("relatedness", run, "--metrics", "sign", "--json", "-q")
+    code, out, _ = fedloom_("study", "relatedness", run, "--metrics", "sign", "--json", "-q")
     assert json.loads(out)["tasks"] == ["digit", "holes"]
 
 
 def test_the_page_of_a_study_needs_no_torch(run: Path, fedloom_, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    code, _, _ = fedloom_("relatedness", run, "--metrics", "sign,cosine", "--out", tmp_path, "-q")
+    code, _, _ = fedloom_("study", "relatedness", run, "--metrics", "sign,cosine", "--out", tmp_path, "-q")
     assert code == 0
     assert not loaded(f"from fedloom.study.report import write; write({str(tmp_path)!r})", "torch")
     assert "digits-tasks, matu, seed 0: how related its tasks are" in (tmp_path / "report.html").read_text("utf-8")
@@ -81,24 +81,36 @@ def test_the_page_of_a_study_needs_no_torch(run: Path, fedloom_, tmp_path: Path)
 
 def test_join(run: Path, fedloom_) -> None:
     code, out, err = fedloom_(
-        "join", run, "--task", "parity", "--data", "data.tasks=[digit,parity,holes]", "--steps", 1, "--rounds", 2
+        "papers",
+        "join",
+        run,
+        "--task",
+        "parity",
+        "--data",
+        "data.tasks=[digit,parity,holes]",
+        "--steps",
+        1,
+        "--rounds",
+        2,
     )
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit()] == ["0", "1", "2"]
     assert "mean gain over the rounds: " in out
     assert err.splitlines() == [f"{done}/5  training" for done in range(1, 6)]
-    code, _, err = fedloom_("join", run, "--task", "parity")
+    code, _, err = fedloom_("papers", "join", run, "--task", "parity")
     assert code == 2
     assert err.startswith("error: no task 'parity' in the data.")
 
 
 def test_mistakes(fedloom_, tmp_path: Path) -> None:
-    for command in (["relatedness", tmp_path], ["join", tmp_path, "--task", "t"]):
+    for command in (["study", "relatedness", tmp_path], ["papers", "join", tmp_path, "--task", "t"]):
         code, out, err = fedloom_(*command)
         assert (code, out) == (2, "")
         assert "is not a run folder: recipe.yaml is absent" in err
-    assert "--metrics: expected names" in fedloom_("relatedness", tmp_path, "--metrics", ",")[2]
+    assert "--metrics: expected names" in fedloom_("study", "relatedness", tmp_path, "--metrics", ",")[2]
 
 
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None]) -> None:
-    answers_without_torch("relatedness --help", "join --help", "relatedness no", "join no --task t")
+    answers_without_torch(
+        "study relatedness --help", "papers join --help", "study relatedness no", "papers join no --task t"
+    )

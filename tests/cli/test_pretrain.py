@@ -1,4 +1,4 @@
-"""fedloom pretrain: a file of weights that a run starts from."""
+"""fedloom study pretrain: a file of weights that a run starts from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Run the command; returns (exit code, stdout, stderr)."""
 
     def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedloom", "pretrain", "digits-tasks", *QUICK, *args])
+        monkeypatch.setattr(sys, "argv", ["fedloom", "study", "pretrain", "digits-tasks", *QUICK, *args])
         with pytest.raises(SystemExit) as done:
             main()
         return int(done.value.code or 0), *capsys.readouterr()

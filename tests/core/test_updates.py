@@ -86,6 +86,7 @@ def test_flatten_load_round_trip(net: Net, layout: Layout) -> None:
     assert torch.equal(layout.flatten(net), vector)
     with pytest.raises(ValueError, match="expected a vector of"):
         layout.load(vector[1:], net)
+    assert Layout(()).flatten(net).shape == (0,)
 
 
 def test_bound_parameters_are_views_of_one_vector(net: Net, layout: Layout) -> None:
@@ -162,6 +163,15 @@ def test_bad_input_is_named(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
+def test_one_vector_for_everyone_has_the_blocks_that_some_row_has() -> None:
+    layout = Layout(tuple(Block(name, (1,)) for name in "abc"))
+    rows = Updates.of(torch.ones(2, 3), [1, 2], layout, present=[[True, False, False], [True, True, False]])
+    mean = rows.reduced(torch.ones(3))
+    assert mean.present is not None
+    assert mean.present.tolist() == [[True, True, False]]
+    assert (mean.n.tolist(), rows.keep([]).reduced(torch.ones(3)).present) == ([3], None)
+
+
 def test_finite_drops_and_names_rows() -> None:
     X = torch.tensor([[1.0, 2.0], [float("nan"), 1.0], [3e38, 3e38], [float("inf"), -float("inf")]])
     kept, dropped = Updates.of(X).finite()
@@ -187,6 +197,7 @@ def test_rows_one_by_one_have_the_bits_of_their_matrix_and_need_none(monkeypatch
     monkeypatch.setattr(Beside, "dense", lambda self: pytest.fail("the matrix is made"))
     rows = list(whole.replace(X=Beside(layout, fresh)).vectors())
     assert torch.equal(torch.stack(rows), X)
+    assert torch.equal(torch.stack(Beside(layout, fresh).separate()), X)
     assert "X" not in vars(fresh[1][1])
     assert len({row.untyped_storage().data_ptr() for row in rows}) == k, "each is freed by itself"
     mixed = whole.mixed(torch.rand(k, k))

@@ -64,22 +64,6 @@ def test_stored_and_read_examples_agree():
     assert b.nbytes == 0
 
 
-def test_training_batches_are_drawn_from_the_generator():
-    examples = stored(arrays(), Augment(), (8, 8))
-    index = torch.arange(6)
-
-    def run(seed: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return examples.batch(index, CPU, torch.Generator().manual_seed(seed))
-
-    (x, y), (again, _), (other, _) = run(1), run(1), run(2)
-    assert x.shape == (6, 3, 8, 8)
-    assert y["semseg"].shape == (6, 8, 8)
-    assert torch.equal(x, again)
-    assert not torch.equal(x, other)
-    still = stored(arrays())
-    assert torch.equal(still.batch(index, CPU, torch.Generator())[0], still.batch(index, CPU)[0])
-
-
 def test_files_of_different_sizes_are_cropped_in_training_and_padded_in_evaluation():
     sizes = [(10, 30), (24, 12), (16, 16)]
 

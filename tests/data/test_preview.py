@@ -8,10 +8,8 @@ import torch
 from PIL import Image
 
 from fedloom.cli.app import main
-from fedloom.data.canvas import GAP, grid
 from fedloom.data.dataset import JoinedExamples, TensorExamples, normal
-from fedloom.data.drawing import label, legend, palette, wrong
-from fedloom.data.preview import pictures
+from fedloom.data.drawing import GAP, grid, label, legend, palette, pictures, wrong
 from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
 
 

@@ -223,7 +223,7 @@ def test_scenes_are_rendered_once(tmp_path, monkeypatch):
     def never(*_: object) -> None:
         raise AssertionError("rendered again")
 
-    monkeypatch.setattr(store, "_render", never)
+    monkeypatch.setattr(store, "examples", never)
     again = store.split(settings)
     assert all(np.array_equal(first[key], again[key]) for key in first)
     assert store.key({**settings, "noise": 0.02}) != store.key(settings)

@@ -13,7 +13,7 @@ import fedloom as fl
 from fedloom.data import DATASETS
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load, recipe_hash
-from fedloom.models.signal import Signal
+from fedloom.models.signal import Signal, sized
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)
@@ -50,28 +50,27 @@ def test_what_shape_and_type_tell(arrays, x, kind, shape):
     assert (data.signal.kind, data.input_shape) == (kind, shape)
 
 
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (
-            RNG.normal(size=(16, 9, 128)).astype(np.float32),
-            r"set\.npz, 'x_train': found float32 of shape \(12, 9, 128\), which may be series \(N x channels x "
-            r"steps or N x steps\) or image \(.*\); say which, for example signal: series",
-        ),
-        (uint8(16, 9, 128), r"found uint8 of shape \(12, 9, 128\), which may be series .* or image"),
-        (RNG.integers(0, 9, (16, 7)), r"found int64 of shape \(12, 7\), which may be tokens .* or features"),
-        (RNG.normal(size=(16, 2, 3, 4, 5)), r"found float64 of shape \(12, 2, 3, 4, 5\), expected numbers of one of"),
-        (np.full((16, 4), "a"), r"found <U1 of shape \(12, 4\), expected numbers"),
-    ],
+SEVERAL = (
+    r"'x_train': found float32 of shape \(12, 9, 128\), which may be series \(N x channels x steps or N x steps\) or "
 )
-def test_what_is_not_certain_is_asked(arrays, x, message):
-    with pytest.raises(DataError, match=message):
-        arrays(x)
 
 
 @pytest.mark.parametrize(
     ("x", "params", "message"),
     [
+        (
+            RNG.normal(size=(16, 9, 128)).astype(np.float32),
+            {},
+            SEVERAL + r"image \(.*\); say which, for .* signal: series",
+        ),
+        (uint8(16, 9, 128), {}, r"found uint8 of shape \(12, 9, 128\), which may be series .* or image"),
+        (RNG.integers(0, 9, (16, 7)), {}, r"found int64 of shape \(12, 7\), which may be tokens .* or features"),
+        (
+            RNG.normal(size=(16, 2, 3, 4, 5)),
+            {},
+            r"found float64 of shape \(12, 2, 3, 4, 5\), expected numbers of one of",
+        ),
+        (np.full((16, 4), "a"), {}, r"found <U1 of shape \(12, 4\), expected numbers"),
         (
             RNG.normal(size=(16, 9)),
             {"signal": "image"},
@@ -83,7 +82,7 @@ def test_what_is_not_certain_is_asked(arrays, x, message):
         (RNG.integers(0, 9, (16, 7)), {"signal": Signal(kind="tokens", vocabulary=4)}, "from 0 to 3, found 8"),
     ],
 )
-def test_what_is_said_must_fit(arrays, x, params, message):
+def test_inputs_of_several_or_other_kinds_are_refused(arrays, x, params, message):
     with pytest.raises(DataError, match=message):
         arrays(x, **params)
 
@@ -204,3 +203,18 @@ def test_a_dry_run_says_what_an_input_is(tmp_path):
         RecipeError, match=re.escape("of at least 8 pixels a side, found inputs of shape (9, 16). For series")
     ):
         fl.plan(load(recipe, ["model=small-cnn"]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "signal", "words"),
+    [
+        ((9, 128), None, "numbers of 9 x 128"),
+        ((9, 128), Signal(kind="series"), "series of 9 x 128 (channels x steps)"),
+        ((9,), Signal(kind="series"), "series of 9"),
+        ((3, 8, 8), Signal(kind="image"), "image of 3 x 8 x 8 (channels x height x width)"),
+        ((16,), Signal(kind="tokens", vocabulary=50), "tokens of 16 (positions), a vocabulary of 50"),
+        ((16,), Signal(kind="tokens"), "tokens of 16 (positions)"),
+    ],
+)
+def test_an_input_in_words(shape: tuple[int, ...], signal: Signal | None, words: str) -> None:
+    assert sized(shape, signal) == words

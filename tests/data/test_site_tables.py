@@ -56,19 +56,19 @@ def test_statistics_of_sites_add_up_to_those_of_all_rows(whose: list[int], seed:
     ):
         everyone = Statistics()
         for site in set(whose):
-            everyone = everyone.plus(statistics(column, kind, np.flatnonzero(np.array(whose) == site), 1, ""))
-        whole = statistics(column, kind, np.arange(len(whose)), 1, "")
+            everyone = everyone.plus(statistics(column, kind, np.flatnonzero(np.array(whose) == site), 1))
+        whole = statistics(column, kind, np.arange(len(whose)), 1)
         assert (everyone.count, everyone.missing, everyone.values) == (whole.count, whole.missing, whole.values)
         assert np.allclose(everyone.scale, whole.scale, rtol=1e-9)
 
 
 def test_no_cell_of_few_rows_is_sent() -> None:
     texts = Column(pandas.Series(["a"] * 9 + ["b"] * 4 + [""] * 3, name="k"))
-    assert statistics(texts, "category", np.arange(16), 5, "") == Statistics(count=9, values={"a": 9})
+    assert statistics(texts, "category", np.arange(16), 5) == Statistics(count=9, values={"a": 9})
     few = Column(pandas.Series([1.0] * 4 + [np.nan] * 9, name="n"))
-    assert statistics(few, "number", np.arange(13), 5, "") == Statistics(missing=9)
+    assert statistics(few, "number", np.arange(13), 5) == Statistics(missing=9)
     rare = Column(pandas.Series([0.0] * 20 + [1.0] * 3, name="r"))  # the mean would tell that there are three
-    assert statistics(rare, "yes/no", np.arange(23), 5, "").mean == 0
+    assert statistics(rare, "yes/no", np.arange(23), 5).mean == 0
 
 
 def test_inputs_are_fitted_on_training_rows_and_missing_ones_are_the_mean() -> None:

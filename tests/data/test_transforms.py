@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedloom.data.dense_label import Augment, resolve
-from fedloom.data.transforms import MEAN, STD, augmented, draw_colours, draw_warp, padded, plain, ready
+from fedloom.data.transforms import MEAN, STD, Dense, draw_colours, draw_warp, padded, ready
 
 CPU = torch.device("cpu")
 KINDS = {k: k for k in ("semseg", "human_parts", "saliency", "normals", "depth", "edge")}
@@ -47,7 +47,7 @@ def coordinates(n: int, height: int, width: int) -> tuple[torch.Tensor, dict[str
 def test_every_label_follows_the_image(height, width, h, w, low, high, flip, seed):
     images, labels = coordinates(3, height, width)
     augment = Augment(scale=(low, high), flip=flip, jitter=0)
-    x, y = augmented(images, labels, KINDS, (h, w), augment, torch.Generator().manual_seed(seed), CPU)
+    x, y = Dense(KINDS, (h, w), augment)(images, labels, CPU, torch.Generator().manual_seed(seed))
     warp = draw_warp(3, (height, width), (h, w), augment, torch.Generator().manual_seed(seed), labels["semseg"])
     assert x.shape == (3, 3, h, w)
     assert y["semseg"].shape == y["human_parts"].shape == (3, h, w)
@@ -83,7 +83,7 @@ def test_draws_come_from_the_generator_alone():
 
     def run(seed: int, global_seed: int) -> torch.Tensor:
         torch.manual_seed(global_seed)
-        x, y = augmented(images, labels, KINDS, (24, 32), Augment(), torch.Generator().manual_seed(seed), CPU)
+        x, y = Dense(KINDS, (24, 32), Augment())(images, labels, CPU, torch.Generator().manual_seed(seed))
         return torch.cat([x, y["normals"], y["depth"]], 1)
 
     assert torch.equal(run(3, 0), run(3, 1))
@@ -96,8 +96,8 @@ def test_draws_come_from_the_generator_alone():
 def test_without_any_change_training_equals_evaluation():
     images, labels = coordinates(2, 16, 20)
     still = Augment(scale=(1, 1), flip=0, jitter=0)
-    x, y = augmented(images, labels, KINDS, (16, 20), still, torch.Generator().manual_seed(0), CPU)
-    x2, y2 = plain(images, labels, KINDS, (16, 20), CPU)
+    x, y = Dense(KINDS, (16, 20), still)(images, labels, CPU, torch.Generator().manual_seed(0))
+    x2, y2 = Dense(KINDS, (16, 20))(images, labels, CPU, None)
     torch.testing.assert_close(x, x2, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(y[task], y2[task]) for task in KINDS)
 
@@ -106,7 +106,7 @@ def test_evaluation_is_exact_and_pads_at_the_centre():
     images, labels = coordinates(2, 10, 12)
     labels["depth"][0, 3, 4] = 0
     labels["normals"][0, :, 3, 4] = 0
-    x, y = plain(images, labels, KINDS, padded((10, 12), 8), CPU)
+    x, y = Dense(KINDS, padded((10, 12), 8))(images, labels, CPU, None)
     assert x.shape == (2, 3, 16, 16)
     inner = (slice(None), slice(3, 13), slice(2, 14))
     assert torch.equal(y["semseg"][inner], labels["semseg"].long())
@@ -119,7 +119,7 @@ def test_evaluation_is_exact_and_pads_at_the_centre():
     assert y["normals"][0, :, 6, 6].tolist() == [255] * 3
     assert float(y["depth"][1, 0, 6, 6]) == 1 + 4 + 300
     with pytest.raises(ValueError, match="at most 8 x 16, found 10 x 12"):
-        plain(images, labels, KINDS, (8, 16), CPU)
+        Dense(KINDS, (8, 16))(images, labels, CPU, None)
 
 
 def test_images_without_parts_are_ignored_for_parts():

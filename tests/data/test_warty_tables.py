@@ -200,7 +200,7 @@ def test_a_table_that_works(name: str, tmp_path: Path) -> None:
     from fedloom.data.tables.read import read
 
     made = pandas.read_csv(tmp_path / "p.csv")
-    assert len(made) == len(read(tmp_path / "t.csv", "site")[0])
+    assert len(made) == len(read(tmp_path / "t.csv", "site").frame)
     chances = made[[column for column in made.columns if column.startswith("p(")]]
     assert not made.iloc[:, 1:].isna().any().any()
     assert ((chances.sum(axis=1) - 1).abs() < 1e-6).all() or not len(chances.columns)

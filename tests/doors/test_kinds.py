@@ -91,7 +91,7 @@ def test_a_short_training_beats_the_constant_predictor(kind: str) -> None:
     fed = federation(kind)
     how = {"rounds": 4, "epochs": 4, "training": {"optimizer": {"name": "adam", "lr": 0.01}}}
     trained = fl.run(fed, model=model(kind), **how)
-    constant = fl.run(fed, model=model(kind), method="trivial", **how)
+    constant = fl.run(fed, model=model(kind), method="constant", **how)
     ours, base = (run.final().values["t"] for run in (trained, constant))
     assert ours["loss"] < 0.9 * base["loss"]
     task = fed.tasks[0]

@@ -124,7 +124,7 @@ def test_the_trivial_answer_has_a_loss_of_ones_own() -> None:
 
     def loss(**of: Any) -> float:
         fed = federation(tasks={"sort": fl.task(classes=3, **of)})
-        return fl.run(fed, model="mlp", method="trivial", **SHORT).run.final("test").values["sort"]["loss"]
+        return fl.run(fed, model="mlp", method="constant", **SHORT).run.final("test").values["sort"]["loss"]
 
     assert loss(loss=lambda o, t: 2 * nn.functional.cross_entropy(o, t)) == pytest.approx(2 * loss())
 

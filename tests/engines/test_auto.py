@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.engines import auto
+from fedloom.engines import pool as places_of
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
 from fedloom.experiments.grid_run import one_worker
@@ -19,7 +19,7 @@ from fedloom.federation.rounds.worker import TrainJob
 from tests_support import assert_same
 
 ROUNDS = 100
-WorkerPool = auto.WorkerPool
+WorkerPool = places_of.WorkerPool
 
 
 class Clock:
@@ -58,10 +58,10 @@ def places(
 
         return Place
 
-    monkeypatch.setattr(auto, "time", clock)
-    monkeypatch.setattr(auto, "InProcess", place("h", here))
-    monkeypatch.setattr(auto, "WorkerPool", place("p", pool))
-    run = auto.Adaptive(SimpleNamespace(training=SimpleNamespace(rounds=ROUNDS)), ["cpu"], workers)  # type: ignore[arg-type]
+    monkeypatch.setattr(places_of, "time", clock)
+    monkeypatch.setattr(places_of, "InProcess", place("h", here))
+    monkeypatch.setattr(places_of, "WorkerPool", place("p", pool))
+    run = places_of.Adaptive(SimpleNamespace(training=SimpleNamespace(rounds=ROUNDS)), ["cpu"], workers)  # type: ignore[arg-type]
     for round in range(1, 9):
         for _ in run.run([TrainJob(str(i), round, Message(None), {}) for i in range(jobs)]):
             clock.now += 100  # what the server does with a result is not held against anyone
@@ -91,10 +91,10 @@ def test_one_client_a_round_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_moves_to_workers_is_the_same(quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "START", -1.0)
+    monkeypatch.setattr(places_of, "START", -1.0)
     monkeypatch.setattr(Runtime, "processes", 2)
     pools = []
-    monkeypatch.setattr(auto, "WorkerPool", lambda *setup: pools.append(pool := WorkerPool(*setup)) or pool)
+    monkeypatch.setattr(places_of, "WorkerPool", lambda *setup: pools.append(pool := WorkerPool(*setup)) or pool)
     assert_same(quick("training.rounds=3"), quick("training.rounds=3", "runtime.workers=auto"))
     assert pools
 

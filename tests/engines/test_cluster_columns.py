@@ -15,8 +15,8 @@ from torch import Tensor
 from fedloom import Ctx, stages
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import EVERYONE, Updates, spread
-from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm, shares
+from fedloom.engines.cluster.sharing import Columns, DistributedRows
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.diagnostics import groups_of, look
 from fedloom.stages import Chain, Every, GroupBy, Mean, PerTask, Scope, Split, Stage, Switch

@@ -22,7 +22,7 @@ from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer

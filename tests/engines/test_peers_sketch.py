@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
+from fedloom.federation.rounds.round import Progress, Round
 from fedloom.methods.peers.config import SketchSection
 from peers_support import Valleys
 

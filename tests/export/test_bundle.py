@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.data.preview import pictures
+from fedloom.data.drawing import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export

@@ -166,7 +166,7 @@ def test_models_that_are_refused(trained: tuple[Path, list[Path]], tmp_path: Pat
 
 def test_the_command(trained: tuple[Path, list[Path]], tmp_path: Path) -> None:
     run, folders = trained
-    words = ["merge", *map(str, folders), "--base", str(run), "--out", str(tmp_path / "m"), "--rule", "tsv-m"]
+    words = ["study", "merge", *map(str, folders), "--base", str(run), "--out", str(tmp_path / "m"), "--rule", "tsv-m"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(tmp_path / "m")

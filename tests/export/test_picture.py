@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli.app import app
-from fedloom.data.canvas import GAP
+from fedloom.data.drawing import GAP
 from fedloom.errors import StateError
 from fedloom.experiments.export import picture
 from fedloom.experiments.export.finished import open_runs
@@ -128,7 +128,7 @@ def test_a_grid_is_the_runs_of_its_first_seed(runs, tmp_path, monkeypatch):
     seen = headings(monkeypatch)
     out = tmp_path / "out.png"
     result = CliRunner().invoke(
-        app, ["picture", str(tmp_path / "g"), "--out", str(out), "--count", "1"], catch_exceptions=False
+        app, ["plot", "picture", str(tmp_path / "g"), "--out", str(out), "--count", "1"], catch_exceptions=False
     )
     assert (result.exit_code, result.stdout) == (0, f"{out}\n")
     assert seen[0] == ["input", "truth", "fedavg", "local"]
@@ -137,7 +137,9 @@ def test_a_grid_is_the_runs_of_its_first_seed(runs, tmp_path, monkeypatch):
 def test_the_command(runs, tmp_path):
     out = tmp_path / "out.png"
     folders = [str(runs["local"]), str(runs["fedavg"])]
-    result = CliRunner().invoke(app, ["picture", *folders, "--out", str(out), "--count", "1"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["plot", "picture", *folders, "--out", str(out), "--count", "1"], catch_exceptions=False
+    )
     assert (result.exit_code, result.stdout) == (0, f"{out}\n")
     assert out.stat().st_size > 1000
-    assert CliRunner().invoke(app, ["picture", str(out)]).exit_code == 2
+    assert CliRunner().invoke(app, ["plot", "picture", str(out)]).exit_code == 2

@@ -17,8 +17,7 @@ pytest.importorskip("flwr")
 
 from fedloom.engines.api import Result
 from fedloom.engines.flower import client_app, client_manager
-from fedloom.engines.flower.engine import OverGrid
-from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.engine import LocalGrid, OverGrid
 
 
 @pytest.fixture(autouse=True)

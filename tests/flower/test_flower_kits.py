@@ -22,8 +22,7 @@ pytest.importorskip("flwr")
 from cryptography import x509
 
 from fedloom.engines.flower.check import findings
-from fedloom.engines.flower.demo import _RECIPE, prepare
-from fedloom.engines.flower.deployment import free_port
+from fedloom.engines.flower.deployment import _RECIPE, free_port, prepare
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import Run
 

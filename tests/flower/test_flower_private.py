@@ -28,7 +28,7 @@ from tests_support import assert_same, load_recipe
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
 
-from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.engine import LocalGrid
 
 Quick = Callable[..., Result]
 FLOWER = "runtime.engine=flower"

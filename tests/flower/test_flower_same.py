@@ -1,4 +1,4 @@
-"""The Flower engine gives the same as the process engine, bit for bit, also after a stop of the server."""
+"""The Flower engine gives the same as the process engine, bit for bit, also among peers and after a stop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import fedloom
 from fedloom.engines.api import Result
+from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
 from tests_support import POOLED, assert_same, load_recipe, named, stopped_after
 
@@ -37,22 +38,37 @@ CASES = [
     "method={name: fedrep}",
     "attack={name: replay, clients: 2}",
 ]
+PEERS = [
+    ("method=fedavg", "peers={}"),
+    ("method=matu", "peers={weights: {kind: size}, similarity: {signals: {overlap: 1.0}}}"),
+    ("method=fedper", "peers={}", "training.keep_optimizer=true", "training.participation=0.6"),
+]
+"""The server carries their messages."""
 
 
 def written(folder: Path, name: str = "bytes.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def check(quick: Quick, *changes: str) -> tuple[Result, Result]:
-    here, there = quick(*changes), quick(*changes, FLOWER)
+def check(quick: Quick, *changes: str, **options: Any) -> None:
+    here, there = quick(*changes, **options), quick(*changes, FLOWER, **options)
     assert_same(here, there)
     assert written(here.folder) == written(there.folder)
-    return here, there
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_as_in_one_process(quick: Quick, case: str) -> None:
     check(quick, case, *HARD)
+
+
+@pytest.mark.parametrize("changes", PEERS, ids=lambda c: c[0])
+def test_peers_are_the_same_as_in_one_process(quick: Quick, changes: tuple[str, ...]) -> None:
+    check(quick, *changes)
+
+
+def test_the_packaged_recipe_of_peers(quick: Quick) -> None:
+    few = ("partition.clients=5", "peers.choose.top=2")
+    check(quick, *few, "training.rounds=3", "peers.warmup.until=2", recipe="dfmtl-digits")
 
 
 @pytest.mark.slow
@@ -102,13 +118,18 @@ def test_the_server_has_no_client_state_and_nodes_forget_old_ones(quick: Quick) 
         assert sorted(path.name for path in home.glob("round-*.json")) == [f"round-{r}.json" for r in (3, 4, 5)]
 
 
-def test_nodes_count_the_same_bytes_as_the_server(quick: Quick) -> None:
-    run = quick("method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}", FLOWER)
-    counted = written(run.folder)
-    for home in sorted((run.folder / "nodes").iterdir()):
-        lines = written(next((home / "runs").iterdir()))
-        assert [line["round"] for line in lines] == [1, 2]
-        for mine, whole in zip(lines, counted[1:], strict=True):
-            for way in ("up", "down"):
-                assert mine[way] == [entry for entry in whole[way] if entry["client"] == home.name]
-                assert mine[way]
+def test_the_relay_goes_on_as_if_it_had_not_stopped(quick: Quick, tmp_path: Path) -> None:
+    changes = ("method=fedavg", "peers={}", "training.rounds=3")
+    parts = stopped_after(2, tmp_path / "parts", load_recipe(*changes, FLOWER))
+    assert_same(quick(*changes), fedloom.resume(parts))
+
+
+def test_the_server_has_nothing_of_the_peers(quick: Quick) -> None:
+    run = quick("method=fedavg", "peers={}", FLOWER)
+    assert all(path.stat().st_size < 100 for path in run.folder.glob("**/peers/*/state.safetensors"))
+    assert (run.folder / "state.safetensors").stat().st_size < 100
+
+
+def test_simulated_time_is_refused(quick: Quick) -> None:
+    with pytest.raises(RecipeError, match="peers.deadline"):
+        quick("method=fedavg", "peers={deadline: 3}", FLOWER)

@@ -19,7 +19,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from fedloom.engines.flower import as_strategy
-from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.engine import LocalGrid
 
 ROWS = {"b": [3.0, -1, 0, 2], "a": [-2.0, 2, 1, 0], "c": [1.0, 1, -4, 0]}
 SIZES = {"b": 10, "a": 30, "c": 20}

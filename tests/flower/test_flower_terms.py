@@ -19,8 +19,7 @@ pytest.importorskip("flwr")
 
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.nodes import NodeConfig
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.rounds.build import build
 
@@ -141,6 +140,9 @@ def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -
         *({key: value} for key in ("rounds", "clients") for value in (0, -1, 1.5, "ten", [3])),
         *({"privacy": value} for value in (8, {}, {"epsilon": 8}, {"epsilon": 0, "delta": 1e-3})),
         {"privacy": {"epsilon": 8, "delta": 1e-3, "trust": "nobody"}},
+        *({"code": value} for value in ("all", ["mine"], {"mine": "3f0c"}, {"mine:f": "0" * 64}, {"a.b": "0" * 64}, 3)),
+        *({"recipes": value} for value in ([], "0" * 64, ["3f0c"], [3])),
+        *({"changes": value} for value in ("seed", {"seed": 1}, [1])),
         *([], "fedavg", 3, {"method": ["fedavg"]}),
     ],
     ids=repr,

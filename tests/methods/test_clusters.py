@@ -22,15 +22,16 @@ from fedloom import Ctx, Method, methods
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Block, Layout
 from fedloom.core.mean import mixed_models
+from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.server import dispatch
 from fedloom.methods.clusters.aggregation import agglomerate, agreement, bipartition, cosines
-from fedloom.methods.clusters.centres import rebalanced
+from fedloom.methods.clusters.centres import _used, rebalanced
 from fedloom.stages import (
     ChosenClusters,
     Every,
@@ -44,6 +45,7 @@ from fedloom.stages import (
     SingleTaskModels,
     SoftClusters,
     SplittingClusters,
+    TaskLeaders,
 )
 from fedloom.training import BestCluster, FlatModel, SoftAnchors
 from quadratics import Quadratics
@@ -200,9 +202,9 @@ def test_soft_groups_by_hand() -> None:
     M = cosine.clamp(min=0) * torch.tensor([1.0, 2, 4])
     out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
     torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
-    torch.testing.assert_close(
-        SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[1, 2, 4])), M / M.sum(1, keepdim=True)
-    )
+    for size in (1.0, 1e-3):
+        found = SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[size, 2 * size, 4 * size]))
+        torch.testing.assert_close(found, M / M.sum(1, keepdim=True))
 
 
 def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
@@ -212,6 +214,12 @@ def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
     assert torch.equal(mixed_models(updates, torch.eye(4)), X)
     out, _ = SimilarGroups(4).on(X, base=base)
     assert torch.equal(out, X)
+
+
+def test_two_clients_with_the_same_task_get_one_model() -> None:
+    X, base = torch.tensor([[[1.0, 0], [3, 2]], [[0, 1], [4, 1]]])
+    out, _ = TaskLeaders().on(X, base=base, tasks=["a", "a"])
+    torch.testing.assert_close(base + out, (base + X).mean(0).expand(2, -1))
 
 
 def test_mixed_models_are_mixes_of_models() -> None:
@@ -452,6 +460,14 @@ def test_fedsoft_is_drawn_to_its_models() -> None:
         torch.testing.assert_close(personal(run, name), expected, atol=1e-12, rtol=0)
 
 
+def test_who_uses_one_or_all_models() -> None:
+    models = [torch.tensor([1.0, 2]), torch.tensor([5.0, 0])]
+    assert _used(models, 1) is models[1]
+    assert _used(models, 2) is None
+    torch.testing.assert_close(_used(models, [0.25, 0.5]), torch.tensor([2.75, 0.5]))
+    torch.testing.assert_close(_used(models[:1], [0.25]), torch.tensor([0.25, 0.5]))
+
+
 def test_soft_clusters_by_hand() -> None:
     """c_0 = (0.5 * 1 w_0 + 0.25 * 3 w_1) / 1.25; the largest share of c_1 is the floor itself, so it stays."""
     X, base = torch.tensor([[[1.0, 2], [5, 0]], [[1, 1], [-2, 3]]], dtype=torch.float64)
@@ -495,6 +511,7 @@ def test_chosen_clusters_by_hand() -> None:
     """Members of a cluster move to its new model, wherever they started; z is absent, and moves as its model does."""
     X, base = torch.tensor([[[1.0], [2], [6]], [[0], [10], [12]]], dtype=torch.float64)
     stage = ChosenClusters(count=3)
+    assert stage.traits.extras["cluster"] == Number(-1, 2, whole=True)
     models = [torch.tensor([m]).double() for m in (0.0, 10.0, 50.0)]
     state = {"models": models, "members": {"c": 0, "z": 1}, "stages": [{}, {}, {}]}
     updates = Updates.of(X, [1, 1, 3], rows=["a", "b", "c"], base=base, cluster=[0, 1, 1])

@@ -14,7 +14,7 @@ from fedloom.federation.rounds.build import build
 from fedloom.methods import fdse
 from fedloom.models.erased import ERASERS
 from fedloom.stages import Identity, Split
-from fedloom.study.tables.domains import domain_history
+from fedloom.study.tables.results import domain_history
 from tests_support import assert_same, load_recipe
 
 Quick = Callable[..., Result]

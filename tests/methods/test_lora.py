@@ -19,7 +19,7 @@ from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.messages import count_up, unpacked
+from fedloom.federation.rounds.messages import count_bytes, unpacked
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import (
@@ -162,7 +162,7 @@ def test_each_client_trains_and_sends_its_own_rank(quick: Quick) -> None:
         client = built.federation.clients[name]
         payload, _, _ = client_step(method, model, built.federation, client, messages[name], {}, ctx, recipe.training)
         sent.append(payload)
-        sizes[name] = count_up(method, built.layout, built.federation, payload)
+        sizes[name] = count_bytes(method, built.layout, built.federation, payload.row[0], payload)
         X, _ = unpacked(method, layout, built.federation, payload.rows, payload.packed)
         for layer in names:
             W, A, B = (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
+from fedloom import methods
+from fedloom.core.layout import ALL_BUT_ENCODER, EVERYTHING
 from fedloom.methods import METHODS
 
 
@@ -22,3 +26,13 @@ from fedloom.methods import METHODS
 def test_a_parameter_reaches_what_uses_it(name: str, params: dict[str, object], text: str) -> None:
     assert text in str(METHODS[name].function(**params))
     assert text not in str(METHODS[name].function())
+
+
+def test_what_is_not_shared_is_private() -> None:
+    sharing = [entry for entry in METHODS if "share" in inspect.signature(entry.function).parameters]
+    for entry in sharing:
+        rest = ("nothing", EVERYTHING) if entry.name == "fedproto" else ("encoder", ALL_BUT_ENCODER)
+        assert (rest[0], entry.function(share=rest[0]).private) == rest, entry.name
+        assert entry.function(share="everything").private is None, entry.name
+    assert len(sharing) > 9
+    assert [methods.fedproto(share=share).buffers for share in ("everything", "nothing")] == ["mean", "local"]

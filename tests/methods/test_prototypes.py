@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from fedloom import methods
+from fedloom.core.untrusted import Sender
 from fedloom.engines.api import Result, trained_models
+from fedloom.methods.prototypes.aggregation import ClassLabels
 from tests_support import assert_same
 
 Quick = Callable[..., Result]
@@ -35,6 +37,17 @@ def beside(result: Result, direction: str, round_: int) -> dict[str, int]:
 )
 def test_without_its_terms_it_is_fedavg(quick: Quick, method: str) -> None:
     assert_same(quick(), quick(f"method={method}"))
+
+
+def test_labels_of_prototypes_are_of_the_senders_own_tasks() -> None:
+    def read(labels: torch.Tensor) -> torch.Tensor:
+        return ClassLabels().read(labels, Sender(classes={0: 2, 3: 1}))
+
+    for good in ([[0, 0, 5], [0, 1, 0]], [[3, 0, 7]], [[0, 0, 5], [0, 1, 0], [3, 0, 7]]):
+        assert read(torch.tensor(good)).tolist() == good
+    for bad in ([[0, 0, 5]], [[0, 1, 5], [0, 0, 5]], [[7, 0, 5]], [[3, 0, 7], [0, 0, 5], [0, 1, 0]], [[3, 0, -1]]):
+        with pytest.raises(ValueError, match="expected"):
+            read(torch.tensor(bad))
 
 
 def test_without_a_classification_it_is_fedavg(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_lora_of_rank_16_in_vit_b_32():
 
 
 def test_merging_factors_leaves_the_outputs_as_they_are():
-    adapted = model(Lora(rank=2, alpha=6))
+    adapted = model(Lora(rank=2, alpha=6)).double()
     rule, view = MergeFactors(), View(*[torch.zeros(0)] * 3, (), module=adapted)
     state = rule.begin(view, {})
     layers = adapted_layers(adapted)
@@ -61,11 +61,11 @@ def test_merging_factors_leaves_the_outputs_as_they_are():
     for layer, values in zip(layers, trained, strict=True):
         for x, value in zip(factors(layer), values, strict=True):
             x.data.copy_(value)
-    x = torch.randn(3, 1, 16, 16)
+    x = torch.randn(3, 1, 16, 16, dtype=torch.float64)
     outputs = adapted(x)
     rule.finish(view, state)
     for task, y in adapted(x).items():
-        torch.testing.assert_close(y, outputs[task], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(y, outputs[task])
     for layer, weight, (A, B), first in zip(layers, before, trained, start, strict=True):
         torch.testing.assert_close(layer.base_layer.weight - weight, 3 * B @ A)  # alpha / rank = 3
         assert all(torch.equal(x, y) for x, y in zip(factors(layer), first, strict=True))

@@ -48,7 +48,7 @@ SOURCES = (
     *("core/combine.py", "core/context.py", "core/draws.py", "core/untrusted.py", "core/gram.py", "core/layout.py"),
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
-    *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),
+    *("methods", "models/tasks", "study/tables/estimate.py", "study/relatedness", "training", "federation/rounds"),
     *("federation/recipes/runtime.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
@@ -58,6 +58,11 @@ TESTS = (
     *("cli/test_cli.py", "doors/test_going_on.py", "doors/test_objects.py", "doors/test_wrong_calls.py"),
     *("models/test_lora.py", "models/test_timm.py", "recipes/test_loader.py", "runs/test_nothing_silent.py"),
     *("runs/test_old_runs.py", "runs/test_track.py"),
+    *("doors/test_hugging_face.py", "doors/test_kinds.py", "doors/test_odd_data.py", "doors/test_same_as_a_recipe.py"),
+    *("doors/test_trust.py", "engines/test_auto.py", "engines/test_peers_sketch.py"),
+    *("models/test_dense.py", "models/test_erased.py", "models/test_linearised.py", "models/test_models.py"),
+    *("models/test_sequences.py", "data/test_signals.py"),
+    *("study/test_features.py", "study/test_hyper.py", "study/test_losses.py", "study/test_overlap.py"),
     *("engines/test_cluster_columns.py", "engines/test_gossip.py", "engines/test_peers.py"),
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_pool.py"),
     *("flower/test_flower_hostile.py", "flower/test_flower_private.py", "flower/test_flower_strategy.py"),
@@ -79,6 +84,8 @@ class Known:
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    breadth: Counter[str] = field(default_factory=Counter)
+    """Test -> how many lines of all sources it runs: the fewer, the more it is about each."""
 
     def add(self, told: Mapping[str, Any]) -> None:
         self.seconds.update(told["seconds"])
@@ -86,12 +93,14 @@ class Known:
             here = self.lines.setdefault(path, {})
             for line, tests in lines.items():
                 here.setdefault(int(line), []).extend(test for test in tests if test)
+                self.breadth.update(test for test in tests if test)
 
     def tests(self, change: Change, budget: float) -> list[str]:
         """Return tests that run what is changed, then what is around it, of at most `budget` seconds together.
 
-        Half of the budget is for the quickest. With the other half every file of tests has a say: the quickest test of
-        each is chosen, then the second of each, and so on. Those chosen run the quickest first. Around it, because what
+        A third of the budget is for the quickest, a third for those that run the fewest other lines, which are about
+        this one. With the rest every file of tests has a say: the quickest test of each is chosen, then the second of
+        each, and so on. Those chosen run the quickest first. Around it, because what
         is kept for later (a cache, a fixture) runs only in the first test that needs it. For what runs at import, the
         tests of AT_IMPORT come first.
         """
@@ -111,7 +120,9 @@ class Known:
             turns[test] = (place, before[file], seconds)
             before[file] += 1
         chosen: dict[str, float] = {}
-        for order, limit in ((quickest, budget / 2), (sorted(turns, key=turns.__getitem__), budget)):
+        narrowest = sorted(found, key=lambda test: (found[test][0], self.breadth[test], test))
+        by_file = sorted(turns, key=turns.__getitem__)
+        for order, limit in ((quickest, budget / 3), (narrowest, 2 * budget / 3), (by_file, budget)):
             for test in order:
                 if not chosen or sum({**chosen, test: self.seconds[test]}.values()) <= limit:
                     chosen[test] = self.seconds[test]

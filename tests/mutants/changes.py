@@ -78,8 +78,8 @@ def changes(path: str, source: bytes) -> list[Change]:
 
     Left out: what is only text or typing (f-strings, `raise`, annotations but for calls in them, as bounds are), what
     only checks (`zip(strict=...)`, the options of `@dataclass`), how a figure looks (LOOKS), and how many values are
-    read at a time (constants whose names end in CHUNKS) or cached (`maxsize`), on which nothing but memory and time
-    depends.
+    read at a time (constants whose names end in CHUNKS, and `max(1, CHUNK // n)`) or cached (`maxsize`), on which
+    nothing but memory and time depends.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -132,7 +132,12 @@ def _typing_only(node: ast.AST) -> bool:
 
 
 def _size_of_chunks(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assign) and all(ast.unparse(x).rstrip(")").endswith(CHUNKS) for x in node.targets)
+    match node:
+        case ast.Assign():
+            return all(ast.unparse(x).rstrip(")").endswith(CHUNKS) for x in node.targets)
+        case ast.Call(ast.Name("max"), [_, ast.BinOp(ast.Name(name), ast.FloorDiv())]):
+            return name.endswith(CHUNKS)
+    return False
 
 
 def _changes_of(node: ast.AST, source: bytes, at) -> Iterator[tuple[int, int, str]]:  # type: ignore[no-untyped-def]

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from mutants.__main__ import AT_IMPORT, Known
+from mutants.__main__ import AT_IMPORT, Known, equivalents
 from mutants.changes import Change, changes
 
 TESTS = Path(__file__).parents[1]
@@ -32,6 +33,7 @@ class Rate:
         if not x:  # x + 1
             raise ValueError(f"{x + 1} is not above {0}")
         tiny = 1e-12
+        part = max(1, _CHUNK // 7)
         "é", x += -x
         pairs = list(zip([x], [x], strict=True))
         return min(self.most, (x) # a * b
@@ -94,6 +96,14 @@ def test_every_file_of_tests_has_a_say() -> None:
     assert known.tests(change, budget=0.1) == ["a::1"]
     known.seconds[f"{AT_IMPORT}::1"] = 1.0
     assert known.tests(replace(change, at_import=True), budget=1) == [f"{AT_IMPORT}::1"]
+
+
+def test_what_is_named_as_changing_nothing_can_still_be_made() -> None:
+    named = TESTS / "mutants/equivalent.yaml"
+    files = {entry["file"] for entry in yaml.safe_load(named.read_text())}
+    texts = {file: (TESTS.parent / file).read_bytes() for file in files}
+    candidates = [change for file, text in texts.items() for change in changes(file, text)]
+    assert {file for file, _, _ in equivalents(named, candidates, texts)} == files
 
 
 PACKAGE = {

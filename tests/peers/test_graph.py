@@ -79,6 +79,10 @@ def test_time_varying_graphs(name: str) -> None:
     fixed = candidates(name, many, seed=1, round=5, **PARAMS[name])
     assert fixed == rounds[0] != candidates(name, many, seed=2, **PARAMS[name])
     assert candidates(name, many, **PARAMS[name]) == candidates(name, many, seed=0, round=1, every=1, **PARAMS[name])
+    assert candidates(name, many, seed=1, round=0, every=3, **PARAMS[name]) == rounds[0]
+    for wrong in ({"every": -1}, {"round": -1}):
+        with pytest.raises(ValueError, match="expected every >= 0 and round >= 0"):
+            candidates(name, many, **wrong, **PARAMS[name])
     assert candidates(name, many, every=1, **PARAMS[name]) == candidates(name, many, **PARAMS[name])
 
 

@@ -120,7 +120,7 @@ def test_inter_cluster_penalty() -> None:
     # 0.1 * (w - mean), mean (3, 1)
     assert w.grad is not None
     assert w.grad.tolist() == pytest.approx([-0.2, 0.1])
-    assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([3.0, 0.0]), 0.1)) == pytest.approx(0.2)
+    assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([0.3, 0.0]), 0.1)) == pytest.approx(0.2)
     assert float(inter_cluster_penalty(w.detach(), others)) == pytest.approx(0.05)  # mu = 0.01
     assert float(inter_cluster_penalty(w.detach(), others[:0])) == 0
     assert float(inter_cluster_penalty(w.detach(), others, mu=0.0)) == 0
@@ -156,10 +156,14 @@ def test_coarse_clusters_of_few_or_equal_peers() -> None:
     assert coarse_clusters(["a", "b", "c"], torch.zeros(3, 3)) == (("a", "b", "c"),)
     found = coarse_clusters(["a", "b", "c"], torch.ones(3, 3))
     assert sorted(n for group in found for n in group) == ["a", "b", "c"]
+    assert len(coarse_clusters(list("abcdef"), torch.ones(6, 6))) == 2, "the smallest of equally good numbers"
     with pytest.raises(ValueError, match="finite numbers >= 0"):
         coarse_clusters(["a", "b"], torch.full((2, 2), -0.1))
     with pytest.raises(ValueError, match="finite numbers >= 0"):
         fine_clusters(["a", "b"], torch.full((2, 2), NAN))
+    for names, size in ((["a", "a"], 2), (["a", "b"], 3)):
+        with pytest.raises(ValueError, match="expected different names and N x N"):
+            fine_clusters(names, torch.ones(size, size))
     with pytest.raises(ValueError, match="2 <= low <= high"):
         coarse_clusters(["a", "b"], torch.ones(2, 2), low=1)
 
@@ -205,7 +209,8 @@ def test_scope_has_hysteresis_and_full_is_safe() -> None:
         found.append(scope[0])
     assert "".join(found) == "fffeeeffeff"
     assert next_scope(0.2, "full", enter=0.1, leave=0.0) == "encoder"
-    for wrong in ({"enter": 0.2, "leave": 0.3}, {"current": "heads"}, {"enter": 1.5}):
+    assert [next_scope(x, "encoder", enter=1, leave=-1) for x in (-1, NAN)] == ["encoder", "full"]
+    for wrong in ({"leave": -1.5}, {"enter": 0.2, "leave": 0.3}, {"current": "heads"}, {"enter": 1.5}):
         with pytest.raises(ValueError, match="expected"):
             next_scope(0.5, **wrong)  # type: ignore[arg-type]
 

@@ -174,6 +174,7 @@ def test_rows_are_shortened_after_they_are_made_alike() -> None:
 def test_bounded() -> None:
     w = torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64)
     assert bounded(w, 0.0, 1.0) is w
+    assert bounded(w, float(w.min()), float(w.max())) is w, "also at the bounds"
     # 0.6 is the limit for the first; 0.15 is added to the others
     assert bounded(w, 0.1, 0.6).tolist() == pytest.approx([0.6, 0.25, 0.15])
     assert bounded(torch.tensor([1.5, -0.5]).double()).tolist() == pytest.approx([1, 0])

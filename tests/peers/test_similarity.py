@@ -100,11 +100,12 @@ def test_features() -> None:
 
 
 def test_overlap_of_the_thesis_example() -> None:
-    W = task_weights({"b": {"depth": 0.7, "seg": 0.3}, "a": {"depth": 0.7, "normal": 0.3}, "c": {"seg": 1.0}})
+    W = task_weights({"b": {"depth": 7.0, "seg": 3.0}, "a": {"depth": 0.7, "normal": 0.3}, "c": {"seg": 1.0}})
     torch.testing.assert_close(W, torch.tensor([[0.7, 0.3, 0], [0.7, 0, 0.3], [0, 0, 1]], dtype=torch.float64))
     expected = torch.tensor([[1, 0.7, 0], [0.7, 1, 0.3], [0, 0.3, 1]], dtype=torch.float64)
     torch.testing.assert_close(overlap(W), expected)
     assert overlap(W[0], W[1:]).tolist() == pytest.approx([0.7, 0])
+    assert task_weights({}).shape == (0, 0)
     # Loss weights that do not sum to 1 give the same.
     assert task_weights({"a": {"x": 0.0, "y": 3.0}}).tolist() == [[0, 1]]
     torch.testing.assert_close(task_weights({"a": {"x": 2.0, "y": 2.0}})[0], torch.tensor([0.5, 0.5]).double())
@@ -151,6 +152,9 @@ def test_normalised_vector() -> None:
     sd = (14 / 3) ** 0.5
     assert normalised(S, "z-score").tolist() == pytest.approx([-2 / sd, -1 / sd, 3 / sd, NAN], nan_ok=True)
     assert torch.equal(normalised(S[:3], "none"), S[:3])
+    for how in ("min-max", "z-score"):
+        found = normalised(1e-9 * S.double(), how)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, normalised(S, how), equal_nan=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("how", "flat"), [("min-max", 0.5), ("z-score", 0.0)])
@@ -215,9 +219,18 @@ def test_counters_and_statistics_are_not_compared() -> None:
     assert float(gradient(layout.take(X, part))[0, 1]) == 0
 
 
+def test_rows_too_short_to_be_measured_are_orthogonal_to_all() -> None:
+    short, long = (torch.tensor(x, dtype=torch.float64) for x in ([1e-170], [[1e100]]))
+    assert gradient(short, long, "cosine").tolist() == [0]
+
+
 def test_wrong_shapes_and_words() -> None:
     with pytest.raises(ValueError, match="found shapes"):
         gradient(torch.ones(3), torch.ones(2, 4))
+    with pytest.raises(ValueError, match="found shapes"):
+        gradient(torch.ones(3, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="found shapes"):
+        gradient(torch.ones(3), torch.ones(2, 3, 1))
     with pytest.raises(ValueError, match="found shape"):
         gradient(torch.ones(3))
     wrong: Tensor = torch.ones(2, 2)
@@ -229,6 +242,9 @@ def test_wrong_shapes_and_words() -> None:
         lambda: cross_loss(wrong, "log"),  # type: ignore[arg-type]
         lambda: normalised(wrong, "log"),  # type: ignore[arg-type]
         lambda: per_task(wrong, torch.zeros(2)),
+        lambda: per_task(wrong, torch.ones(3)),
+        lambda: per_task(wrong, torch.tensor([2.0, -1.0])),
+        lambda: per_task(torch.ones(2), torch.ones(2)),
     ):
         with pytest.raises(ValueError, match="expected"):
             call()

@@ -106,6 +106,7 @@ def test_wrong_parameters() -> None:
         lambda: Sketch(0),
         lambda: Sketch(4, kind="hash"),  # type: ignore[arg-type]
         lambda: Sketch(4).error(0),
+        lambda: Sketch(4).error(1),
         lambda: Sketch(4)(torch.tensor(1.0)),
     ):
         with pytest.raises(ValueError, match="expected"):

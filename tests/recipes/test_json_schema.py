@@ -18,7 +18,7 @@ from fedloom.federation.recipes.schema import recipe_hash
 
 
 def schema() -> dict:
-    return json.loads(CliRunner().invoke(app, ["recipe", "schema"]).output)
+    return json.loads(CliRunner().invoke(app, ["recipes", "--schema"]).output)
 
 
 def test_it_knows_the_parameters_of_every_name():
@@ -55,7 +55,7 @@ def test_the_shipped_schema_is_the_one_that_the_command_prints():
         "Registry.announced = {}; print(json.dumps(schema()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    again = "run `fedloom recipe schema --out src/fedloom/federation/recipes/recipe.schema.json`"
+    again = "run `fedloom recipes --schema --out src/fedloom/federation/recipes/recipe.schema.json`"
     assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(done.stdout), again
 
 

@@ -1,4 +1,4 @@
-"""Recipes and grids that are like others, files that have several, and grids on another bed."""
+"""Recipes and grids that are like others, files that have several, and grids on another benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
-from fedloom.engines.flower.offered import Offer
+from fedloom.engines.flower.terms import Offer
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import names
@@ -54,7 +54,7 @@ def test_a_recipe_like_another_changes_it_as_the_command_line_does() -> None:
     )
     assert load("mine.yaml") == expected == load({"like": "mine.yaml"}) == load(yaml.safe_load(dump(expected)))
     assert load("mine.yaml", ["training.rounds=4"]).training.rounds == 4
-    said = CliRunner().invoke(app, ["show", "mine.yaml"]).output
+    said = CliRunner().invoke(app, ["show", "mine.yaml", "--full"]).output
     assert said.startswith(dump(expected))
     assert fl.engines.api.recipe_of({"like": "mine.yaml"}, method="local").method.name == "local"
 
@@ -105,24 +105,24 @@ def test_what_came_from_elsewhere_is_like_nothing() -> None:
     assert Offer.of("feddea/nyud-mini").resolved() == load("feddea/nyud-mini").at_nodes()
 
 
-def test_a_grid_runs_on_a_bed_of_its_own_or_on_a_recipe() -> None:
-    assert load_grid("feddea/table3", bed="digits") == load_grid("feddea/table3-digits")
-    beds = {"wide": {"data": {"D": {"recipe": "digits-tasks", "set": {"model.width": 32}}}, "seeds": [4]}}
-    mine = {"like": "feddea/table3-digits", "name": "mine", "beds": beds, "columns": ["digit"]}
-    wide = load_grid(written("grid.yaml", **mine), bed="wide")
+def test_a_grid_runs_on_a_benchmark_of_its_own_or_on_a_recipe() -> None:
+    assert load_grid("feddea/table3", benchmark="digits") == load_grid("feddea/table3-digits")
+    benchmarks = {"wide": {"data": {"D": {"recipe": "digits-tasks", "set": {"model.width": 32}}}, "seeds": [4]}}
+    mine = {"like": "feddea/table3-digits", "name": "mine", "benchmarks": benchmarks, "columns": ["digit"]}
+    wide = load_grid(written("grid.yaml", **mine), benchmark="wide")
     assert (wide.name, wide.seeds, wide.columns) == ("mine-wide", (4,), ("digit",))
     assert load_grid("grid.yaml").name == "mine"
     recipe = written("r.yaml", like="digits-tasks", **{"model.width": 4})
-    grid = load_grid("feddea/table5", ["seeds=[0]"], bed=recipe)
+    grid = load_grid("feddea/table5", ["seeds=[0]"], benchmark=recipe)
     assert (grid.name, grid.columns, list(grid.data), grid.set) == ("feddea-table5-r", None, ["r"], {})
     own = load(recipe, ["seed=0"])
     for cell, one in recipes(grid).items():
         if cell.base in grid.bases:
             assert all(getattr(one, key) == getattr(own, key) for key in ("data", "partition", "model", "training"))
-    assert load_grid("demo", bed="beds/eight").name == "demo-beds-eight"
-    with pytest.raises(RecipeError, match="table3: no bed 'digit', .* Did you mean 'digits'"):
-        load_grid("feddea/table3", bed="digit")
-    with pytest.raises(RecipeError, match=r"beds: \['wide'\] found, expected a mapping of labels"):
-        load_grid(written("grid.yaml", **(mine | {"beds": ["wide"]})), bed="wide")
+    assert load_grid("demo", benchmark="benchmarks/eight").name == "demo-benchmarks-eight"
+    with pytest.raises(RecipeError, match="table3: no benchmark 'digit', .* Did you mean 'digits'"):
+        load_grid("feddea/table3", benchmark="digit")
+    with pytest.raises(RecipeError, match=r"benchmarks: \['wide'\] found, expected a mapping of labels"):
+        load_grid(written("grid.yaml", **(mine | {"benchmarks": ["wide"]})), benchmark="wide")
     written("g/grid.yaml", **mine)
-    assert "whose bed stays" in str(CliRunner().invoke(app, ["grid", "g", "--bed", "wide"]).exception)
+    assert "whose benchmark stays" in str(CliRunner().invoke(app, ["grid", "g", "--benchmark", "wide"]).exception)

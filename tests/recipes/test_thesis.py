@@ -53,7 +53,7 @@ def test_the_release_is_a_variant() -> None:
         assert (model["architecture"], model["decoder"]) == ("resnet50", "thesis")
         assert recipe.data.params["size"] == ((288, 384) if cell.data == "NYU v2" else (512, 512))
         assert recipe.data.params.get("parts", 6) == 6
-        assert (cell.base == "trivial") == (stopping is None)
+        assert (cell.base == "constant") == (stopping is None)
         assert stopping is None or not stopping.relative
         if cell.base in ("A1", "A2", "B1", "B4", "C1", "C2"):
             assert recipe.peers is not None

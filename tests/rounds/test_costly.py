@@ -12,6 +12,7 @@ import pytest
 import fedloom
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes import load
+from fedloom.federation.recipes.runtime import Evaluation
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build
 from fedloom.federation.runs.reader import Run
@@ -130,3 +131,16 @@ def test_the_papers_recipes_judge_edges_by_odsf(name: str, tmp_path: Path) -> No
         assert tasks[task]["primary"] == "odsf"
         assert {"odsf", "edge_f_plain"} <= tasks[task]["metrics"].keys()
         assert 0 < final[task]["odsf"] < 1
+
+
+@pytest.mark.parametrize(("every", "expected"), [(None, [6]), (2, [2, 4, 6]), (4, [4, 6])])
+def test_what_takes_long_is_measured_in_the_last_round_and_every_so_many(
+    every: int | None, expected: list[int]
+) -> None:
+    evaluation = Evaluation(costly_every=every)
+    assert [round for round in range(7) if evaluation.in_full(round, 6)] == expected
+
+
+def test_pictures_are_kept_after_evaluations_1_2_4_and_8() -> None:
+    evaluation = Evaluation(every=3, predictions=True)
+    assert [round for round in range(60) if evaluation.pictured(round)] == [3, 6, 12, 24, 48]

@@ -121,6 +121,9 @@ def test_rows_of_zeros_and_rows_that_are_alike() -> None:
     assert weights[0] + weights[1] - weights[3] == pytest.approx(1, abs=1e-3)
     (group,) = look(given, given.reduced(torch.zeros(30)))["groups"]
     assert group["explained"] == [None]
+    given = updates(torch.stack([x, 3 * x]))
+    (group,) = look(given, given.reduced(x))["groups"]
+    assert group["weights"][0] == pytest.approx([1 / 2, 1 / 6], abs=1e-3), "as much of each unit row"
 
 
 def test_each_part_and_task_is_a_group_and_absent_blocks_do_not_count() -> None:

@@ -21,7 +21,7 @@ from fedloom.federation.recipes import dump, load, recipe_hash
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.build import build, build_method
 from fedloom.federation.rounds.hostile import conspired
-from fedloom.federation.rounds.messages import Payload, believed, blank, unpacked
+from fedloom.federation.rounds.messages import Payload, blank, clip_counts, unpacked
 from fedloom.federation.rounds.server import collect
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
@@ -65,7 +65,7 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* with runtime.exact: false"),
         (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
         (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
-        (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
+        (["attack=replay", "method=centralised"], r"attack: with centralised nothing is sent"),
         (
             ["method.add.krum={}"],
             r"Krum\(f=None, within='tasks'\) needs at least 3 rows in a group, but .* has 1 \(digit-0\)",
@@ -220,9 +220,9 @@ def test_claims_that_the_method_does_not_believe() -> None:
         ({"weights": "declared", "max_examples": 50}, 50.0),
     ):
         method = replace(built.method, **given)
-        assert believed(method, built.federation, Payload(("digit-0", None), 1e6)).n == expected
+        assert clip_counts(method, built.federation, Payload(("digit-0", None), 1e6)).n == expected
     by_task = Payload(("all-0", None), 1e6, tasks={"digit": 1e6, "holes": 3.0})
-    some = believed(replace(built.method, max_examples=50), built.federation, by_task)
+    some = clip_counts(replace(built.method, max_examples=50), built.federation, by_task)
     assert (some.n, dict(some.tasks)) == (50, {"digit": 50.0, "holes": 3.0})
 
 

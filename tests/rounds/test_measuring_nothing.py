@@ -17,7 +17,7 @@ from fedloom.errors import RecipeError
 from fedloom.experiments import grid_run
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from tests_support import QUICK, load_recipe
 
 Quick = Callable[..., Result]

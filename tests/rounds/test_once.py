@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.engines.auto import executor
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds import round as round_
 from fedloom.federation.rounds import worker as workers
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import groups
-from fedloom.federation.rounds.messages import Message, Payload, count_down, form, rows_of
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
+from fedloom.federation.rounds.messages import Message, Payload, form, rows_of
+from fedloom.federation.rounds.round import Progress, Round
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import collect, dispatch
 from fedloom.federation.rounds.worker import TrainDone, TrainJob, Worker
@@ -72,16 +71,15 @@ def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatc
     now, names = Round(built, 1, Progress()), list(built.federation.clients)
     messages = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], names)
     jobs = [TrainJob(name, 1, messages[name], {}) for name in names]
-    counted, real = [], round_.count_up
-    monkeypatch.setattr(round_, "count_up", lambda *what: counted.append(what[-1].row[0]) or real(*what))
+    counted, real = [], round_.count_bytes
+    monkeypatch.setattr(round_, "count_bytes", lambda *what: counted.append(what[-1]) or real(*what))
     payloads = [*now.payloads(executor(built.setup, ["cpu"], 1), jobs, messages)]
     kinds = {tuple(client.tasks) for client in built.federation.clients.values()}
-    assert len(counted) == len(kinds) < len(names)
+    assert len(counted) == 2 * len(kinds) < 2 * len(names)
     for payload in payloads:
-        client = built.federation.clients[payload.row[0]]
-        about = built.method, built.layout, built.federation
-        assert now.ledger.up[client.id] == real(*about, payload)
-        assert now.ledger.down[client.id] == count_down(*about, client, messages[client.id])
+        client = payload.row[0]
+        assert now.ledger.up[client] == real(*built.parts, client, payload)
+        assert now.ledger.down[client] == real(*built.parts, client, messages[client])
 
 
 def test_the_form_of_a_payload_has_all_that_its_bytes_depend_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,9 @@ from fedloom.errors import DataError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
 from fedloom.federation.rounds.messages import Payload
-from fedloom.federation.rounds.observers import Patience
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
-from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.progress import Lines
+from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.rounds import Patience, initial_state
 from fedloom.federation.rounds.server import merge_buffers, server_init, server_step
 from fedloom.federation.rounds.worker import check_device
 from fedloom.methods.method import Method
@@ -301,6 +301,21 @@ def test_absent_clients_keep_their_state(quick: Quick) -> None:
     for client in ("all-0", "digit-0", "holes-0", "large-0", "parity-0"):
         moved = any(not torch.equal(tensors[f"client/{client}/{k}"], v) for k, v in initial.items())
         assert moved == (client in lines[1]["cohort"])
+
+
+def test_lines_say_how_long_the_rest_will_take(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
+    """Of 20 rounds 4 were done before; each takes 30 seconds, and every second one is told."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lines = Lines()
+    lines.start(20, 4)
+    for number in (5, 6, 7, 20):
+        now[0] = 1000.0 + 30 * (number - 4)
+        lines.round(number, {})
+    assert capsys.readouterr().err.splitlines() == [
+        "round 6/20  1:00 spent, 7:00 left",
+        "round 20/20  8:00 spent, 0:00 left",
+    ]
 
 
 def test_nobody_left_changes_nothing() -> None:

@@ -19,11 +19,9 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.observers import SPENT, Budget
-from fedloom.federation.rounds.privacy import PrivacyTerms, ratio, share_of, terms_of, told
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
-from fedloom.federation.rounds.rounds import initial_state, status
+from fedloom.federation.rounds.privacy import PrivacyTerms, forecast, ratio, share_of, terms_of
+from fedloom.federation.rounds.round import Progress, Round
+from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
@@ -140,11 +138,11 @@ def test_it_can_learn_up_to_noise_of_two_clipped_updates(dp: object) -> None:
     assert section is not None
     whole = terms(noise=1.0, drawn=1.0)
     for d, least, ends in ((400, 0, "can learn"), (401, 0, "will not"), (400, 10, "can learn"), (400, 5, "will not")):
-        *_, note = told(section, whole, d, 10, 1.0, 1, least)
+        *_, note = forecast(section, whole, d, 10, 1.0, 1, least)
         assert ends in note, (d, least)
-    assert "is 2 times as long as a clipped update (10 clients expected" in told(section, whole, 400, 10, 1.0, 1)[1]
-    assert "in a cluster of 5 clients 2 times more" in told(section, whole, 400, 10, 1.0, 1, 5)[2]
-    assert "; the budget" not in told(section, whole, 400, 10, 1.0, 1)[0]
+    assert "is 2 times as long as a clipped update (10 clients expected" in forecast(section, whole, 400, 10, 1.0, 1)[1]
+    assert "in a cluster of 5 clients 2 times more" in forecast(section, whole, 400, 10, 1.0, 1, 5)[2]
+    assert "; the budget" not in forecast(section, whole, 400, 10, 1.0, 1)[0]
 
 
 def test_each_round_is_on_record_and_a_resumed_run_is_the_same(quick: Quick, tmp_path: Path, dp: object) -> None:
@@ -245,6 +243,24 @@ def test_starts_alone_may_spend_a_budget(dp: object) -> None:
     assert (rounds, "spent" in state) == (3, False)
     rounds, state = paid(built, state)
     assert (rounds, status({**state, "server": {}, "stopped": False})) == (1, SPENT)
+
+
+def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
+    whole = terms(noise=2.0, delta=1e-3, drawn=1.0)
+    private = f"privacy={{clip: 1, noise: 2.0, delta: 1.0e-3, budget: {whole.epsilon(5)}}}"
+    built = build(load_recipe(FEDPER, private, "training.rounds=9"))
+    budget = Budget(built, SimpleNamespace(save=lambda state: None))  # type: ignore[arg-type]
+    state, told = budget.begin({"round": 0, "again": 2}), []
+    assert budget.last == 3, "the budget is that of five rounds, and no less"
+    assert whole.last(whole.epsilon(5), 5) == 5
+    for number in (2, 3):
+        now = SimpleNamespace(
+            number=number, record=lambda *what: told.append(what), log=lambda *what: told.append(what)
+        )
+        state = budget.after(state, now)  # type: ignore[arg-type]
+    paid_ = [("privacy", {"epsilon": whole.epsilon(n), "delta": 1e-3}) for n in (4, 5)]
+    assert told == [*paid_, (SPENT, {"epsilon": whole.epsilon(5), "next": whole.epsilon(6)})]
+    assert budget.stops(state) == SPENT
 
 
 def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:

@@ -22,7 +22,7 @@ from fedloom.engines.api import Result, trained_models
 from fedloom.federation.rounds import client
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.messages import Message, Payload
-from fedloom.federation.rounds.recovery import careful, nothing_came, usable, usual
+from fedloom.federation.rounds.recovery import nothing_received, reject_outliers, usable, usual
 from fedloom.federation.rounds.worker import InProcess, TrainDone
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
@@ -354,7 +354,7 @@ def attempted(
         return after if there else server_state(0.0)
 
     by_row = dict(zip(updates.rows, sizes, strict=True))
-    new = careful(updates, by_row, [], before, Ctx(1, log=lambda *what: said.append(what)), step, Mean())
+    new = reject_outliers(updates, by_row, [], before, Ctx(1, log=lambda *what: said.append(what)), step, Mean())
     return new, said
 
 
@@ -423,9 +423,9 @@ def test_what_is_usual_is_remembered_for_ten_rounds() -> None:
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_a_round_without_any_row_is_lost_where_more_than_one_client_was_asked(clients: int) -> None:
     targets = tuple((f"c{i}", None) for i in range(clients))
-    state = nothing_came(server_state(1.0), Ctx(1, targets=targets))
+    state = nothing_received(server_state(1.0), Ctx(1, targets=targets))
     assert state.get("recent", {"lost": 0})["lost"] == int(clients > 1)
-    assert nothing_came(server_state(1.0), Ctx(1, targets=targets, peer="c0")).get("recent") is None
+    assert nothing_received(server_state(1.0), Ctx(1, targets=targets, peer="c0")).get("recent") is None
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.001])

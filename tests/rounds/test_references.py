@@ -18,7 +18,7 @@ from fedloom.engines.api import Result, plan, trained_models
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
-from fedloom.methods import joint, trivial
+from fedloom.methods import centralised, constant
 from fedloom.methods.method import InOnePlace
 from fedloom.stages import Identity
 from fedloom.tasks import Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
@@ -44,8 +44,8 @@ def values(result: Result, split: str = "test") -> dict[tuple[str, str], float]:
 
 
 def test_the_trivial_answer_to_classes_is_the_most_frequent_one(quick: Quick) -> None:
-    built = build(load_recipe("method=trivial"))
-    found = values(quick("method=trivial"))
+    built = build(load_recipe("method=constant"))
+    found = values(quick("method=constant"))
     for task in built.federation.tasks:
         clients = [c for c in built.federation.clients.values() if task.name in c.tasks]
         held = np.concatenate([built.dataset.train.labels_of(task.name)[c.train.positions] for c in clients])
@@ -56,7 +56,7 @@ def test_the_trivial_answer_to_classes_is_the_most_frequent_one(quick: Quick) ->
 
 
 def test_the_trivial_answer_to_maps_is_pixel_by_pixel(tmp_path: Path) -> None:
-    recipe = load_recipe(*SCENES, "training.steps=null", "method=trivial", recipe="feddea/scenes")
+    recipe = load_recipe(*SCENES, "training.steps=null", "method=constant", recipe="feddea/scenes")
     built = build(recipe)
     found = values(fedloom.run(recipe, tmp_path / "run"))
     every = torch.arange(len(built.dataset.test))
@@ -89,7 +89,7 @@ def test_the_trivial_answer_to_maps_is_pixel_by_pixel(tmp_path: Path) -> None:
 
 
 def test_the_answer_is_kept_in_later_rounds_and_early_ones(quick: Quick) -> None:
-    _, lines = outcome(quick("method=trivial", "training.rounds=3"))
+    _, lines = outcome(quick("method=constant", "training.rounds=3"))
     each = [[m["value"] for m in line["metrics"]] for line in lines[1:]]
     assert each[0] == each[1] == each[2]
     assert each[0] != [m["value"] for m in lines[0]["metrics"]]
@@ -125,7 +125,7 @@ def test_means_of_every_kind_of_label_by_hand() -> None:
 
 
 def test_labels_that_no_client_holds_are_not_seen() -> None:
-    recipe = load_recipe("method=joint", "partition.all_task_clients=0")
+    recipe = load_recipe("method=centralised", "partition.all_task_clients=0")
     built = build(recipe)
     (trainer,) = built.federation.trainers.values()
     clients = built.federation.clients.values()
@@ -170,7 +170,7 @@ def test_withheld_labels_are_missing_ones_of_their_kind() -> None:
 def test_joint_training_is_fedavg_where_each_takes_one_step_on_all_it_has(quick: Quick) -> None:
     """A mean of the clients' gradients, by examples, is the gradient on all examples."""
     for model in ("mlp", "small-cnn"):
-        one = quick(*ALIKE, f"model={model}", "method=joint")
+        one = quick(*ALIKE, f"model={model}", "method=centralised")
         two = quick(*ALIKE, f"model={model}", "method=fedavg")
         (a,), (b,) = (trained_models(run.folder).values() for run in (one, two))
         assert a.keys() == b.keys()
@@ -180,9 +180,9 @@ def test_joint_training_is_fedavg_where_each_takes_one_step_on_all_it_has(quick:
 
 def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Quick) -> None:
     changes = ("training={rounds: 1, epochs: 2, batch_size: 16}", "partition.all_task_clients=1")
-    built = build(load_recipe(*changes, "method=joint"))
+    built = build(load_recipe(*changes, "method=centralised"))
     sizes = [len(c.train) for c in built.federation.clients.values()]
-    run = quick(*changes, "method=joint").run
+    run = quick(*changes, "method=centralised").run
     (line,) = run.rounds[1:]
     assert line["cohort"] == [TOGETHER]
     assert {record["client"] for record in line["train"]} == {TOGETHER}
@@ -193,7 +193,7 @@ def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Qui
     assert {m["client"] for m in line["metrics"]} == set(built.federation.clients)
 
 
-@pytest.mark.parametrize("method", [*POOLED, "{name: joint, by: task}", "{name: joint, add: {feddea: {}}}"])
+@pytest.mark.parametrize("method", [*POOLED, "{name: centralised, by: task}", "{name: centralised, add: {feddea: {}}}"])
 def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
     recipe = load_recipe(f"method={method}", "training.rounds=3")
     whole = fedloom.run(recipe, tmp_path / "whole")
@@ -201,9 +201,9 @@ def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
 
 
 def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
-    result = quick("method={name: joint, by: task}", "model={name: resnet10, width: 4}")
+    result = quick("method={name: centralised, by: task}", "model={name: resnet10, width: 4}")
     assert set(trained_models(result.folder)) == {"task/digit", "task/parity", "task/large", "task/holes"}
-    built = build(load_recipe("method={name: joint, by: task}"))
+    built = build(load_recipe("method={name: centralised, by: task}"))
     for task, who in zip(("digit", "parity", "large", "holes"), built.federation.trainers.values(), strict=True):
         assert (who.id, set(who.tasks)) == (f"together-{task}", {task})
         holders = [c for c in built.federation.clients.values() if task in c.tasks]
@@ -214,7 +214,7 @@ def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
 def test_a_task_alone_in_one_place_is_its_only_holder_alone(quick: Quick) -> None:
     """Where each client has one task and each task one client, up to the names of the streams of random numbers."""
     changes = ("partition.all_task_clients=0", "training={rounds: 2, epochs: 1, batch_size: 5000}", "model=mlp")
-    one = trained_models(quick(*changes, "method={name: joint, by: task}").folder)
+    one = trained_models(quick(*changes, "method={name: centralised, by: task}").folder)
     two = trained_models(quick(*changes, "method=local").folder)
     for task in ("digit", "parity", "large", "holes"):
         for name, tensor in one[f"task/{task}"].items():
@@ -226,8 +226,10 @@ def test_a_task_alone_in_one_place_is_its_only_holder_alone(quick: Quick) -> Non
     "change", ["peers={}", "runtime.engine=flower", "runtime.engine=cluster", "training.stacked=true"]
 )
 def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
-    with pytest.raises(RecipeError, match="joint needs the examples of all clients in one place|but joint does more"):
-        build(load_recipe("method=joint", change))
+    with pytest.raises(
+        RecipeError, match="centralised needs the examples of all clients in one place|but centralised does more"
+    ):
+        build(load_recipe("method=centralised", change))
 
 
 def test_refusals_of_what_makes_no_sense() -> None:
@@ -239,16 +241,16 @@ def test_refusals_of_what_makes_no_sense() -> None:
     client = next(iter(built.federation.clients.values()))
     with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
-    assert [joint().turn.pool, joint(by="task").turn.pool, trivial().turn.pool] == ["all", "task", "all"]
+    assert [centralised().turn.pool, centralised(by="task").turn.pool, constant().turn.pool] == ["all", "task", "all"]
 
 
 def test_show_estimates_the_trivial_answer(quick: Quick) -> None:
     """On all examples the estimate is what the method measures."""
     found = plan(load_recipe())
-    truth = values(quick("method=trivial"))
-    assert {task: metric for task, (metric, _) in found.trivial.items()} == dict.fromkeys(found.trivial, "accuracy")
-    assert len(found.trivial) == 4
-    for task, (metric, value) in found.trivial.items():
+    truth = values(quick("method=constant"))
+    assert {task: metric for task, (metric, _) in found.constant.items()} == dict.fromkeys(found.constant, "accuracy")
+    assert len(found.constant) == 4
+    for task, (metric, value) in found.constant.items():
         assert value == pytest.approx(truth[task, metric], abs=0.05)
 
 

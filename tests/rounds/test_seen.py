@@ -15,7 +15,7 @@ from fedloom import Method
 from fedloom.core.stage import Stage, Traits
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.seen import told
+from fedloom.federation.rounds.seen import visibility
 from fedloom.stages import Mean
 from tests_support import load_recipe
 
@@ -61,7 +61,7 @@ def test_label_counts_follow_from_the_update_of_a_heads_bias(
 
 @pytest.mark.parametrize(("changes", "expected"), CASES)
 def test_it_is_said_who_sees_what(changes: tuple[str, ...], expected: list[str]) -> None:
-    found = told(build(load_recipe(*changes)))
+    found = visibility(build(load_recipe(*changes)))
     assert len(found) == len(expected)
     for sentence, part in zip(found, expected, strict=True):
         assert sentence.startswith("who sees what: ")
@@ -87,7 +87,7 @@ def test_rows_are_tried_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None
     built = build(load_recipe("model.heads=own"))
     stage = Pairs()
     built = replace(built, method=Method(stage=stage))
-    _, found, counts = told(built)
+    _, found, counts = visibility(built)
     # all-0 is brought together with digit-0, which has no other head than its own
     assert "the rows of all-0, holes-0, large-0, parity-0 follow from the personal mixes of all" in found
     ((updates, ctx),) = stage.given
@@ -102,15 +102,15 @@ def test_rows_are_tried_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None
         for block, s in zip(updates.layout.blocks, updates.layout.slices, strict=True):
             assert bool(row[s].all()) == bool(row[s].any()) == (block.task is None or block.task in tasks.split(","))
     monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d)
-    assert told(built)[1] == found
+    assert visibility(built)[1] == found
     monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d - 1)
-    assert "not known before the run (the model is large)" in told(built)[1]
+    assert "not known before the run (the model is large)" in visibility(built)[1]
 
 
 def test_domains_are_known_before_the_run() -> None:
     built = build(load_recipe(recipe="digits-domains"))
     stage = Pairs()
-    told(replace(built, method=Method(stage=stage)))
+    visibility(replace(built, method=Method(stage=stage)))
     ((updates, _),) = stage.given
     domains = [built.federation.client(client).domain for client, _ in updates.rows]
     assert all(domains)
@@ -119,5 +119,5 @@ def test_domains_are_known_before_the_run() -> None:
 
 def test_what_comes_after_the_rows_were_combined_needs_nothing_of_them() -> None:
     built = build(load_recipe())
-    first, *_ = told(replace(built, method=Method(stage=Mean() >> Stage())))
+    first, *_ = visibility(replace(built, method=Method(stage=Mean() >> Stage())))
     assert first == f"who sees what: {SUMS}"

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.auto import executor
-from fedloom.engines.pool import Stacked
+from fedloom.engines.pool import Stacked, executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
 

@@ -88,7 +88,7 @@ def test_a_line_without_a_time_is_none_of_ours(tmp_path: Path) -> None:
 
 def test_a_terminal_obeys_nothing_that_a_file_says(tmp_path: Path) -> None:
     Audit(tmp_path / "audit.jsonl").note("join", client="\x1b[2Jann", why="[bold]Ä[/nope]")
-    said = CliRunner().invoke(app, ["audit", str(tmp_path / "audit.jsonl")]).output
+    said = CliRunner().invoke(app, ["flower", "audit", str(tmp_path / "audit.jsonl")]).output
     assert "\x1b[2J" not in said
     assert "client \\x1b[2Jann, why [bold]Ä[/nope]" in said
 

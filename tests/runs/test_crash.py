@@ -13,30 +13,11 @@ import torch
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs import checkpoint
-from tests_support import assert_same, load_recipe, outcome
+from tests_support import Stop, assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
-
-
-@pytest.fixture
-def stopped(quick: Quick, tmp_path: Path) -> tuple[Result, Path]:
-    """A finished run of three rounds, and a folder that stopped after two of them."""
-
-    class Stop(Exception):
-        pass
-
-    class Crash(Progress):
-        def client(self, round: int, done: int, of: int) -> None:
-            if round == 3:
-                raise Stop
-
-    whole = quick("training.rounds=3")
-    folder = tmp_path / "stopped"
-    with pytest.raises(Stop):
-        fedloom.run(load_recipe("training.rounds=3"), folder, progress=Crash())
-    return whole, folder
 
 
 class Notes(Progress):
@@ -62,27 +43,25 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    stopped: tuple[Result, Path], damage: Callable[[Path], object], name: str
+    whole: Path, part: Path, damage: Callable[[Path], object], name: str
 ) -> None:
-    whole, folder = stopped
     if damage is flip and name == "state.json":
-        truncate(folder / name)
+        truncate(part / name)
     else:
-        damage(folder / name)
+        damage(part / name)
     notes = Notes()
-    assert_same(whole, fedloom.resume(folder, progress=notes))
+    assert_same(whole, fedloom.resume(part, progress=notes))
     if damage is not Path.unlink or name == "state.safetensors":
         assert any("state" in text and "round 1" in text for text in notes.said), notes.said
 
 
-def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(stopped: tuple[Result, Path]) -> None:
-    _, folder = stopped
-    for path in folder.glob("state*.safetensors"):
+def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(part: Path) -> None:
+    for path in part.glob("state*.safetensors"):
         truncate(path)
-    before = (folder / "metrics.jsonl").read_bytes()
+    before = (part / "metrics.jsonl").read_bytes()
     with pytest.raises(StateError, match="no whole checkpoint 'state'.*truncated, changed or missing"):
-        fedloom.resume(folder)
-    assert (folder / "metrics.jsonl").read_bytes() == before
+        fedloom.resume(part)
+    assert (part / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("step", range(9))
@@ -180,11 +159,11 @@ def test_a_run_never_writes_over_another(quick: Quick) -> None:
         fedloom.run(load_recipe(), result.folder)
 
 
-def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
+def test_a_folder_in_use_is_refused(part: Path) -> None:
     from fedloom.federation.runs.folder import RunFolder
 
-    with RunFolder(stopped[1]), pytest.raises(StateError, match="is in use by another process"):
-        fedloom.resume(stopped[1])
+    with RunFolder(part), pytest.raises(StateError, match="is in use by another process"):
+        fedloom.resume(part)
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
@@ -198,21 +177,19 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         ("recipe.yaml", lambda t: t.replace("name: fedavg", "name: fedprox"), "the method is not what it was"),
         ("recipe.yaml", lambda t: t.replace("width: 16", "width: 8"), "the model is not what it was"),
         ("recipe.yaml", lambda t: t.replace("seed: 0", "seed: 1"), "the data set is not what it was"),
-        ("recipe.yaml", lambda t: t.replace("rounds: 3", "rounds: three"), "training.rounds"),
+        ("recipe.yaml", lambda t: t.replace("rounds: 4", "rounds: four"), "training.rounds"),
         ("partition.json", lambda t: t.replace('"digit": 1.0', '"digit": 2.0'), "hash"),
         ("partition.json", lambda t: t[:100], "partition"),
         ("run.json", lambda t: t[:100], r"run\.json: "),
     ],
 )
-def test_a_changed_folder_is_refused(
-    stopped: tuple[Result, Path], file: str, change: Callable[[str], str], message: str
-) -> None:
-    path = stopped[1] / file
+def test_a_changed_folder_is_refused(part: Path, file: str, change: Callable[[str], str], message: str) -> None:
+    path = part / file
     text = path.read_text()
     assert change(text) != text
     path.write_text(change(text))
     with pytest.raises(UserError, match=message):
-        fedloom.resume(stopped[1])
+        fedloom.resume(part)
 
 
 def test_resuming_a_finished_run_changes_nothing(quick: Quick, tmp_path: Path) -> None:
@@ -235,9 +212,6 @@ def test_stopped_before_anything_was_saved(quick: Quick, tmp_path: Path) -> None
 
 
 def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             raise Stop
@@ -248,13 +222,12 @@ def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
     assert_same(whole, fedloom.resume(folder))
 
 
-def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Result, Path]) -> None:
-    whole, folder = stopped
-    with (folder / "metrics.jsonl").open("a") as file:
+def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(whole: Path, part: Path) -> None:
+    with (part / "metrics.jsonl").open("a") as file:
         file.write(
             '{"round": 3, "cohort": [], "train": [], "metrics": [], "events": [], "seconds": {}}\n{"round": 4, "co'
         )
-    assert_same(whole, fedloom.resume(folder))
+    assert_same(whole, fedloom.resume(part))
 
 
 def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,13 @@ import fedloom
 from fedloom.cli.app import main
 from fedloom.errors import StateError
 from fedloom.federation.recipes.schema import recipe_hash
-from fedloom.federation.runs import mirror
+from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
+from runs.conftest import CHANGES, PEERS
 from tests_support import QUICK, assert_same, load_recipe, stopped_after
 
-CHANGES = ("training.rounds=4",)
 
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run without a mirror."""
-    return fedloom.run(load_recipe(*CHANGES), tmp_path_factory.mktemp("whole") / "run").folder
-
-
-def stopped(home: Path, *changes: str) -> tuple[Path, Path]:
+def with_mirror(home: Path, *changes: str) -> tuple[Path, Path]:
     """(the folder of a run that was stopped in its third round, its mirror)."""
     recipe = load_recipe(*CHANGES, f"runtime.mirror={home / 'other disk'}", *changes)
     return stopped_after(2, home / "run", recipe), home / "other disk" / "run"
@@ -37,7 +30,7 @@ def stopped(home: Path, *changes: str) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("damage", ["gone", "cut off", "lines", "lost"])
 def test_a_damaged_run_goes_on_from_its_mirror(damage: str, whole: Path, tmp_path: Path) -> None:
-    path, other = stopped(tmp_path)
+    path, other = with_mirror(tmp_path)
     if damage == "lost":  # a lost run is resumed in its mirror
         shutil.rmtree(path)
         path = other
@@ -51,12 +44,10 @@ def test_a_damaged_run_goes_on_from_its_mirror(damage: str, whole: Path, tmp_pat
     assert_same(whole, fedloom.resume(path))
 
 
-def test_the_mirror_of_a_run_of_peers(tmp_path: Path) -> None:
-    peers = ("model.heads=own", "peers={}")
-    plain = fedloom.run(load_recipe(*CHANGES, *peers), tmp_path / "plain")
-    path, other = stopped(tmp_path, *peers)
+def test_the_mirror_of_a_run_of_peers(whole_peers: Path, tmp_path: Path) -> None:
+    path, other = with_mirror(tmp_path, *PEERS)
     shutil.rmtree(path / "peers" / "digit-0")
-    assert_same(plain, fedloom.resume(path))
+    assert_same(whole_peers, fedloom.resume(path))
     names = [sorted(p.name for p in home.glob("peers/digit-0/*")) for home in (path, other)]
     assert names[0] == names[1] != []  # the mirror forgets what the run forgets
 
@@ -65,10 +56,10 @@ def test_a_mirror_that_is_killed_at_any_file_has_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each copy of a file is the last one before a crash, from an older mirror to that of the next round."""
-    path, other = stopped(tmp_path)
+    path, other = with_mirror(tmp_path)
     shutil.copytree(other, tmp_path / "old" / "run")
     fedloom.resume(path)
-    real, files = mirror.os.replace, 99
+    real, files = checkpoint.os.replace, 99
 
     class Killed(Exception):
         pass
@@ -83,9 +74,9 @@ def test_a_mirror_that_is_killed_at_any_file_has_a_whole_checkpoint(
                 raise Killed
             real(source, to)
 
-        monkeypatch.setattr(mirror.os, "replace", replace)
+        monkeypatch.setattr(checkpoint.os, "replace", replace)
         try:
-            mirror.copy(path, target)
+            checkpoint.mirror(path, target)
         except Killed:
             with RunFolder(target) as folder:
                 found = folder.load()
@@ -131,14 +122,14 @@ def test_a_full_mirror_is_said_once_however_quiet_the_run_is(
 
 
 def test_the_mirror_of_another_run(tmp_path: Path) -> None:
-    path, other = stopped(tmp_path)
+    path, other = with_mirror(tmp_path)
     with pytest.raises(StateError, match=r"runtime\.mirror: .* exists: it may be the copy of another run"):
         fedloom.run(load_recipe(f"runtime.mirror={other.parent}"), tmp_path / "elsewhere" / "run")
     (path / "state.json").unlink()
     (path / "state.prev.json").unlink()
     foreign = fedloom.run(load_recipe("seed=1", "training.rounds=1"), tmp_path / "foreign").folder
     shutil.rmtree(other)
-    mirror.copy(foreign, other)
+    checkpoint.mirror(foreign, other)
     with pytest.raises(StateError, match="the copy is of another run"):
         fedloom.resume(path)
 

@@ -18,31 +18,12 @@ from fedloom.cli.app import app, told
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs import checkpoint, folder
 from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import is_over
+from runs.conftest import CHANGES, PEERS
 from tests_support import Stop, assert_same, load_recipe, stopped_after
-
-CHANGES = ("training.rounds=4",)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four rounds."""
-    return fedloom.run(load_recipe(*CHANGES), tmp_path_factory.mktemp("whole") / "run").folder
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, stopped in its third round."""
-    return stopped_after(2, tmp_path_factory.mktemp("stopped") / "run", load_recipe(*CHANGES))
-
-
-@pytest.fixture
-def part(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of the stopped run."""
-    return Path(shutil.copytree(stopped, tmp_path / "part"))
 
 
 def edit(file: Path, old: str, new: str, count: int = 1) -> None:
@@ -51,9 +32,9 @@ def edit(file: Path, old: str, new: str, count: int = 1) -> None:
     file.write_text(text.replace(old, new, count))
 
 
-def peers_stopped_while_saving(folder_: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+def peers_stopped_while_saving(folder_: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of peers that is killed again and again after the peers of round 3 were saved, and before the rest was."""
-    recipe = load_recipe("training.rounds=4", "model.heads=own", "peers={}")
+    recipe = load_recipe(*PEERS)
 
     class Killed(Exception):
         pass
@@ -72,32 +53,35 @@ def peers_stopped_while_saving(folder_: Path, times: int, monkeypatch: pytest.Mo
         for _ in range(times - 1):
             with pytest.raises(Killed):
                 fedloom.resume(folder_)
-    return recipe
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_peers_killed_while_the_same_round_is_saved(
-    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    times: int, whole_peers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = peers_stopped_while_saving(tmp_path / "killed", times, monkeypatch)
-    resumed = fedloom.resume(tmp_path / "killed")
-    assert_same(fedloom.run(recipe, tmp_path / "whole"), resumed)
+    peers_stopped_while_saving(tmp_path / "killed", times, monkeypatch)
+    assert_same(whole_peers, fedloom.resume(tmp_path / "killed"))
     # only what the last two checkpoints of the rest ask for is kept
     kept = {path.name.partition(".")[0] for path in (tmp_path / "killed" / "peers" / "digit-0").iterdir()}
     assert kept == {"state-3", "state-4"}
 
 
-def test_a_damaged_peer_falls_back_to_the_round_before(tmp_path: Path) -> None:
-    recipe = load_recipe("training.rounds=4", "model.heads=own", "peers={}")
-    path = stopped_after(3, tmp_path / "part", recipe)
+@pytest.fixture(scope="module")
+def stopped_peers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of peers, stopped in its fourth round; for copies."""
+    return stopped_after(3, tmp_path_factory.mktemp("peers") / "run", load_recipe(*PEERS))
+
+
+def test_a_damaged_peer_falls_back_to_the_round_before(whole_peers: Path, stopped_peers: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(stopped_peers, tmp_path / "part"))
     file = path / "peers" / "digit-0" / "state-3.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
-    assert_same(fedloom.run(recipe, tmp_path / "whole"), fedloom.resume(path))
+    assert_same(whole_peers, fedloom.resume(path))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "json"])
-def test_a_damaged_older_checkpoint_of_a_peer_is_told(kind: str, tmp_path: Path) -> None:
-    path = stopped_after(3, tmp_path / "part", load_recipe("training.rounds=4", "model.heads=own", "peers={}"))
+def test_a_damaged_older_checkpoint_of_a_peer_is_told(kind: str, stopped_peers: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(stopped_peers, tmp_path / "part"))
     file = path / "peers" / "digit-0" / f"state-2.{kind}"
     file.write_bytes(file.read_bytes()[:-7])
     said: list[str] = []
@@ -252,15 +236,7 @@ def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(whole: Path,
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app,
-        [
-            "run",
-            "digits-tasks",
-            "training.rounds=2",
-            "training.optimizer.lr=1e30",
-            "--quiet",
-            "--out",
-            str(tmp_path / "r"),
-        ],
+        ["run", "digits-tasks", "training.rounds=2", "training.optimizer.lr=1e30", "-q", "--out", str(tmp_path / "r")],
     )
     assert result.exit_code == 1
     assert "nothing learned: " in result.output

@@ -15,7 +15,7 @@ import pytest
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.track import _allowed, flat, scalars
 from tests_support import assert_same, load_recipe, stopped_after
 

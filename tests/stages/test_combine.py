@@ -215,6 +215,8 @@ def test_printing_a_method_shows_its_recipe() -> None:
     text = str(Method(name="m", stage=Split({"encoder": Reweigh() >> Mean(), "*": Identity()})).plus(TopMagnitude(0.1)))
     for part in ("method m", "TopMagnitude(rho=0.1", "in 'encoder':", "    Reweigh()", "Plain(step=1.0)"):
         assert part in text
+    assert "weights: size; buffers: mean" in text
+    assert "weights: size, at most 9 examples;" in str(Method(name="m", max_examples=9))
 
 
 def test_across_tasks_all_decoders_become_the_mean_of_their_models() -> None:

@@ -40,6 +40,7 @@ def test_it_is_models_that_are_compared_and_mixed() -> None:
 def test_the_ends_of_tau() -> None:
     X = t([1, 0.2], [0.9, 0.3], [-1, 2])
     torch.testing.assert_close(CosineMix(1e9).on(X)[0], X.mean(0, keepdim=True).expand(3, -1))
+    torch.testing.assert_close(CosineMix(1e9).on(X[:2])[0], X[:2].mean(0, keepdim=True).expand(2, -1))
     torch.testing.assert_close(CosineMix(1e-6).on(X)[0], X)
 
 

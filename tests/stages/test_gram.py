@@ -17,6 +17,7 @@ from fedloom.core.gram import (
     _on_face,
     cancels,
     conflict_averse,
+    conflict_free,
     gram,
     min_norm,
     nonzero,
@@ -234,6 +235,15 @@ def test_weights_do_not_depend_on_the_scale(scale: float) -> None:
     torch.testing.assert_close(w, v, rtol=1e-10, atol=1e-12)
     assert lam == pytest.approx(mu, rel=1e-10)
     torch.testing.assert_close(min_norm(X @ X.t()), min_norm(scale * scale * (X @ X.t())), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("apart", "found"), [(9e-7, False), (1.1e-6, True), (1e-3, True), (1.0, True)])
+def test_a_direction_shorter_than_a_millionth_of_its_parts_is_none(apart: float, found: bool) -> None:
+    X = torch.tensor([[1.0, apart], [-1.0, apart]], dtype=torch.float64)
+    q = conflict_free(X @ X.t(), torch.tensor([0.5, 0.5]).double())
+    assert bool(q.any()) is found
+    if found:
+        torch.testing.assert_close(q @ X, torch.tensor([0, apart]).double(), rtol=1e-3, atol=1e-9)
 
 
 def test_a_combination_that_vanishes_leaves_the_mean() -> None:

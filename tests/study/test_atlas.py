@@ -101,7 +101,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 def test_the_runs_differ_in_who_hears_whom_alone() -> None:
     clients = {"digit": ["digit-0"], "parity": ["parity-0"], "large": ["large-0"], "holes": ["holes-0"]}
-    grid = atlas_grid("x", load("beds/digits").model_dump(mode="json"), clients, 2)
+    grid = atlas_grid("x", load("benchmarks/digits").model_dump(mode="json"), clients, 2)
     found = {cell.base: recipe for cell, recipe in recipes(grid).items() if cell.seed == 0}
     assert list(found) == ["together", "own task", "everyone", "pairs 1", "pairs 2", "pairs 3"]
     assert found["together"].peers is None
@@ -111,19 +111,21 @@ def test_the_runs_differ_in_who_hears_whom_alone() -> None:
     same = {recipe.model_copy(update={"peers": None}).model_dump_json() for recipe in found.values()}
     assert len(same) == 1
     with pytest.raises(RecipeError, match="three tasks or more, found digit, parity"):
-        atlas_grid("x", load("beds/digits").model_dump(mode="json"), dict(list(clients.items())[:2]), 2)
+        atlas_grid("x", load("benchmarks/digits").model_dump(mode="json"), dict(list(clients.items())[:2]), 2)
 
 
 def test_clients_with_several_tasks_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"client 'c00' holds .*: an atlas asks which task helps which"):
-        clients_of(build(load("beds/digits", ["partition={name: iid, clients: 2}"])))
+        clients_of(build(load("benchmarks/digits", ["partition={name: iid, clients: 2}"])))
 
 
 @pytest.mark.slow
 def test_an_atlas_is_made_and_goes_on(tmp_path: Path) -> None:
     small = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
     for _ in range(2):
-        done = CliRunner().invoke(app, ["atlas", "beds/digits", *small, "--seeds", "2", "-q", "--out", str(tmp_path)])
+        done = CliRunner().invoke(
+            app, ["study", "atlas", "benchmarks/digits", *small, "--seeds", "2", "-q", "--out", str(tmp_path)]
+        )
         assert done.exit_code == 0, done.output
     assert len((tmp_path / "atlas.csv").read_text().splitlines()) == 1 + 12 * 2
     assert "Do early cosines tell?" in (tmp_path / "atlas.md").read_text()

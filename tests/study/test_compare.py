@@ -7,9 +7,8 @@ import math
 import pytest
 
 from fedloom.study import delta_m
-from fedloom.study.delta import delta_terms, without_base
 from fedloom.study.tables.compare import shortened
-from fedloom.study.tables.estimate import Estimate, clear_best
+from fedloom.study.tables.estimate import Estimate, clear_best, delta_terms, without_base
 from grid_support import DEA, DIRECTIONS, FEDAVG
 
 
@@ -68,7 +67,7 @@ def test_intervals_of_fractions_end_at_0_and_1():
     assert Estimate(23.05, 30.0, 3).of_metric("miou") == "23.05 ± 30.00"  # in percent, as papers have it
 
 
-def test_keys_in_labels_are_as_short_as_they_can_be_told_apart():
+def test_keys_in_labels_are_as_short_as_they_can_be():
     keys = ["training.rounds", "peers.warmup.rounds", "method.mu", "training.schedule.name", "seed"]
     assert shortened(keys) == dict(
         zip(keys, ["training.rounds", "warmup.rounds", "mu", "schedule.name", "seed"], strict=True)

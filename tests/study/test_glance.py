@@ -15,12 +15,13 @@ import pytest
 from fedloom.study.charts import COLORS, rows_of
 from fedloom.study.report import collect, glance, words, write
 from fedloom.study.report.figures import DOTS, figures_of
-from fedloom.study.report.page import Table, part
+from fedloom.study.report.page import part
 from fedloom.study.report.predictions import ConfusionViews
-from fedloom.study.report.scores import Curves
+from fedloom.study.report.records import Curves
 from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.output import Table
 from fedloom.study.watch import now
-from report_support import NASTY, Page
+from report_support import NASTY, Page, write_files
 
 NAMES = ("a", "b", "c", "d")
 TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
@@ -28,13 +29,6 @@ TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
 
 def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: Any) -> Path:
     """Three rounds whose clients end with these numbers, and whose loss falls by a tenth of its mean a round."""
-    folder.mkdir(parents=True)
-    about = {n: {"tasks": {"seg": 1.0}} for n in values}
-    info = {"partition_hash": "p", "data_hash": "d", **info}
-    recipe = {"name": "t", "seed": 0, "data": {"name": "toy"}, "method": {"name": method}, "training": {"rounds": 3}}
-    (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    head = {"method": method, "tasks": TASK, "clients": about, "status": "finished", "final_round": 3, **info}
-    (folder / "run.json").write_text(json.dumps(head))
     where = {"task": "seg", "metric": "miou", "model": "personal", "split": "test", "data": "own test"}
     lines = [
         {
@@ -45,26 +39,28 @@ def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: 
         }
         for r in (1, 2, 3)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    clients = {n: {"tasks": {"seg": 1.0}} for n in values}
+    head = {"method": method, "tasks": TASK, "clients": clients, "status": "finished", "final_round": 3}
+    head |= {"partition_hash": "p", "data_hash": "d", **info}
+    return write_files(folder, head, lines, method={"name": method}, training={"rounds": 3})
 
 
 def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     alone = run(tmp_path / "alone", dict(zip(NAMES, (0.5, 0.5, 0.5, 0.5), strict=True)), "local")
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
-    assert "After 3 rounds 3 of 4 clients are ahead of local (median +21 %)." in text
-    assert "Not told apart from local on seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
+    assert "After 3 rounds 3 of 4 clients are better than with local (median +21 %)." in text
+    assert "No significant difference on seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
     assert "d lost 6 %." in text
-    assert "The training loss still falls by 10 % a round." in text
-    assert "Held against local, which was found beside this run." in text
+    assert "The training loss still falls by 10 % per round." in text
+    assert "Compared with local, which was found beside this run." in text
     assert "best c 0.6200" in text
-    assert "A change is the mean over the task's clients, each against itself with local" in text
+    assert "A change is the mean over the clients of the task, each compared with itself under local" in text
     assert "worst d 0.4700" in text
     found = glance.of_run(collect(folder))  # type: ignore[arg-type]
     (tile,) = found.tiles
     of = Estimate.of([20, 22, 24, -6])
-    assert (tile.value, tile.change, tile.told) == ("0.5750", "+15\u00a0%", False)
+    assert (tile.value, tile.change, tile.significant) == ("0.5750", "+15\u00a0%", False)
     assert tile.interval == f"{of.mean - of.half:.0f} to {of.mean + of.half:.0f}".replace("-", "\u2212")
     rows = rows_of(figures_of(collect(folder))["gains"].views[0].chart)  # type: ignore[arg-type]
     assert [row["name"] for row in rows if "text" in row] == ["c", "b", "a", "d"]
@@ -77,16 +73,16 @@ def test_the_base_is_of_the_same_clients_and_data_and_the_better_one(tmp_path: P
     folder = run(tmp_path / "z", values)
     assert collect(folder).against is None  # type: ignore[union-attr]
     said = Page(write(folder).read_text("utf-8")).text
-    assert "train one with method=local" in said
+    assert "Run: fedloom run ... method=local" in said
     assert "After 3 rounds: 0.5000 mIoU on seg." in said
     run(tmp_path / "a-other-clients", values, "local", partition_hash="q")
     run(tmp_path / "b-not-known", values, "local", data_hash=None)
     (run(tmp_path / "c-damaged", values, "local") / "metrics.jsonl").write_text("{\n{}\n")
-    run(tmp_path / "d", values, "trivial")
+    run(tmp_path / "d", values, "constant")
     held = collect(folder).against  # type: ignore[union-attr]
     assert held is not None
     assert dict(held.facts)["folder"] == "d"
-    assert "for no run of Local with the same clients" in Page(write(folder).read_text("utf-8")).text
+    assert "because no run of Local with the same clients" in Page(write(folder).read_text("utf-8")).text
     run(tmp_path / "y", values, "local")
     held = collect(folder).against  # type: ignore[union-attr]
     assert held is not None
@@ -98,7 +94,7 @@ def words_by_base(page: str) -> dict[str, str]:
     bases = re.search(r'<select class="base"[^>]*>(.*?)</select>', page)
     assert bases is not None
     first = page[: page.index('id="gains"')]
-    said = re.findall(r'<div class="held" data-base="(\d)"( hidden)?>\s*<p class="words">(.*?)</p>', first)
+    said = re.findall(r'<div class="compared" data-base="(\d)"( hidden)?>\s*<p class="words">(.*?)</p>', first)
     assert [(int(at), bool(hidden)) for at, hidden, _ in said] == [(i, i > 0) for i in range(len(said))]
     names = re.findall(r'<option value="\d">(.*?)</option>', bases[1])
     return dict(zip(names, (text for *_, text in said), strict=True))
@@ -112,9 +108,9 @@ def test_a_page_can_be_held_against_each_run_of_the_same_clients(tmp_path: Path)
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     found = words_by_base(write(folder).read_text("utf-8"))
     assert list(found) == ["local", "fedprox (prox)", "fedprox (prox-too)"]
-    assert "3 of 4 clients are ahead of local" in found["local"]
-    assert "no client is ahead of fedprox (prox)" in found["fedprox (prox)"]
-    assert "every client is ahead of fedprox (prox-too)" in found["fedprox (prox-too)"]
+    assert "3 of 4 clients are better than with local" in found["local"]
+    assert "no client is better than with fedprox (prox)" in found["fedprox (prox)"]
+    assert "every client is better than with fedprox (prox-too)" in found["fedprox (prox-too)"]
     named = words_by_base(write(folder, base=prox).read_text("utf-8"))
     assert list(named) == ["fedprox (prox)", "local", "fedprox (prox-too)"]
     assert named == found
@@ -127,7 +123,7 @@ def test_neither_a_folder_of_other_bytes_nor_numbers_without_end_keep_a_page_awa
         pytest.skip("this file system takes no such names")
     folder = run(tmp_path / "run", dict.fromkeys(NAMES, math.inf) | {"d": 0.4})
     text = write(folder).read_text("utf-8")
-    assert "3 of 4 clients are ahead of local" in text
+    assert "3 of 4 clients are better than with local" in text
     assert "alone?" in text
 
 
@@ -164,7 +160,7 @@ def test_without_a_base_that_counts_others_can_be_chosen(tmp_path: Path) -> None
     run(tmp_path / "prox", dict.fromkeys(NAMES, 0.4), "fedprox")
     text = write(folder).read_text("utf-8")
     assert list(words_by_base(text)) == ["nothing", "fedprox"]
-    assert "train one with method=local" in text
+    assert "Run: fedloom run ... method=local" in text
 
 
 @pytest.mark.parametrize(
@@ -177,32 +173,33 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 def test_sentences() -> None:
     clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
-    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}, "Local") == (
-        "Clearly better on x and y; clearly worse on w; not told apart from Local on z."
+    assert words.of_tasks({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}, "Local") == (
+        "Significantly better than Local on x and y; significantly worse on w; no significant difference on z."
     )
-    assert words.grid_told({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
-        "x is clearly better than Local; w is clearly worse; z is not told apart from it (3 seeds, each by its own "
-        "interval; fedloom table --tests corrects for 3)."
+    assert words.of_methods({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
+        "x is significantly better than Local; w is significantly worse; z is not significantly different from it "
+        "(3 seeds, each by its own interval; fedloom compare --tests corrects for 3)."
     )
-    assert words.grid_told({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith("No method is told apart from Local")
+    assert words.of_methods({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith(
+        "No method is significantly different"
+    )
     assert words.listed("abcde") == "a, b, c, d and e"
     assert words.listed("abcdef") == "a, b, c, d and 2 more"
     assert words.interval(open_) == "\u22121.0 to 11.0"
-    assert words.trend(0.01) == "The training loss stands still."
-    assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% a round."
+    assert words.trend(0.01) == "The training loss no longer changes."
+    assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% per round."
     assert (
         words.losers({"a": -1.0, "b": -4.0, "c": -2.0, "d": 1})
         == "b lost 4\u00a0%, c lost 2\u00a0% and 1 more lost less."
     )
     assert (
         words.ahead(1, "Local", {"a": 1.0, "b": 2.0})
-        == "After 1 round every client is ahead of Local (median +1.5\u00a0%)."
+        == "After 1 round every client is better than with Local (median +1.5\u00a0%)."
     )
-    assert "no client is ahead" in words.ahead(2, "Local", {"a": -1.0})
+    assert "no client is better" in words.ahead(2, "Local", {"a": -1.0})
     assert words.axis("rmse", "min") == "RMSE in metres, lower is better"
     assert words.conflict({"stem": 0.25, "head": 0.5}, ("a", "b", -0.3)) == (
-        "Most in each other's way: head, where 50\u00a0% of the pairs of updates pull against each other. "
-        "Furthest apart are a and b (mean cosine \u22120.30)."
+        "Most conflict: head (50\u00a0% of pairs of updates). Furthest apart are a and b (mean cosine \u22120.30)."
     )
 
 
@@ -216,14 +213,14 @@ def test_many_clients_have_a_dot_each_but_no_name(tmp_path: Path) -> None:
 
 
 def test_templates_escape_what_they_are_given() -> None:
-    drawn = part("parts.html", "sheet", Table("t", ("a", NASTY), [(NASTY, NASTY)], (1,)))
+    drawn = part("parts.html", "sheet", Table(NASTY, ("a", NASTY), ((NASTY, NASTY),), (NASTY,), name=NASTY, text=(1,)))
     assert "<img" not in drawn
     assert "&lt;img" in drawn
 
 
 def test_templates_load_nothing_and_escape_everything() -> None:
     home = files("fedloom.study.report") / "templates"
-    safe = {"policy", "style", "script", "vega", "pictures", "data", "table", 'tabindex="0"\''}
+    safe = {"policy", "style", "script", "vega", "pictures", "data", "table", "s.fragment()"}
     for file in home.iterdir():
         text = file.read_text("utf-8")
         assert "://" not in text

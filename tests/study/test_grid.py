@@ -32,6 +32,7 @@ from fedloom.federation.recipes import dump
 from fedloom.federation.rounds.build import build_method
 from fedloom.models.tasks.dense import KINDS
 from fedloom.study.grid import (
+    BENCHMARK,
     Cell,
     Grid,
     cells,
@@ -112,21 +113,13 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
             refused.add(cell.combination)
     assert refused == REFUSED.get(name, set())
     assert len(built | refused) * len(grid.seeds) == sum(1 for _ in cells(grid))
+    on_files = name.startswith(("feddea/", "fedhca2/")) and not name.endswith(("-scenes", "-digits"))
     for figure in filter(None, (grid.figure, *grid.figures.values())):
         assert select(grid, figure.params.get("only") or ())
         if figure.name == "convergence":
             assert all(recipe.evaluation.every == 1 for recipe in resolved.values())
-
-
-ON_FILES = [n for n in names() if n.startswith(("feddea/", "fedhca2/")) and not n.endswith(("-scenes", "-digits"))]
-
-
-@pytest.mark.parametrize("name", ON_FILES)
-def test_cells_on_nyud_and_pascal_judge_edges_by_odsf(name: str) -> None:
-    grid = load_grid(name, ["seeds=[0]"])
-    for cell, recipe in recipes(grid).items():
-        if grid.figure is not None and grid.figure.name == "convergence":
-            assert recipe.evaluation.costly_every, cell
+            assert not on_files or all(recipe.evaluation.costly_every for recipe in resolved.values())
+    for cell, recipe in resolved.items() if on_files else ():  # cells on NYUD and PASCAL judge edges by odsF
         data = recipe.data.model_dump()
         sets = {f"{key}-": value for key, value in data["sets"].items()} if data["name"] == "several" else {"": data}
         assert {one["name"] for one in sets.values()} & {"nyud", "pascal-context", "arrays"}, cell
@@ -162,7 +155,7 @@ def ends(labels: dict[str, Any]) -> dict[str, Any]:
 def start_dry(name: str, grid: Grid, folder: Path) -> None:
     """Prepare a packaged grid where no data lies: all cells would start, or it is said which files are missing."""
     known = {cell.combination for cell in cells(grid)}
-    bundled = any(word in name for word in ("embedded", "scenes", "digits", "demo", "beds/eight", "robust"))
+    bundled = any(word in name for word in ("embedded", "scenes", "digits", "demo", "benchmarks/eight", "robust"))
     if bundled and not name.endswith("-real"):
         prepared = prepare(grid, folder / "grid")
         assert set(prepared.refused) == REFUSED.get(name, set()) & known
@@ -176,13 +169,18 @@ def start_dry(name: str, grid: Grid, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("near", "quickly_rendered")
-@pytest.mark.parametrize("name", names())
-def test_packaged_grids_start_dry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_benchmark_of_packaged_grids_starts_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One grid for each set of data, partitions and models: what methods need is checked where recipes are built."""
     monkeypatch.chdir(tmp_path)
-    grid = load_grid(name)
-    few = {"bases": ends(grid.bases), "addons": ends(grid.addons), "seeds": grid.seeds[:1]}
-    few["references"] = grid.reference_rows[:1]
-    start_dry(name, grid.model_copy(update=few), tmp_path)
+    seen: set[str] = set()
+    for name in names():
+        grid = load_grid(name)
+        sections = ({key: row.recipe.get(key) for key in BENCHMARK} for row in grid.data.values())
+        if (benchmark := json.dumps([*sections], default=str)) not in seen:
+            seen.add(benchmark)
+            few = {"bases": ends(grid.bases), "addons": ends(grid.addons), "seeds": grid.seeds[:1]}
+            few["references"] = grid.reference_rows[:1]
+            start_dry(name, grid.model_copy(update=few), tmp_path)
 
 
 @pytest.mark.slow

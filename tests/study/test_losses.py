@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from io import StringIO
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, load_grid, save
 from fedloom.study.papers.losses import losses_of, over_rounds
 from report_support import drawn as lines
-from report_support import panels
+from report_support import panels, write_files
 
 WEIGHTS = {"a": {"x": 0.7, "y": 0.3}, "b": {"y": 1.0}}
 LOSSES = {
@@ -36,9 +35,6 @@ LOSSES = {
 
 def write(folder: Path, cell: Cell, losses: list[float]) -> None:
     """A run in which x has twice the loss of y at client a, and both clients have the loss that is given."""
-    path = cell.folder(folder)
-    path.mkdir(parents=True)
-    recipe = {"name": "t", "seed": cell.seed, "training": {"rounds": 5}, "method": {"name": "m"}, "data": {"name": "d"}}
     tasks = {t: {"kind": "k", "primary": "accuracy", "metrics": {"accuracy": "max"}} for t in ("x", "y")}
     info = {
         "method": cell.base,
@@ -52,25 +48,15 @@ def write(folder: Path, cell: Cell, losses: list[float]) -> None:
         of = {("a", "x"): 2 * loss / 1.7, ("a", "y"): loss / 1.7, ("b", "y"): loss}
         common = {"model": "personal", "data": "own val"}
         metrics = [
-            {
-                "client": c,
-                "task": t,
-                "split": "val",
-                "metric": "loss",
-                "value": v if math.isfinite(v) else None,
-                **common,
-            }
+            {"client": c, "task": t, "split": split, "metric": name, "value": value, **common}
+            for split, name in (("val", "loss"), ("test", "accuracy"))
             for (c, t), v in of.items()
-        ]
-        metrics += [
-            {"client": c, "task": t, "split": "test", "metric": "accuracy", "value": 0.5, **common} for c, t in of
+            for value in [0.5 if split == "test" else v if math.isfinite(v) else None]
         ]
         # another model's loss does not count where the personal one was measured
         metrics.append({**metrics[0], "model": "trained", "value": 0.0})
-        lines.append(json.dumps({"round": number, "cohort": ["a", "b"], "metrics": metrics}))
-    (path / "recipe.yaml").write_text(json.dumps(recipe))
-    (path / "run.json").write_text(json.dumps(info))
-    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        lines.append({"round": number, "cohort": ["a", "b"], "metrics": metrics})
+    write_files(cell.folder(folder), info, lines, seed=cell.seed, training={"rounds": 5})
 
 
 @pytest.fixture
@@ -178,5 +164,5 @@ def test_what_is_refused(folder: Path) -> None:
         losses_of(grid, folder)
     refused = CliRunner().invoke(app.app, ["table", str(folder), "--losses", "best", "--tests"])
     based = CliRunner().invoke(app.app, ["table", str(folder), "--metrics", "--base", "A1/-"])
-    assert "--losses and --metrics show none" in str(based.exception)
+    assert "--losses, --metrics and --seeds show none" in str(based.exception)
     assert str(refused.exception) == "--tests and --losses are two tables: choose one"

@@ -53,8 +53,8 @@ def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     page, value = page_of(study(tmp_path, scores, list("abcdef"), about=about, notes=("one is left out: why",)))
     data, figures = page.data, page.data["figures"]
     assert data["kind"] == "relatedness"
-    assert data["about"]["clients a task"] == "2 to 4"
-    assert data["about"]["examples a task"] == "9"
+    assert data["about"]["clients per task"] == "2 to 4"
+    assert data["about"]["examples per task"] == "9"
     assert "one is left out: why" in page.text
     check_figures(figures)
     for i, metric in enumerate(scores):

@@ -170,7 +170,7 @@ def test_the_examples_are_capped_and_drawn_from_the_seed(matu: Path) -> None:
     assert not np.array_equal(one.scores["logme"], relatedness(matu, ["logme"], 17).scores["logme"])
 
 
-def test_what_cannot_be_told_apart(quick: Quick) -> None:
+def test_what_is_indistinguishable(quick: Quick) -> None:
     with pytest.raises(StateError, match="'digit' has no model of its own: fedavg leaves one model for all tasks"):
         task_models(quick("method=fedavg", *SMALL).folder)
     with pytest.raises(StateError, match="with fedper all tasks have the same encoder"):

@@ -23,7 +23,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Cell
 from fedloom.study.report import write
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
-from report_support import NASTY
+from report_support import NASTY, write_files
 from tests_support import load_recipe
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -139,7 +139,7 @@ def test_every_figure_is_drawn_and_nothing_is_clipped(
     show(browser, write(runs[which], base=runs["local"] if which == "domains" else None), size)
     shot(browser, f"{which}-{size[0]}")
     drawn = figures(browser)
-    assert {"peers": "neighbours-graph", "domains": "hurt"}[which] in [f["name"] for f in drawn]
+    assert {"peers": "neighbours-graph", "domains": "worse"}[which] in [f["name"] for f in drawn]
     assert all(f["drawn"] and f["marks"] for f in drawn), drawn
     assert not [f["name"] for f in drawn if not f["inside"]], "texts are cut off"
     wide = browser.execute_script("return document.documentElement.scrollWidth")
@@ -219,7 +219,7 @@ def test_the_first_screen_needs_no_scrolling(browser: Any, runs: dict[str, Path]
     assert all(box["top"] >= 0 and box["width"] > 100 for box in boxes)
     assert max(box["top"] for box in boxes) + 150 < DESKTOP[1]
     show(browser, write(runs["domains"], base=runs["local"]), PHONE)
-    words = browser.find_element("css selector", ".held:not([hidden]) .words")
+    words = browser.find_element("css selector", ".compared:not([hidden]) .words")
     assert words.rect["y"] + words.rect["height"] < PHONE[1], "a phone's first screen has all four answers in words"
 
 
@@ -233,8 +233,8 @@ def test_a_base_is_chosen_by_keyboard_and_all_that_depends_on_it_changes(browser
             "#gains .note",
             "#final th:nth-child(4)",
             "#base td",
-            "#hurt-table",
-            "#hurt-table-1",
+            "#worse-table",
+            "#worse-table-1",
         ]
         return [
             next((e.text for e in browser.find_elements("css selector", place) if e.is_displayed()), "")
@@ -393,19 +393,21 @@ def test_a_thousand_clients_open_quickly(browser: Any, tmp_path: Path) -> None:
     }
     groups = [{**group, "layers": f"layer{i}"} for i in range(4)]
     about = {"rows": [[r, None] for r in rows], "out": [["*", None]], "shown": list(range(32)), "groups": groups}
-    recipe = {"name": "big", "seed": 0, "data": {"name": "toy"}, "training": {"rounds": 300}}
-    recipe |= {"method": {"name": "fedavg"}}
     tasks = {"t": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}}
     held = {c: {"tasks": {"t": 1.0}, "domain": None, "train": 30, "val": 3} for c in clients}
     info = {"method": "fedavg", "tasks": tasks, "clients": held, "status": "finished", "final_round": 300}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    (tmp_path / "run.json").write_text(json.dumps(info))
-    with (tmp_path / "metrics.jsonl").open("w") as file, (tmp_path / "diagnostics.jsonl").open("w") as looks:
-        for r in range(1, 301):
-            where = {"task": "t", "metric": "accuracy", "model": "global", "split": "test", "data": "d"}
-            metrics = [{"client": c, "value": (r + i % 97) / 400, **where} for i, c in enumerate(clients)]
-            file.write(json.dumps({"round": r, "cohort": [], "metrics": metrics}) + "\n")
-            looks.write(json.dumps({"round": r, "diagnostics": [about]}) + "\n")
+    where = {"task": "t", "metric": "accuracy", "model": "global", "split": "test", "data": "d"}
+    lines = (
+        {
+            "round": r,
+            "cohort": [],
+            "metrics": [{"client": c, "value": (r + i % 97) / 400, **where} for i, c in enumerate(clients)],
+        }
+        for r in range(1, 301)
+    )
+    write_files(tmp_path, info, lines, name="big", training={"rounds": 300})
+    looks = (json.dumps({"round": r, "diagnostics": [about]}) + "\n" for r in range(1, 301))
+    (tmp_path / "diagnostics.jsonl").write_text("".join(looks))
     page = write(tmp_path)
     browser.get("about:blank")
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})

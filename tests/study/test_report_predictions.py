@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.data.canvas import CELL, GAP
+from fedloom.data.drawing import CELL, GAP
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.over_rounds import over_rounds
 from fedloom.federation.runs.reader import index_of
@@ -69,6 +69,10 @@ def keep(run: Path, tasks: tuple[str, ...] = ("semseg", "depth"), shift: int = 0
 def put(run: Path, name: str, value: Any) -> None:
     (run / predictions.PREDICTIONS).mkdir(exist_ok=True)
     (run / predictions.PREDICTIONS / name).write_text(json.dumps(value))
+
+
+def stored(run: Path, name: str = predictions.INDEX) -> Any:
+    return json.loads((run / predictions.PREDICTIONS / name).read_text())
 
 
 def counted(run: Path, *models: Mapping[str, Any], task: str = "semseg", in_all: int | None = None) -> None:
@@ -135,7 +139,7 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     home = keep(run)
     assert not run_report(run).predictions.over_rounds
     assert "over the rounds" not in page_of(run).text
-    index = json.loads((home / predictions.INDEX).read_text())
+    index = stored(run)
     put(run, predictions.INDEX, index | {"round": 300})
     for round in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):  # the last is of a run that was longer once
         (home / f"round-{round}.png").write_bytes(png(round % 200))
@@ -150,19 +154,19 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     assert ("round 64 of depth, test example 3", uri(64)) in page.found
     assert ("round 300 of depth, test example 3", uri(2)) in page.found
     assert "The same images over the rounds" in page.text
-    assert "round-x.json is not used, for it is damaged" in page.text
+    assert "round-x.json is not used, because it is damaged" in page.text
 
 
 def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     run, out = run_of(tmp_path), tmp_path / "out.png"
     home = keep(run)
-    asked = ["picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
+    asked = ["plot", "picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
     for more in ([], [str(run)]):
-        told = CliRunner().invoke(app, [*asked, *more])
-        assert isinstance(told.exception, UserError)
-        assert ("expected one run" if more else "expected answers of several rounds") in str(told.exception)
-    index = json.loads((home / predictions.INDEX).read_text())
+        result = CliRunner().invoke(app, [*asked, *more])
+        assert isinstance(result.exception, UserError)
+        assert ("expected one run" if more else "expected answers of several rounds") in str(result.exception)
+    index = stored(run)
     put(run, predictions.INDEX, index | {"round": 2})
     (home / "then.png").write_bytes(png(99))
     put(run, index_of(1), json.loads(json.dumps(index).replace("answer.png", "then.png")))
@@ -193,7 +197,7 @@ def test_names_from_files_are_texts_and_nothing_else(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     keep(run, tasks=(NASTY,))
     counted(run, {"clients": [NASTY], "model": NASTY, "data": NASTY, "counts": [[1, 0], [1, 1]]}, task=NASTY)
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["domain"] = NASTY
     index["parts"][0]["tasks"][0]["truth"][0]["text"] = NASTY
     put(run, predictions.INDEX, index)
@@ -214,12 +218,12 @@ def test_pictures_are_read_from_the_folder_alone(tmp_path: Path, name: str) -> N
     run = run_of(tmp_path)
     keep(run)
     (run / "secret.png").write_bytes(png(77))
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["examples"][0]["input"] = name
     put(run, predictions.INDEX, index)
     page = page_of(run)
     assert page.found == []
-    assert "index.json is not used, for it is damaged" in page.text
+    assert "index.json is not used, because it is damaged" in page.text
 
 
 def test_what_is_no_picture_or_too_large_is_not_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +249,8 @@ def test_a_pipe_among_the_pictures_is_named_and_not_waited_for(tmp_path: Path) -
         os.mkfifo(file)
     found = run_report(run).predictions
     assert found.notes == (
-        "confusion.json is not opened, for it is no regular file.",
-        "truth.png is not opened, for it is no regular file.",
+        "confusion.json is not opened, because it is no regular file.",
+        "truth.png is not opened, because it is no regular file.",
         "1 picture is absent, damaged or too large.",
     )
     assert found.examples[0].rows[0] == ("truth", (None,))
@@ -289,7 +293,7 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
         "personal model of a, shared test data": {"1": {}, "0": {"1": 0.25, "0": 0.75}},
         "personal model of b, shared test data": {"1": {"1": 1, "0": 0}, "0": {"1": 0.5, "0": 0.5}},
     }
-    assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the best told class first
+    assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the class that is recognised best comes first
     assert [row["note"].split()[0] for row in rows_of(figure.views[0].chart)] == ["5", "0", "2", "4"]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
 
@@ -343,7 +347,7 @@ def with_errors(run: Path, legend: Any) -> None:
     """Add to what `keep` wrote where answers are wrong (picture 9) and what colours mean."""
     home = run / predictions.PREDICTIONS
     (home / "wrong.png").write_bytes(png(9))
-    index = json.loads((home / predictions.INDEX).read_text())
+    index = stored(run)
     for task in index["parts"][0]["tasks"]:
         task |= {"wrong": [{"file": "wrong.png", "text": "24 % wrong"}] * 2, "legend": legend}
         task["truth"] = [{**picture, "ends": ["1 m", "7 m"]} for picture in task["truth"]]
@@ -384,20 +388,20 @@ def test_methods_show_where_they_are_wrong_in_the_place_of_their_answers(tmp_pat
     assert set(found.examples[0].wrong) == {"FedAvg", "FedProx"}
     page = page_of(folder)
     assert sum(src == uri(9) for _, src in page.found) == 2 * 2 * 2
-    assert "Show where answers are wrong" in page.text
+    assert "Show where predictions are wrong" in page.text
 
 
 def test_confusions_name_their_classes(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     counted(run, {"counts": [[8, 2, 0], [0, 5, 5], [1, 0, 3]]})
-    stored = json.loads((run / predictions.PREDICTIONS / predictions.CONFUSION).read_text())
-    stored["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
-    put(run, predictions.CONFUSION, stored)
+    found = stored(run, predictions.CONFUSION)
+    found["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
+    put(run, predictions.CONFUSION, found)
     figure = figures_of(run_report(run))["confusion-0"]
     assert list(cells(figure.views[0].chart)) == ["floor", "sky", "wall"]
     assert "wall for sky (50\u00a0% of all wall)" in page_of(run).text
-    stored["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
-    put(run, predictions.CONFUSION, stored)
+    found["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
+    put(run, predictions.CONFUSION, found)
     assert list(cells(figures_of(run_report(run))["confusion-0"].views[0].chart)) == ["0", "2", "1"]
 
 
@@ -413,7 +417,7 @@ def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> Non
 def test_an_answer_to_another_example_is_not_shown(tmp_path: Path) -> None:
     folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
     run = Cell("D", "FedProx", "-", 0).folder(folder)
-    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
+    index = stored(run)
     index["parts"][0]["examples"][1]["position"] = 5
     put(run, predictions.INDEX, index)
     first, second = grid_report(folder).predictions.examples

@@ -12,7 +12,7 @@ import yaml
 
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run, human_bytes
-from tests_support import loaded
+from report_support import write_files
 
 RECIPE = {
     "name": "t",
@@ -29,16 +29,8 @@ CLIENTS = {"a": {"tasks": {"seg": 1.0}}, "b": {"tasks": {"seg": 1.0, "depth": 1.
 
 
 def metric(client: Any, task: str, value: float | None, model: str = "global", split: str = "test", name: str = ""):
-    name = name or TASKS[task]["primary"]
-    return {
-        "client": client,
-        "task": task,
-        "metric": name,
-        "value": value,
-        "model": model,
-        "split": split,
-        "data": "shared test" if split == "test" else "own",
-    }
+    where = {"model": model, "split": split, "data": "shared test" if split == "test" else "own"}
+    return {"client": client, "task": task, "metric": name or TASKS[task]["primary"], "value": value, **where}
 
 
 @pytest.fixture
@@ -46,13 +38,9 @@ def folder(tmp_path: Path):
     """Write a run folder from {round: metrics}; keywords change run.json."""
 
     def write(metrics: dict[int, list[dict[str, Any]]], **info: Any) -> Path:
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
         value = {"method": "fedavg + feddea", "tasks": TASKS, "clients": CLIENTS, "status": "finished"}
         value |= {"rounds": max(metrics), "final_round": max(metrics), **info}
-        (tmp_path / "run.json").write_text(json.dumps(value))
-        lines = [json.dumps({"round": r, "metrics": m}) for r, m in metrics.items()]
-        (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        return tmp_path
+        return write_files(tmp_path, value, ({"round": r, "metrics": m} for r, m in metrics.items()), **RECIPE)
 
     return write
 
@@ -148,10 +136,6 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(folder):
 )
 def test_human_bytes(count, text):
     assert human_bytes(count) == text
-
-
-def test_reading_runs_does_not_import_torch():
-    assert not loaded("import fedloom.study", "torch", "scipy", "numpy")
 
 
 def test_bits_per_task_count_only_who_took_part() -> None:

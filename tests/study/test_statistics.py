@@ -168,7 +168,7 @@ def test_ranks_and_groups():
     assert few.groups == (("a", "b", "c"), ("b", "c", "d"))
 
 
-def test_ties_share_their_rank_and_nothing_is_told_apart_without_a_difference():
+def test_ties_share_their_rank_and_nothing_is_significant_without_a_difference():
     found = ranking([{"a": 1.0, "b": 1.0, "c": 1.0}] * 30)
     assert dict(found.ranks) == {"a": 2.0, "b": 2.0, "c": 2.0}
     assert math.isnan(found.chi2)
@@ -195,7 +195,7 @@ def against_base(folder: Path, over: Over = "seeds") -> Contrasts:
     return contrasts(of_grid(*open_folder(folder)), over)
 
 
-def told(path: Path, **about: Any) -> None:
+def change_run(path: Path, **about: Any) -> None:
     """Change what a run says about itself."""
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, **about}))
@@ -208,7 +208,7 @@ def test_pairs_must_have_the_same_examples(tmp_path: Path) -> None:
     }
     grid = write_grid(tmp_path, thesis(list(losses), 42, 123, 456), runs)
     cell = Cell("P", "A2", "-", 123)
-    told(cell.folder(grid), partition_hash="other")
+    change_run(cell.folder(grid), partition_hash="other")
     made = against_base(grid)
     assert {t.method: t.state for t in made.tests} == {"A2": "refused", "B4": "tested"}
     assert any("not the same clients with the same examples at seed 123" in note for note in made.notes)
@@ -221,7 +221,7 @@ def test_pairs_must_have_the_same_examples(tmp_path: Path) -> None:
     (grid / "cells" / "P" / "A2" / "plain" / "s123" / "partition.json").write_text('{"clients": [{"client": "a"}]}')
     with pytest.raises(StateError, match=r"partition\.json: not a partition: 'train'"):
         against_base(grid)
-    told(cell.folder(grid), data_hash="other")
+    change_run(cell.folder(grid), data_hash="other")
     assert any("not the same data set at seed 123" in note for note in against_base(grid).notes)
 
 

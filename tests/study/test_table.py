@@ -215,9 +215,9 @@ from fedloom.study import open_folder, tabulate
 table = tabulate(*open_folder({str(folder)!r}))
 for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()
-import fedloom.experiments.grid_run, fedloom.study.figures
+import fedloom.experiments.grid_run, fedloom.study.figures, fedloom.study.papers.activated_dimensions
 """
-    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas")
+    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas", "scipy")
 
 
 def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"grid paper: columns: no task 'dept'\. Did you mean 'depth'\?"):
         tabulate(grid, folder)
     write_run(folder, Cell("NYUD", "FedProx", "-", 0), {"semseg": 1.0})
-    with pytest.raises(StateError, match="not comparable, for the tasks differ"):
+    with pytest.raises(StateError, match="not comparable, because the tasks differ"):
         tabulate(grid, folder)
     with pytest.raises(StateError, match="no cell of grid paper has finished in"):
         tabulate(grid, tmp_path / "elsewhere")

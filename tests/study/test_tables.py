@@ -20,10 +20,12 @@ import yaml
 
 import fedloom as fl
 from fedloom.cli.app import main
+from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
-from fedloom.study.grid import Cell, save
+from fedloom.study.grid import Cell, open_folder, save
 from fedloom.study.tables.compare import compare as side_by_side
-from grid_support import DEA, FEDAVG, WORSE, bed, paper_grid, write_grid, write_run
+from fedloom.study.tables.table import of_seeds
+from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 SIZES = {"semseg": 0.4, "depth": 1.3, "normals": 26.0, "edge": 0.7}
@@ -31,7 +33,8 @@ ONE = {"recipe": "digits-tasks"}
 
 
 def drawn(*about: object, tasks: Any = SIZES) -> dict[str, float]:
-    """Numbers of some tasks that depend on nothing but the words about them."""
+    """Draw numbers of some tasks that depend on the words about them alone; references count by their first names."""
+    about = tuple(FOLDERS.get(str(word), word) for word in about)
     return {task: round(SIZES[task] * random.Random(f"{task} {about}").uniform(0.9, 1.1), 6) for task in tasks}
 
 
@@ -56,13 +59,13 @@ def with_loss(folder: Path) -> None:
 def two_data_sets(folder: Path) -> None:
     """Three seeds beside the references; one combination is refused and one run is missing."""
     data = {"NYUD": ONE, "PASCAL_x": ONE}
-    grid = paper_grid(data=data, seeds=[0, 1, 2], references=["joint", "trivial"])
+    grid = paper_grid(data=data, seeds=[0, 1, 2], references=["centralised", "constant"])
     tasks = {"NYUD": SIZES, "PASCAL_x": ("semseg", "normals")}
     runs = {(d, *c, s): drawn(d, *c, s, tasks=tasks[d]) for d in data for c in grid.combinations for s in range(3)}
     runs = {key: of for key, of in runs.items() if key[:3] != ("PASCAL_x", "FedProx", "+DEA")}
     del runs["NYUD", "FedProx", "+DEA", 2]
     for (_, base, _, _), of in runs.items():
-        of["semseg"] *= 0.5 if base == "trivial" else 1.0
+        of["semseg"] *= 0.5 if base == "constant" else 1.0
     write_grid(folder, grid, runs, {"PASCAL_x / FedProx / +DEA": "it_would change | nothing"})
 
 
@@ -125,21 +128,21 @@ def thesis(folder: Path) -> None:
 
 
 def many_clients(folder: Path) -> None:
-    """Four clients with one task and three with another; trivial is better than all on the latter, edge."""
+    """Four clients with one task and three with another; constant is better than all on the latter, edge."""
     bases = {"A1": {"method": "fedavg"}, "A2": {"method": "fedprox"}, "B4": {"method": "local"}}
-    more: dict[str, Any] = {"addons": {"-": {}}, "delta": "A1/-", "references": ["trivial"], "seeds": [1, 2, 3]}
+    more: dict[str, Any] = {"addons": {"-": {}}, "delta": "A1/-", "references": ["constant"], "seeds": [1, 2, 3]}
     grid = paper_grid(data={"P": ONE}, bases=bases, **more)
     tasks = {f"c{i}": ["normals", "edge"][: 1 + (i < 3)] for i in range(4)}
-    trivial = {"normals": 40.0, "edge": 0.99}
-    cells = [("P", n, "-", s) for n in (*bases, "trivial") for s in (1, 2, 3)]
+    constant = {"normals": 40.0, "edge": 0.99}
+    cells = [("P", n, "-", s) for n in (*bases, "constant") for s in (1, 2, 3)]
     runs = {cell: {c: drawn(*cell, c, tasks=t) for c, t in tasks.items()} for cell in cells}
     for cell in cells[-3:]:
-        runs[cell] = {c: {task: trivial[task] for task in t} for c, t in tasks.items()}
+        runs[cell] = {c: {task: constant[task] for task in t} for c, t in tasks.items()}
     write_grid(folder, grid, runs)
     with_loss(folder)
 
 
-def told(folder: Path, *cell: Any, recipe: Any = None, **about: Any) -> None:
+def change_run(folder: Path, *cell: Any, recipe: Any = None, **about: Any) -> None:
     """Change what a run says about itself, or keys of its recipe's section data."""
     path = Cell(*cell).folder(folder)
     info = json.loads((path / "run.json").read_text())
@@ -174,11 +177,11 @@ def odd_pairs(folder: Path) -> None:
     }
     grid = paper_grid(data={"P": ONE, "Q": ONE}, bases=bases, addons={"-": {}}, seeds=seeds, delta="A1/-")
     write_grid(folder, grid, runs | shared)
-    told(folder, "P", "examples", "-", 2, partition_hash="another")
-    told(folder, "P", "data", "-", 2, data_hash="another")
+    change_run(folder, "P", "examples", "-", 2, partition_hash="another")
+    change_run(folder, "P", "data", "-", 2, data_hash="another")
     for seed in (1, 2):  # nothing but training differs
         for name in ("A1", "nan"):
-            told(folder, "Q", name, "-", seed, partition_hash="p", data_hash="d")
+            change_run(folder, "Q", name, "-", seed, partition_hash="p", data_hash="d")
 
 
 def odd_runs(folder: Path) -> None:
@@ -191,25 +194,27 @@ def odd_runs(folder: Path) -> None:
     write_grid(folder, grid, runs)
     for rho in (0.1, 0.3):
         write_run(folder, Cell("P", f"rho {rho}", "-", 0), {"depth": 1.0}, rho=rho)
-        told(folder, "P", f"rho {rho}", "-", 0, method="fedavg + feddea")
-    told(folder, "P", "size 9", "-", 0, recipe={"size": 9}, method="one-")
-    told(folder, "P", "running", "-", 0, recipe={"size": 16}, status="running", partition_hash="another")
-    told(folder, "P", "gave up", "-", 0, status="gave up")
-    told(folder, "P", "data", "-", 0, data_hash="another")
+        change_run(folder, "P", f"rho {rho}", "-", 0, method="fedavg + feddea")
+    change_run(folder, "P", "size 9", "-", 0, recipe={"size": 9}, method="one-")
+    change_run(folder, "P", "running", "-", 0, recipe={"size": 16}, status="running", partition_hash="another")
+    change_run(folder, "P", "gave up", "-", 0, status="gave up")
+    change_run(folder, "P", "data", "-", 0, data_hash="another")
 
 
-def beds(folder: Path) -> None:
-    """A bed that can judge, and one on which joint training is worse than training alone."""
-    bed(folder / "good")
-    bed(folder / "poor", joint=WORSE, **{"joint-by-task": WORSE})
-    grid = bed(folder / "part")
+def benchmarks(folder: Path) -> None:
+    """A benchmark that can judge, and one on which centralised training is worse than training alone."""
+    benchmark(folder / "good")
+    benchmark(folder / "poor", centralised=WORSE, **{"centralised-by-task": WORSE})
+    grid = benchmark(folder / "part")
     save(grid.model_copy(update={"data": {**grid.data, "Later": grid.data["NYUD"]}}), folder / "part", {})
-    bed(folder / "nan", Local={"semseg": math.nan, "depth": 1.8})
+    benchmark(folder / "nan", Local={"semseg": math.nan, "depth": 1.8})
 
 
 MADE = {
     made.__name__: made
-    for made in (two_data_sets, published, own_models, domains, wide, thesis, many_clients, odd_pairs, odd_runs, beds)
+    for made in (
+        *(two_data_sets, published, own_models, domains, wide, thesis, many_clients, odd_pairs, odd_runs, benchmarks),
+    )
 }  # fmt: skip
 NUMBER = re.compile(r"(-?\d+\.\d+(?:e-?\d+)?)")
 
@@ -255,7 +260,7 @@ def test_tables_go_to_files_and_ranks_are_drawn(
         _answer(f"fedloom compare {runs} --tests --format latex --out new/t.tex", monkeypatch, capsys) == "new/t.tex\n"
     )
     assert Path("new/t.tex").read_text("utf-8").startswith("\\begin{table}\n\\caption{Paired tests over seeds")
-    _answer("fedloom table g --ranks seeds --plot new/cd.svg --out t.txt", monkeypatch, capsys)
+    _answer("fedloom compare g --ranks seeds --plot new/cd.svg --out t.txt", monkeypatch, capsys)
     _answer(f"fedloom compare {runs} --ranks tasks --plot cd.png", monkeypatch, capsys)
     assert "A2" in Path("new/cd.svg").read_text("utf-8")
     assert Path("cd.png").read_bytes().startswith(b"\x89PNG")
@@ -267,7 +272,7 @@ def test_the_best_is_bold_on_a_terminal(
     monkeypatch.chdir(tmp_path)
     published(Path("g"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert re.search(r"\x1b\[1m *30\.78\x1b", _answer("fedloom table g", monkeypatch, capsys))
+    assert re.search(r"\x1b\[1m *30\.78\x1b", _answer("fedloom compare g", monkeypatch, capsys))
 
 
 def test_a_narrow_terminal_has_a_line_a_run_where_that_is_narrower(tmp_path: Path) -> None:
@@ -299,3 +304,14 @@ def test_every_number_as_a_data_frame(tmp_path: Path) -> None:
     assert set(opened.to_pandas()["addon"]) == {"-", "+DEA"}
     assert list(compared.to_pandas()) == ["method", *columns]
     assert set(compared.to_pandas()["method"]) == {column.label for column in compared.columns}
+
+
+def test_every_seed_is_a_line(tmp_path: Path) -> None:
+    two_data_sets(tmp_path / "g")
+    made = of_seeds(*open_folder(tmp_path / "g"))
+    assert made.records().head == ("data", "method", "seed", "task", "metric", "value")
+    lines = {line[:5]: line[5] for line in made.records().lines}
+    assert lines["NYUD", "FedAvg", 1, "depth", "rmse"] == drawn("NYUD", "FedAvg", "-", 1)["depth"]
+    assert lines["PASCAL_x", "constant", 0, "semseg", "miou"] == drawn("PASCAL_x", "constant", "-", 0)["semseg"] / 2
+    assert ("NYUD", "FedProx +DEA", 2, "depth", "rmse") not in lines
+    assert len(lines) == len(made.to_csv().splitlines()) - 1

@@ -70,7 +70,7 @@ def test_radar(tmp_path: Path) -> None:
 def test_radar_without_a_reference(tmp_path: Path) -> None:
     grid = made(tmp_path, delta="none")
     write_run(tmp_path, Cell("NYUD", "MaTU", "-", 0), {"semseg": 0.4})
-    with pytest.raises(RecipeError, match=r"figure\.reference: expected a cell"):
+    with pytest.raises(RecipeError, match=r"figure\.reference: expected BASE/ADDON"):
         radar(grid, tmp_path, "test")
     with pytest.raises(StateError, match="the reference Individual/- of its figure has not finished"):
         radar(grid, tmp_path, "test", reference="Individual/-")
@@ -84,7 +84,7 @@ def test_tasks_per_client(tmp_path: Path) -> None:
             held(tmp_path, Cell(data, "MaTU", "-", seed), k, 8_000_000 // k, {"semseg": 0.25 * k})
     write_run(tmp_path, Cell("other", "Individual", "-", 0), {"semseg": 0.9})  # sets no tasks per client
     found = panels(tasks_per_client(grid, tmp_path, "test"))
-    assert list(found) == ["Mbit up a task ↓", "mean over tasks mIoU ↑"]
+    assert list(found) == ["Mbit up per task ↓", "mean over tasks mIoU ↑"]
     bits, mean = map(means, found.values())
     assert bits == {"FedAvg": {2: 2.0, 8: 0.5}, "MaTU": {2: 4.0, 8: 1.0}}
     assert mean == {"FedAvg": pytest.approx({2: 0.55, 8: 0.55}), "MaTU": {2: 0.5, 8: 2.0}}

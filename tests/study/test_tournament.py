@@ -16,7 +16,7 @@ from fedloom.experiments import tournament as experiment
 from fedloom.experiments import tune
 from fedloom.experiments.grid_run import Outcome, Prepared
 from fedloom.experiments.tournament import Standings, Tournament, opened, save
-from fedloom.experiments.tune import BED, RATE
+from fedloom.experiments.tune import BENCHMARK, RATE
 from fedloom.federation.recipes import load
 from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells
@@ -26,17 +26,17 @@ from grid_support import write_run
 GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}
 
 
-OWN = load("beds/digits").training.optimizer.lr
+OWN = load("benchmarks/digits").training.optimizer.lr
 
 
 def plan(*methods: str, **more: Any) -> Tournament:
-    recipe = load("beds/digits").model_dump(mode="json")
+    recipe = load("benchmarks/digits").model_dump(mode="json")
     given = {"name": "t", "recipe": recipe, "methods": methods, "tries": 3, "tuning": (100,), "least": 2, "most": 4}
     return Tournament(**given | more)
 
 
 def test_references_do_not_take_part() -> None:
-    assert not {"joint", "trivial", "separate", "simple"} & set(experiment.all_methods())
+    assert not {"centralised", "constant", "separate", "simple"} & set(experiment.all_methods())
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, numbers: Any, ran: list[str]) -> None:
@@ -54,7 +54,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, numbers: Any, ran: list[str]) -> No
         for cell in cells(grid):
             if cell.combination in prepared.refused or cell.folder(folder).exists():
                 continue
-            rate = (grid.bases.get(cell.base) or grid.tuned[BED].get(f"{cell.base}/-", {})).get(RATE, OWN)
+            rate = (grid.bases.get(cell.base) or grid.tuned[BENCHMARK].get(f"{cell.base}/-", {})).get(RATE, OWN)
             values = numbers(_method(grid, cell), rate, cell.seed)
             ran.append(f"{folder.name} {cell}")
             # on the split that is not looked at all is the other way round
@@ -74,7 +74,7 @@ def _method(grid: Any, cell: Any) -> str:
     return section if isinstance(section, str) else section["name"]
 
 
-def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
+def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_significant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def numbers(method: str, rate: float, seed: int) -> dict[str, float] | None:
@@ -91,7 +91,7 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     made = experiment.play(tournament, tmp_path, lambda: experiment.Watch(), told.append)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "standings.csv").read_text())))
     assert [row["method"] for row in rows] == [
-        *("fedprox", "local", "joint", "joint-by-task", "separate", "simple", "trivial")
+        *("fedprox", "local", "centralised", "centralised-by-task", "separate", "simple", "constant")
     ]
     assert rows[0]["settings"].startswith(f"{RATE}=")
     assert rows[1]["settings"] == "the recipe's own settings"
@@ -99,7 +99,7 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     assert float(rows[1]["behind"]) == pytest.approx(-float(rows[0]["delta"]))
     assert (made.is_settled, made.seeds) == (True, 2)
     assert made.to_csv() == (tmp_path / "standings.csv").read_text()
-    assert "not on this bed: fedper: no" in (tmp_path / "standings.md").read_text()
+    assert "not on this benchmark: fedper: no" in (tmp_path / "standings.md").read_text()
     # one more method: nothing that is there is run again
     before = set(ran)
     ran.clear()
@@ -125,13 +125,13 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
         experiment.play(plan("fedprox", "fedavg", tries=tries), tmp_path, lambda: experiment.Watch(), told.append)
         finals.append([cell.removeprefix("final ") for cell in ran if cell.startswith("final ")])
     assert len(finals[0]) > len(finals[1])
-    assert finals[1:] == [[f"bed / fedprox s{seed}" for seed in range(2)], []]
+    assert finals[1:] == [[f"benchmark / fedprox s{seed}" for seed in range(2)], []]
     (moved,) = (text for text in told if "other settings are the best now" in text)
     assert moved.startswith("fedprox: ")
     assert (tmp_path / "final" / "earlier" / "fedprox 1" / "s0" / "run.json").is_file()
 
 
-def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     pretend(
         monkeypatch, lambda method, rate, seed: {"semseg": 0.2 + 0.01 * ((seed + len(method)) % 2), "depth": 2.0}, ran
@@ -140,7 +140,7 @@ def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatc
     assert (made.seeds, made.is_settled) == (4, False)
 
 
-def test_a_bed_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, lambda method, rate, seed: None, [])
     with pytest.raises(RecipeError, match="tournament t: local: no"):
         experiment.play(plan("fedavg"), tmp_path, lambda: experiment.Watch(), lambda text: None)
@@ -148,22 +148,24 @@ def test_a_bed_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch
 
 def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
     def said(*arguments: object) -> str:
-        result = CliRunner().invoke(app, ["tournament", *map(str, arguments)])
+        result = CliRunner().invoke(app, ["study", "tournament", *map(str, arguments)])
         assert result.exit_code != 0
         return " ".join(str(result.exception or result.output).split())
 
-    assert "--most 2 found, expected at least --seeds, 3" in said("beds/digits", "--most", 2, "--out", tmp_path / "x")
+    assert "--most 2 found, expected at least --seeds, 3" in said(
+        "benchmarks/digits", "--most", 2, "--out", tmp_path / "x"
+    )
     wrong = {
         "fedavg,nosuch": "method 'nosuch'",
         "fedavg+nosuch": "add-on 'nosuch'",
-        "joint": "joint stands",
+        "centralised": "centralised stands",
         "a,": "'a'",
     }
     for names, text in wrong.items():  # before anything is trained or written
-        assert text in said("beds/digits", "--methods", names, "--out", tmp_path / "x")
+        assert text in said("benchmarks/digits", "--methods", names, "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
     save(plan("fedavg"), tmp_path)
-    text = said("beds/digits", "training.rounds=2", "training.epochs=1", "--out", tmp_path)
+    text = said("benchmarks/digits", "training.rounds=2", "training.epochs=1", "--out", tmp_path)
     assert "was begun with another recipe; they differ in training.epochs, training.rounds." in text
     (tmp_path / "tournament.yaml").write_text("name: 3")
     assert "tournament.yaml, name: " in said(tmp_path)
@@ -181,9 +183,9 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
         return Standings(Table("t", ("method",), ()), Records(("method",), ()), 2, True)
 
     monkeypatch.setattr(experiment, "play", play)
-    first = ["tournament", "beds/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]
-    again = ["tournament", str(tmp_path), "--tries", "5", "--most", "6", "--methods", "fedprox"]
-    for arguments in (first, first, again, ["tournament", str(tmp_path)]):
+    first = ["study", "tournament", "benchmarks/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]
+    again = ["study", "tournament", str(tmp_path), "--tries", "5", "--most", "6", "--methods", "fedprox"]
+    for arguments in (first, first, again, ["study", "tournament", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     kept = [(one.methods, one.tries, one.least, one.most) for one in played]
@@ -197,14 +199,31 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
 @pytest.mark.slow
 def test_a_tournament_is_played_resumed_and_joined(tmp_path: Path) -> None:
     small = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
-    first = ["tournament", "beds/digits", *small, "--methods", "fedavg", "--tries", "2", "--seeds", "2", "--most", "2"]
+    first = [
+        "tournament",
+        "benchmarks/digits",
+        *small,
+        "--methods",
+        "fedavg",
+        "--tries",
+        "2",
+        "--seeds",
+        "2",
+        "--most",
+        "2",
+    ]
     result = CliRunner().invoke(app, [*first, "--out", str(tmp_path / "t"), "-q"])
     assert result.exit_code == 0, result.output
     before = (tmp_path / "t" / "standings.csv").read_text()
-    assert {line.partition(",")[0] for line in before.splitlines()[1:]} >= {"local", "fedavg", "joint", "trivial"}
-    again = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "-q"])
+    assert {line.partition(",")[0] for line in before.splitlines()[1:]} >= {
+        "local",
+        "fedavg",
+        "centralised",
+        "constant",
+    }
+    again = CliRunner().invoke(app, ["study", "tournament", str(tmp_path / "t"), "-q"])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "t" / "standings.csv").read_text() == before
-    joined = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "--methods", "fedprox", "-q"])
+    joined = CliRunner().invoke(app, ["study", "tournament", str(tmp_path / "t"), "--methods", "fedprox", "-q"])
     assert joined.exit_code == 0, joined.output
     assert "fedprox" in (tmp_path / "t" / "standings.csv").read_text()

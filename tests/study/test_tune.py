@@ -50,13 +50,13 @@ def test_rates_cover_two_decades_and_go_on_while_the_best_is_at_an_end() -> None
 
 
 def test_numbers_of_the_method_are_tried_at_the_best_rate() -> None:
-    search = search_of(load("beds/digits", ["method=fedprox", "method.mu=0.01"]), 9)
-    own = load("beds/digits").training.optimizer.lr
+    search = search_of(load("benchmarks/digits", ["method=fedprox", "method.mu=0.01"]), 9)
+    own = load("benchmarks/digits").training.optimizer.lr
     scores = spent(search, lambda trial: trial.get("method.mu", 0.01) - abs(math.log10(trial.get(RATE, own) / own)))
     assert key({"method.mu": 0.03}) in scores
     assert key({"method.mu": 0.0033}) in scores
     assert max(scores, key=scores.get) == key({"method.mu": 0.03})
-    assert search_of(load("beds/digits", ["method=trivial"]), 9).next({}) == [{}]
+    assert search_of(load("benchmarks/digits", ["method=constant"]), 9).next({}) == [{}]
 
 
 def test_rates_that_diverge_are_followed_by_smaller_ones() -> None:
@@ -86,22 +86,20 @@ def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> Non
     assert changes_against_first({"x": {}}, {"a": "max"}) == {"x": -math.inf}
 
 
-SMALL = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
-
-
 def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Path) -> None:
     file = tmp_path / "g.yaml"
     file.write_text(
-        "name: g\ndata: {bed: {recipe: beds/digits}}\nbases: {FedAvg: {method: fedavg}, Prox: {method: fedprox}}\n"
-        "references: [simple, trivial]\nset: {training.rounds: 2, training.epochs: 1, partition.clients_per_task: 1}\n"
+        "name: g\ndata: {benchmark: {recipe: benchmarks/digits}}\n"
+        "bases: {FedAvg: {method: fedavg}, Prox: {method: fedprox}}\n"
+        "references: [simple, constant]\nset: {training.rounds: 2, training.epochs: 1, partition.clients_per_task: 1}\n"
     )
     out = tmp_path / "tuned"
-    command = ["tune", str(file), "--trials", "3", "--seeds", "1", "--out", str(out), "-q"]
+    command = ["tune", str(file), "--trials", "2", "--seeds", "1", "--out", str(out), "-q"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     lines = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
-    assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [3, 3, 3]
-    assert sum(line["method"] == "trivial/-" for line in lines) == 1
+    assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [2, 2, 2]
+    assert sum(line["method"] == "constant/-" for line in lines) == 1
     for name in ("FedAvg/-", "Prox/-"):  # chosen is the best by validation
         mine = [line for line in lines if line["method"] == name]
         best = max(mine, key=lambda line: float(line["validation"]))
@@ -109,14 +107,14 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
         assert best["chosen"] == "True"
     tuned = load_grid(out / "grid.yaml")
     for cell, recipe in recipes(tuned).items():
-        chosen = tuned.tuned.get("bed", {}).get(f"{cell.base}/{cell.addon}", {})
-        expected = chosen.get(RATE, load("beds/digits").training.optimizer.lr)
+        chosen = tuned.tuned.get("benchmark", {}).get(f"{cell.base}/{cell.addon}", {})
+        expected = chosen.get(RATE, load("benchmarks/digits").training.optimizer.lr)
         assert recipe.training.optimizer.lr == expected, cell
     trained = sorted(path.name for path in (out / "trials").rglob("run.json"))
     again = CliRunner().invoke(app, command)
     assert again.output == result.output
     assert sorted(path.name for path in (out / "trials").rglob("run.json")) == trained
-    wrong = "name: g\ndata: {b: {recipe: beds/digits}}\nbases: {A: {method: fedavg}}\ntuned: {b: {B/-: {}}}\n"
+    wrong = "name: g\ndata: {b: {recipe: benchmarks/digits}}\nbases: {A: {method: fedavg}}\ntuned: {b: {B/-: {}}}\n"
     file.write_text(wrong)
     said = CliRunner().invoke(app, ["grid", str(file), "--dry-run"])
     assert "tuned.b.B/-: no such data set and cell" in " ".join(str(said.exception).split())
@@ -141,8 +139,15 @@ def sites(validate: bool = True) -> fl.Federation:
 
 def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_path: Path) -> None:
     heard: list[str] = []
-    made = fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append)
-    assert [c.label.split()[0] for c in made.columns] == ["local", "separate", "fedavg", "fedhca2", "joint", "trivial"]
+    made = fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append)
+    assert [c.label.split()[0] for c in made.columns] == [
+        "local",
+        "separate",
+        "fedavg",
+        "fedhca2",
+        "centralised",
+        "constant",
+    ]
     assert {tuple(c.runs) for c in made.columns} == {(0, 1, 2)}
     text = made.to_text()
     for line in ("Of the ways of training together, ", "ill: ", "old: ", "ann ", "bob ", "cleo ", "Next: "):
@@ -152,7 +157,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     assert "about 0:00 left" in heard[-1]
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
-    assert fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append).to_text() == text
+    assert fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     with pytest.raises(fl.errors.StateError, match="is a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -12,13 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import StateError, UserError
 from fedloom.study.watch import Server, TaskNow, index, now
-from report_support import NASTY, Page
+from report_support import NASTY, Page, write_files
 
 TASKS = {
     "seg": {"primary": "miou", "metrics": {"miou": "max"}},
@@ -28,31 +26,24 @@ CLIENTS = {"a": {"tasks": {"seg": 1.0}}, "b": {"tasks": {"seg": 1.0, "depth": 1.
 
 
 def folder(path: Path, rounds: int, status: str = "running", torn: str = "", **change: Any) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    recipe = {"name": NASTY, "seed": 3, "data": {"name": "toy"}, "method": {"name": "m"}, "training": {"rounds": 9}}
     info = {"method": "fedavg", "tasks": TASKS, "clients": CLIENTS, "status": status, "final_round": rounds, **change}
-    (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (path / "run.json").write_text(json.dumps(info))
     lines, sent = [], []
     for r in range(rounds + 1):
+        measured = ("a", "seg", "miou", 0.1 * (r + 1)), ("b", "seg", "miou", 0.3), ("b", "depth", "rmse", 9 - r)
         metrics = [
             {"client": c, "task": t, "metric": m, "value": v, "model": "global", "split": "test", "data": "d"}
-            for c, t, m, v in [
-                ("a", "seg", "miou", 0.1 * (r + 1)),
-                ("b", "seg", "miou", 0.3),
-                ("b", "depth", "rmse", 9 - r),
-            ]
+            for c, t, m, v in measured
         ]
-        train = (
-            [{"client": "b", "task": "depth", "loss": 1 / r}, {"client": "a", "task": "seg", "loss": None}] if r else []
-        )
+        losses = (("b", "depth", 1 / r), ("a", "seg", None)) if r else ()
+        train = [{"client": c, "task": t, "loss": loss} for c, t, loss in losses]
         seconds = {"train and aggregate": 3.0, "evaluate": 1.0, "diagnostics": 5.0, "x, sum over clients": 50.0}
         lines.append({"round": r, "cohort": ["a", "b"] if r else [], "metrics": metrics, "train": train})
         happened = [{"event": NASTY, "client": "a"}] if r else []
         lines[-1] |= {"seconds": seconds if r else {}, "seconds_of": {"a": 0.5, "b": 1.5}, "events": happened}
         sent.append({"round": r, "up": [{"client": "a", "role": "x", "task": None, "bytes": 10 * bool(r)}], "down": []})
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
-    (path / "bytes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in sent))
+    write_files(path, info, lines, sent, name=NASTY, seed=3)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
     return path
 
 

@@ -309,6 +309,9 @@ def test_a_single_pixel_counts_in_full():
     classes = MeanIoU(3)
     classes.update(as_logits([2, 0], 3), torch.tensor([[[2, 0]]]))
     assert classes.compute() == 1
+    edges = PlainEdgeF()
+    edges.update(torch.tensor([9.0, -9, -9]).view(1, 1, 1, 3), torch.tensor([[[0.5, 0.4, 0]]]))  # from a half up
+    assert edges.all() == pytest.approx(dict.fromkeys(("edge_f_plain", *PlainEdgeF.AT_HALF), 1))
 
 
 def test_thresholds_at_which_there_is_nothing_in_any_image_have_no_iou():

@@ -60,6 +60,37 @@ def test_metrics_of_classes_are_those_of_scikit_learn(seed, n, classes):
         assert found[name] == pytest.approx(expected, nan_ok=True), name
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(3, 40), st.integers(2, 5))
+def test_metrics_of_ordered_classes_are_those_of_the_median(seed, n, classes):
+    rng = torch.Generator().manual_seed(seed)
+    output = torch.randint(-2, 3, (n, classes), generator=rng).double()
+    target = torch.randint(0, classes, (n,), generator=rng)
+    task = fl.task(kind="ordinal", classes=classes, metric=["kappa", "mae"]).named("t")
+    found = measured(task, output, target)
+    y, median = target.numpy(), (output.softmax(1).numpy().cumsum(1) >= 0.5).argmax(1)
+    same = len({*y, *median}) == 1
+    kappa = math.nan if same else sk.cohen_kappa_score(y, median, weights="quadratic", labels=range(classes))
+    assert found["kappa"] == pytest.approx(kappa, nan_ok=True)
+    assert found["mae"] == pytest.approx(sk.mean_absolute_error(y, median))
+
+
+def test_metrics_of_several_labels_are_means_over_the_labels():
+    rng = torch.Generator().manual_seed(2)
+    output, target = torch.randn(30, 3, generator=rng).double(), torch.rand(30, 3, generator=rng).round()
+    target[::4, 0] = target[:, 2] = math.nan
+    task = fl.task(kind="multilabel", classes=3, metric=["auc", "brier"]).named("t")
+    found, p = measured(task, output, target), output.sigmoid()
+    known = [~target[:, i].isnan() for i in (0, 1)]
+    for name, score in {"auc": sk.roc_auc_score, "brier": sk.brier_score_loss}.items():
+        assert found[name] == pytest.approx(np.mean([score(target[k, i], p[k, i]) for i, k in enumerate(known)]))
+    total, count = task.sums(target)
+    assert count.tolist() == [22, 30, 0]
+    torch.testing.assert_close(total, target.nan_to_num(0).sum(0).double())
+    odds = task.constant(torch.tensor([0.2, 1, 0, math.nan]).double())
+    torch.testing.assert_close(odds.sigmoid(), torch.tensor([0.2, 1 - 1e-6, 1e-6, 0.5]).double())
+
+
 def test_metrics_of_numbers_are_those_of_scikit_learn_in_the_labels_unit():
     rng = torch.Generator().manual_seed(1)
     output, target = torch.randn(20, 1, generator=rng), 10 + 3 * torch.randn(20, generator=rng)

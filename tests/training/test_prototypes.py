@@ -253,6 +253,12 @@ def test_anchors():
     assert (anchors >= 0).all()
     assert torch.equal(anchors, random_anchors(5, 8, seed=2))
     assert not torch.equal(anchors, random_anchors(5, 8, seed=3))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(2)
+        layers = [
+            make(8) for _ in range(2) for make in (lambda d: nn.Linear(d, d), nn.BatchNorm1d, lambda d: nn.ReLU())
+        ]
+        assert torch.equal(anchors, nn.Sequential(*layers)(torch.randn(5, 8)))
     p = Prototypes(t([2], [4], [0]), t([1], [9], [0]).flatten())
     q = Prototypes(t([4], [0], [0]), t([5], [0], [0]).flatten())
     assert moved_anchors(t([1], [1], [1]), [p, q], momentum=0.75).flatten().tolist() == [1.5, 1.75, 1]

@@ -20,7 +20,7 @@ from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, clip, passes, train
-from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
+from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, learning_rate, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
 
@@ -314,6 +314,9 @@ def test_half_precision_trains() -> None:
 )
 def test_schedule(schedule: Schedule, expected: list[float]) -> None:
     assert [rate(schedule, epoch, 4) for epoch in range(4)] == pytest.approx(expected)
+    training = Training(rounds=2, epochs=2, schedule=schedule, optimizer=Optimizer(lr=0.5))
+    found = [learning_rate(training, number, epoch) for number, epoch in ((1, 0), (1, 1), (2, 0), (2, 1), (1, 7))]
+    assert found == pytest.approx([0.5 * x for x in (*expected, expected[1])]), "beyond the last epoch it stays"
 
 
 @pytest.mark.parametrize("rules", [(), (Proximal(0.5),)], ids=["plain", "proximal"])

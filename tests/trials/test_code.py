@@ -76,7 +76,7 @@ def test_names_of_code_anywhere(
         "bundle": lambda value: Bundle.read(Path(parent("bundle/recipe.yaml", value))),
         "grid": lambda value: recipes(load_grid(written("g.yaml", grid(value)))),
         "tournament": lambda value: planned(
-            str(Path(written("t/tournament.yaml", bed(value))).parent), (), None, (), {}
+            str(Path(written("t/tournament.yaml", benchmark(value))).parent), (), None, (), {}
         ),
     }
 
@@ -91,7 +91,7 @@ def test_names_of_code_anywhere(
     def grid(value: Any) -> Any:
         return {"name": "g", "data": {"D": {"recipe": value}}, "bases": {"A": {}}, "seeds": [0], "references": []}
 
-    def bed(value: Any) -> Any:
+    def benchmark(value: Any) -> Any:
         return {"name": "t", "recipe": value, "methods": ["fedavg"], "tries": 2, "tuning": [1], "least": 2, "most": 3}
 
     tally = Tally(record_property)

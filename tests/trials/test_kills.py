@@ -18,7 +18,7 @@ import pytest
 
 import fedloom
 from fedloom.federation.recipes.schema import Recipe
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.folder import RunFolder
 from tests_support import assert_same, load_recipe, stopped_after
 from trials.faults import KILLED, SENTENCE, Fault, in_a_process
@@ -37,7 +37,7 @@ FAMILIES = {
     "task vectors": ("method={name: matu, heads: local}", "model.heads=own"),
     "prototypes": ("method=fedproto", "model.heads=own"),
     "an add-on": ("method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",),
-    "one place": ("method=joint",),
+    "one place": ("method=centralised",),
     "the best round": ("training.optimizer.lr=3.0", "early_stopping={patience: 1}"),
     "every second round": ("runtime.checkpoint_every=2",),
     "peers at their own pace": ("peers.mode=asynchronous", "peers.scenario={speed: 1}", "method=fedavg"),

@@ -60,16 +60,33 @@ def _options(
     pass
 
 
+def _group(name: str, about: str, *members: Any) -> typer.Typer:
+    """Return the command `name` with commands below it."""
+    made = typer.Typer(name=name, help=about, no_args_is_help=True)
+    for member in members:
+        made.command()(member)
+    return made
+
+
+plot = _group("plot", "Draw figures of grids, and what runs predict on images.", look.picture, tables.figure)
+study = _group(
+    "study",
+    "Studies of many runs: is a benchmark sensitive, which method wins, which tasks help each other.",
+    *(tables.benchmark, grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge),
+)
+of_papers = _group(
+    "papers",
+    "What single figures and tables of the five papers ask of a run.",
+    *(papers.activated, papers.hyper, papers.domains, papers.join, papers.features),
+)
+deploy.flower.command()(deploy.audit)
+
 _ALL: dict[str, tuple[Any, ...]] = {
-    "Train": (train.demo, train.run, train.resume, grid.grid, train.pretrain),
-    "Look": (look.show, look.watch, look.report, look.picture, lists.methods, lists.recipes, lists.recipe),
-    "Compare": (
-        *(tables.compare, tables.table, tables.figure, tables.bed),
-        *(grid.tune, grid.tournament, grid.atlas, papers.relatedness),
-    ),
+    "Train": (train.demo, train.run, train.resume, grid.grid),
+    "Look": (look.show, look.watch, look.report, plot, lists.methods, lists.recipes),
+    "Compare": (tables.compare, grid.tune, study, of_papers),
     "Data": (data.init, data.data),
-    "Deploy": (deploy.export, deploy.predict, deploy.merge, deploy.flower, deploy.audit, deploy.doctor),
-    "Papers": (papers.activated, papers.hyper, papers.domains, papers.join, papers.features),
+    "Deploy": (deploy.export, deploy.predict, deploy.flower, deploy.doctor),
 }
 PANELS: dict[str, list[str]] = {panel: [] for panel in _ALL}
 """The groups of the help in their order, with the names of their commands."""
@@ -83,3 +100,24 @@ for panel, members in _ALL.items():
         else:
             app.command(rich_help_panel=panel)(shared.allowing_code(member))
         PANELS[panel].append(str(member.info.name if isinstance(member, typer.Typer) else member.__name__))
+
+FORMER: dict[str, tuple[Any, str]] = {
+    "table": (tables.table, "compare"),
+    "bed": (tables.benchmark, "study benchmark"),
+    **{command.__name__: (command, f"plot {command.__name__}") for command in (look.picture, tables.figure)},
+    **{
+        command.__name__: (command, f"study {command.__name__}")
+        for command in (grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge)
+    },
+    **{
+        command.__name__: (command, f"papers {command.__name__}")
+        for command in (papers.activated, papers.hyper, papers.domains, papers.join, papers.features)
+    },
+    "audit": (deploy.audit, "flower audit"),
+}
+"""Name of a command in older versions -> what it runs, and its name now. These work and are not listed."""
+recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)
+recipe.command("schema")(shared.renamed(lists.schema, "recipe schema", "recipes --schema"))
+app.add_typer(recipe)
+for former, (member, now) in FORMER.items():
+    app.command(former, hidden=True)(shared.renamed(shared.allowing_code(member), former, now))

@@ -112,8 +112,7 @@ def _of_table(
 
     names = ""
     if labels is None or (clients is None and not path.is_dir()):
-        frame, _, _ = read(path, None)
-        names = ", ".join(map(str, frame.columns))
+        names = ", ".join(map(str, read(path, None).frame.columns))
     else:  # all that no default could know is said, so nothing is asked
         method, rounds = method or "fedavg", rounds or 20
     wanted = _listed(_ask(labels, f"What to predict, of {names}", "")) or []
@@ -124,7 +123,7 @@ def _of_table(
     )
     tasks = {column: {} if metric is None else {"metric": metric} for column in wanted}
     found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
-    for line in found.told():
+    for line in found.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")
     count = int(held) if held.isdigit() else None
@@ -164,8 +163,7 @@ def preview(
 ) -> None:
     """Draw some examples of a data set with all their labels."""
     dataset = build(name, parameters or (), seed)
-    from fedloom.data.canvas import save
-    from fedloom.data.preview import sheet
+    from fedloom.data.drawing import save, sheet
 
     save(sheet(dataset, count, split, seed if augmented else None), out)
     typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")
@@ -200,7 +198,7 @@ def statistics(
 ) -> None:
     """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""
     from fedloom.data.tables.read import is_table
-    from fedloom.data.tables.report import counts
+    from fedloom.data.tables.table import counts
 
     if is_table(file):
         if labels is None:
@@ -208,8 +206,8 @@ def statistics(
         from fedloom.data.tables.columns import draft
 
         found = draft(file, _listed(labels) or [], clients, missing=codes(missing))
-        about: dict[str, Any] = {"inputs": found.inputs, "tasks": found.tasks, "site": found.site, "path": str(file)}
-        about["missing"] = found.missing
+        about: dict[str, Any] = {"inputs": found.inputs, "tasks": found.tasks, "path": str(file)}
+        about |= {"site": found.table.site, "missing": found.table.missing}
     else:
         from fedloom.federation.recipes.loader import load
 

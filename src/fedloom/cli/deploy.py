@@ -104,7 +104,7 @@ def predict(
         return
     if client is not None:
         raise UserError("--client is for tables and a run's folder: export the client's model for images")
-    from fedloom.data.canvas import save
+    from fedloom.data.drawing import save
     from fedloom.experiments.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(files)
@@ -142,7 +142,7 @@ def demo(
 ) -> None:
     """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
     need("flwr", "flower")
-    from fedloom.engines.flower.demo import demo as run
+    from fedloom.engines.flower.deployment import demo as run
 
     typer.echo(run(out, rounds, lambda text: typer.echo(text, err=True)))
 

@@ -55,10 +55,10 @@ def grid(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what would run.")] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
-    bed: Annotated[
+    benchmark: Annotated[
         str | None,
         typer.Option(
-            help="Run it on this bed: one of the grid's own, or a recipe (packaged, or a YAML file) with your data.",
+            help="Run it on this benchmark: one of the grid's own, or a recipe (packaged, or a file) with your data.",
             autocompletion=complete.recipe,
         ),
     ] = None,
@@ -71,9 +71,9 @@ def grid(
         return
     budget = None if memory is None else size(memory)
     continues = (Path(name) / FILE).is_file()
-    if continues and bed is not None:
-        raise UserError(f"--bed: {name} is a grid's folder, whose bed stays; give the grid's name or file")
-    asked = load_grid(Path(name) / FILE if continues else name, changes or (), bed=bed)
+    if continues and benchmark is not None:
+        raise UserError(f"--benchmark: {name} is a grid's folder, whose benchmark stays; give the grid's name or file")
+    asked = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
     folder = out or (Path(name) if continues else default_folder(asked))
     from fedloom.experiments.grid_progress import progress
     from fedloom.experiments.grid_run import prepare, run_prepared
@@ -137,10 +137,10 @@ def tune(
 
 
 def tournament(
-    bed: Annotated[
+    benchmark: Annotated[
         str,
         typer.Argument(
-            metavar="BED",
+            metavar="BENCHMARK",
             help="A packaged recipe or a YAML file with validation data, or a tournament's folder, to go on.",
             autocompletion=complete.recipe,
         ),
@@ -151,7 +151,7 @@ def tournament(
         typer.Option(
             metavar="A,B+ADDON,...",
             help="Who takes part; of a folder, who joins.",
-            show_default="all methods that the bed allows",
+            show_default="all methods that the benchmark allows",
         ),
     ] = None,
     tries: Annotated[
@@ -169,7 +169,7 @@ def tournament(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Tune all methods that a bed allows with the same budget, then add seeds until the intervals tell them apart.
+    """Tune all methods of a benchmark with the same budget, then add seeds until they differ significantly.
 
     A folder keeps everything: the same command goes on where it was stopped, more tries and seeds are added to those
     that are there, and with --methods a new method joins.
@@ -179,22 +179,22 @@ def tournament(
 
     entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
     given = {key: value for key, value in (("tries", tries), ("least", seeds), ("most", most)) if value is not None}
-    plan, folder = planned(bed, changes or (), out, tuple(entered), given)
+    plan, folder = planned(benchmark, changes or (), out, tuple(entered), given)
     if plan.most < plan.least:
         raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
 
-    with _interruptible(folder, f"continue with: fedloom tournament {folder}"):
+    with _interruptible(folder, f"continue with: fedloom study tournament {folder}"):
         made = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
     _show(
         made,
         as_json,
         f"its table: {folder / 'standings.csv'}; its page: fedloom report {folder / 'final'}; "
-        f"one more method: fedloom tournament {folder} --methods NAME",
+        f"one more method: fedloom study tournament {folder} --methods NAME",
     )
 
 
 def atlas(
-    bed: shared.RecipeArgument,
+    benchmark: shared.RecipeArgument,
     changes: shared.Changes = None,
     seeds: Annotated[int, typer.Option(min=2, help="How many seeds, from 0.")] = 3,
     out: Annotated[
@@ -204,7 +204,7 @@ def atlas(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Train every pair of a bed's tasks together: who helps whom, in which layers, and do early cosines tell?
+    """Train every pair of a benchmark's tasks together: who helps whom, in which layers, and do early cosines tell?
 
     The same command goes on where it was stopped.
     """
@@ -212,7 +212,7 @@ def atlas(
     from fedloom.experiments.grid_progress import progress
     from fedloom.federation.recipes import load
 
-    recipe = load(bed, changes or ())
+    recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
     with _interruptible(folder, "the same command goes on"):
         made = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
@@ -295,8 +295,8 @@ def _after(prepared: Prepared, outcome: Outcome, as_json: bool) -> None:
     done = sum(state == "finished" for state in prepared.states.values()) + len(outcome.finished)
     peak = f"; the largest run took {human_bytes(outcome.peak)} of memory" if outcome.peak else ""
     lines = [f"{done} of {len(prepared.states)} runs are finished{peak}"]
-    lines.append(f"its table: fedloom table {prepared.folder}")
-    draw = f"fedloom figure {prepared.folder} --out FILE.png"
+    lines.append(f"its table: fedloom compare {prepared.folder}")
+    draw = f"fedloom plot figure {prepared.folder} --out FILE.png"
     if prepared.grid.figure is not None:
         lines.append(f"its figure: {draw}")
     lines += [f"its figure {name}: {draw} --named {shlex.quote(name)}" for name in prepared.grid.figures]

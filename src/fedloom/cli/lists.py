@@ -1,8 +1,10 @@
-"""`fedloom methods`, `fedloom recipes` and `fedloom recipe schema`: what there is by name."""
+"""`fedloom methods` and `fedloom recipes`: what there is by name."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedloom.core.settings.registry import Registered, Registry
-
-recipe = typer.Typer(name="recipe", help="Help for writing recipes.", no_args_is_help=True)
+    from fedloom.federation.recipes.loader import Entry
 
 
 def methods(
@@ -46,39 +47,58 @@ def recipes(
         str | None, typer.Argument(metavar="TEXT", help="Only recipes whose name or description has this text.")
     ] = None,
     free: Annotated[bool, typer.Option("--free", help="Only those that need no file and no download.")] = False,
+    papers: Annotated[
+        bool, typer.Option("--papers", help="All: those of five papers and those that need files, too.")
+    ] = False,
+    as_schema: Annotated[
+        bool, typer.Option("--schema", help="Instead: the JSON Schema of recipes, for editors and programs.")
+    ] = False,
     as_json: shared.Json = False,
+    out: Annotated[Path | None, shared.out_option("Write the schema to this file.", dir_okay=False)] = None,
 ) -> None:
-    """List the packaged recipes: what they train, what they need, and how long a run takes, where that was measured."""
+    """List recipes to begin with; with TEXT, --free or --papers all packaged ones, with what they need.
+
+    Minutes are of one core, as measured once.
+    """
     from fedloom.federation.recipes.loader import catalogue
 
+    if as_schema:
+        schema(out)
+        return
+    if out is not None:
+        raise UserError("--out writes the schema: it needs --schema")
+    first = not (text or free or papers or as_json)
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
         for entry in catalogue()
-        if (not free or not entry.needs) and (text or "").lower() in f"{entry.name} {entry.summary}".lower()
+        if (not first or _begins(entry))
+        and (not free or not entry.needs)
+        and (text or "").lower() in f"{entry.name} {entry.summary}".lower()
     ]
     if not rows:
         which = " that needs no file and no download" if free else ""
         raise UserError(f"no packaged recipe{which} has {text!r} in its name or its description")
     about = "minutes: of one core, as measured once; blank where a whole run was not"
+    if first:
+        lines = [f"{row['recipe']:20} {shorten(row['what it trains'], 99, placeholder=' ...')}" for row in rows]
+        typer.echo("\n".join([*lines, "", "All recipes, those of five papers too: fedloom recipes --papers"]))
+        return
     shown = [{**row, "needs": ", ".join(row["needs"]) or None} for row in rows]
     shared.answer(rows, as_json, shared.table_of(shown), about)
 
 
-@recipe.command()
 def schema(
     out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
 ) -> None:
     """Print the JSON Schema of recipes, with which editors complete and check them."""
-    import json
-
     from fedloom.federation.recipes.json_schema import schema as made
 
     shared.put(json.dumps(made(), indent=1) + "\n", out)
 
 
-@recipe.callback()
-def _recipe() -> None:
-    pass
+def _begins(entry: Entry) -> bool:
+    """Return whether a recipe is for a beginner: it needs no file and belongs to no paper."""
+    return not entry.needs and entry.name.partition("/")[0] in (entry.name, "benchmarks")
 
 
 def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:

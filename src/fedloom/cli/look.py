@@ -1,4 +1,4 @@
-"""`fedloom show`, `watch`, `report` and `picture`: what a run would do, how far it is, and what came of it."""
+"""`fedloom show`, `watch`, `report` and `plot picture`: what a run would do, how far it is, and what came of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from fedloom.study.watch import Now
 
 
-def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json: shared.Json = False) -> None:
-    """Print what a run would do, and what it would cost, without training."""
+MOST = 8
+"""`show` lists so many clients; --full lists all."""
+
+
+def show(
+    recipe: shared.RecipeArgument,
+    changes: shared.Changes = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All clients, and every setting of the recipe with its default.")
+    ] = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Print who holds what and what a round costs, without training."""
     from fedloom.federation.recipes import dump, load
 
     checked = load(recipe, changes or ())
@@ -26,12 +37,20 @@ def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json:
     from fedloom.federation.runs.reader import human_bytes
 
     plan = api.plan(checked)
-    facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
-    facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
-    facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
-    facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
-    facts += [("trivial answer", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.trivial.items()]
-    rows = [dict(zip("abc", fact, strict=True)) for fact in facts]
+    facts = {
+        "method": plan.method.strip().splitlines()[0],
+        "parameters": ", ".join(f"{role} {count:,}" for role, count in plan.parameters.items()),
+        "memory": ", ".join(f"{part} {human_bytes(count)}" for part, count in plan.memory.items()),
+        "bytes per round": f"{human_bytes(plan.bytes_up)} from clients, {human_bytes(plan.bytes_down)} to clients",
+        "constant prediction": ", ".join(
+            f"{task} {metric} {value:.4f}" for task, (metric, value) in [*plan.constant.items()][: None if full else 4]
+        ),
+    }
+    clients = plan.clients
+    if not full:
+        few = clients if len(clients) <= MOST else clients[: MOST - 1]
+        clients = [{key: value for key, value in client.items() if key != "labels"} for client in few]
+    more = len(plan.clients) - len(clients)
     shared.answer(
         {
             "recipe": checked.model_dump(mode="json"),
@@ -39,12 +58,13 @@ def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json:
             "code": [{"name": code.name, "file": code.file, "sha256": code.sha256} for code in checked.code],
         },
         as_json,
-        f"{dump(checked)}\n",
-        f"{plan.method.rstrip()}\n\n",
-        shared.table_of(plan.clients),
-        shared.table_of(rows, header=False),
+        *((f"{dump(checked)}\n", f"{plan.method.rstrip()}\n\n") if full else ()),
+        shared.table_of(clients),
+        *([f"  ... and {more} more clients"] if more else []),
+        shared.table_of([{"what": what, "value": value} for what, value in facts.items() if value], header=False),
         *(f"code: {code}" for code in checked.code),
         *(f"note: {note}" for note in plan.notes),
+        *([] if full else ["every setting: the same command with --full"]),
     )
 
 
@@ -59,7 +79,7 @@ def picture(
     ] = False,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
-    from fedloom.data.canvas import save
+    from fedloom.data.drawing import save
     from fedloom.experiments.export.picture import predictions
     from fedloom.experiments.over_rounds import over_rounds
     from fedloom.study.grid import runs_in
@@ -137,7 +157,7 @@ def report(
         str,
         typer.Argument(
             metavar="RUN|GRID|DIR",
-            help="A run's folder, a grid's folder, a grid that ran in its own, or the --out of fedloom relatedness.",
+            help="A folder of a run, of a grid, or of `fedloom study relatedness`; or the name of a grid that ran.",
         ),
     ],
     out: Annotated[

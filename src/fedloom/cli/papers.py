@@ -1,4 +1,4 @@
-"""What the figures and tables of five papers ask of runs: `fedloom activated`, `hyper`, `domains`, `features`,
+"""What the figures and tables of five papers ask of runs: `fedloom papers activated`, `hyper`, `domains`, `features`,
 `relatedness` and `join`.
 """
 
@@ -63,7 +63,7 @@ def domains(
     """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
     from fedloom.federation.runs.reader import Run
     from fedloom.study.charts import lines, save
-    from fedloom.study.tables.domains import DomainHistory, domain_history
+    from fedloom.study.tables.results import DomainHistory, domain_history
 
     def draw(history: DomainHistory, path: Path) -> None:
         each = {name: {s.round: s.values[name] for s in history.rounds} for name in history.last.values}

@@ -97,6 +97,17 @@ def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
     return called
 
 
+def renamed(command: Callable[..., None], former: str, now: str) -> Callable[..., None]:
+    """Return the command under its former name, which says the name that it has now."""
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        typer.echo(f"`fedloom {former}` is `fedloom {now}` now", err=True)
+        command(**given)
+
+    return called
+
+
 def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more: str | bool | None) -> None:
     """Refuse two tables at once (`more` are others by the names of their options), and options of one that is not asked
     for. Raises UserError.

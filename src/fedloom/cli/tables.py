@@ -1,9 +1,10 @@
-"""`fedloom compare`, `table`, `figure` and `bed`: what the numbers of runs and grids say."""
+"""`fedloom compare`, `plot figure` and `study benchmark`: what the numbers of runs and grids say."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +33,19 @@ AtOption = Annotated[
         show_default="as the grid says",
     ),
 ]
+LossesOption = Annotated[
+    Literal["best", "rounds"] | None,
+    typer.Option(
+        help="Instead, of a grid: the best validation loss of each cell with its round, the rounds run and the "
+        "variation over seeds; or the losses of each round and task."
+    ),
+]
+MetricsOption = Annotated[
+    bool, typer.Option("--metrics", help="Instead, of a grid: every metric of every task, with ranks.")
+]
+SeedsOption = Annotated[
+    bool, typer.Option("--seeds", help="Instead, of a grid: the number of every seed, method and task.")
+]
 
 WIDE = 200
 """Letters across where the output is no terminal."""
@@ -41,13 +55,20 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
-            help="Run folders; runs that differ only in the seed become one column. Or one recipe, to learn whether "
-            "training together pays; its runs are kept in comparisons/NAME.",
+            metavar="RUN|GRID|RECIPE...",
+            help="Run folders; runs that differ only in the seed become one column. Or one grid that ran: its name, "
+            "its file or its folder. Or one recipe, to learn whether training together pays; its runs are kept in "
+            "comparisons/NAME.",
         ),
     ],
     base: Annotated[
-        str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
+        str | None,
+        typer.Option(
+            metavar="RUN|BASE/ADDON",
+            help="What changes (Δm) are compared with: a column or a run folder; of a grid a cell, or 'base' for the "
+            "same base with the first add-on.",
+            show_default="the first column, or as the grid says",
+        ),
     ] = None,
     kind: shared.Kind = "text",
     as_json: shared.Json = False,
@@ -58,17 +79,29 @@ def compare(
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
+    at: AtOption = None,
+    losses: LossesOption = None,
+    metrics: MetricsOption = False,
+    seeds: SeedsOption = False,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
-    Of a recipe: tune and run training alone, together in three ways, and in one place, and say for whom it pays.
+    Of a grid: its table, with tasks as columns. Of a recipe: tune and run training alone, together in three ways, and
+    in one place, and say for whom it pays.
     """
+    from fedloom.federation.recipes.loader import load, names
+
+    if len(runs) == 1 and _is_grid(str(runs[0])):
+        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics,
+              seeds)  # fmt: skip
+        return
+    for name, value in {"at": at, "losses": losses, "metrics": metrics, "seeds": seeds}.items():
+        if value:
+            raise UserError(f"--{name} is for a grid: its name, its file or its folder")
+    shared.one_of(tests, over, ranks, plot)
     from fedloom.study import compare as put_side_by_side
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
-
-    shared.one_of(tests, over, ranks, plot)
-    from fedloom.federation.recipes.loader import load, names
 
     if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
         from fedloom.experiments.compared import compare as run_and_compare
@@ -109,16 +142,9 @@ def table(
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
-    losses: Annotated[
-        Literal["best", "rounds"] | None,
-        typer.Option(
-            help="Instead: the best validation loss of each cell with its round, the rounds run and the variation over "
-            "seeds; or the losses of each round and task."
-        ),
-    ] = None,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Instead: every metric of every task, with ranks.")
-    ] = False,
+    losses: LossesOption = None,
+    metrics: MetricsOption = False,
+    seeds: SeedsOption = False,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -126,21 +152,23 @@ def table(
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
     from fedloom.study.tables.results import of_grid
-    from fedloom.study.tables.table import all_metrics, tabulate
+    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
 
-    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
+    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics, seeds=seeds)
     opened, folder = _opened(source, at)
     if metric is not None:
         opened = opened.model_copy(update={"metric": metric})
     if base is not None:
         opened = against(opened, base)
-    if base is not None and (losses or metrics):
-        raise UserError("--base says what changes are against, and --losses and --metrics show none")
+    if base is not None and (losses or metrics or seeds):
+        raise UserError("--base says what changes are compared with, and --losses, --metrics and --seeds show none")
     made: HasTable
     if losses:
         made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
     elif metrics:
         made = all_metrics(opened, folder, split)
+    elif seeds:
+        made = of_seeds(opened, folder, split)
     elif ranks:
         made = ranked(of_grid(opened, folder, split), ranks)
         shared.draw_ranks(made, plot)
@@ -166,24 +194,41 @@ def figure(
     typer.echo(f"{out}")
 
 
-def bed(source: Source, as_json: shared.Json = False) -> None:
-    """Say whether a test bed can tell methods apart, from a grid of Local, joint and trivial, on validation data.
+def benchmark(source: Source, as_json: shared.Json = False) -> None:
+    """Say whether a benchmark is sensitive enough, from a grid of Local, centralised and constant.
 
-    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one or has not been run.
+    It reads validation data. The rules, and why, are in docs/benchmarks.md. Exit code 1 where a data set of the grid
+    fails one or has not been run.
     """
-    from fedloom.study.bed import judge, verdict_lines
+    from fedloom.study.benchmark import judge, verdict_lines
 
     opened, folder = _opened(source, None)
     verdicts, unjudged = judge(opened, folder)
     shown: list[Any] = []
     for verdict in verdicts:
         shown.append(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
-        head = ("task", "alone over trivial", "joint over alone", "loss falls a round")
+        head = ("task", "alone over constant", "centralised over alone", "loss falls a round")
         shown.append(shared.table_of([dict(zip(head, row, strict=True)) for row in verdict.rows]))
     shown += [*verdict_lines(verdicts), *unjudged]
-    shared.answer({"beds": verdicts, "not judged": unjudged}, as_json, *shown)
+    shared.answer({"benchmarks": verdicts, "not judged": unjudged}, as_json, *shown)
     if unjudged or any(verdict.reasons for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _is_grid(source: str) -> bool:
+    """Return whether a source is a grid: its folder, a packaged name that no recipe has, or a file with `bases`."""
+    from fedloom.federation.recipes import loader
+    from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran
+
+    if (Path(source) / FILE).is_file() or source in ran():
+        return True
+    if source in names():  # the name of a recipe, too, is the grid's only where that has run
+        return source not in loader.names() or (default_folder(load_grid(source)) / FILE).is_file()
+    if not Path(source).exists():
+        return source not in loader.names()
+    with suppress(UserError):
+        return "bases" in loader.read(source, "grid", HOME).value
+    return False
 
 
 def _opened(source: str, at: str | None) -> tuple[Grid, Path]:

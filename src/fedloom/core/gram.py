@@ -121,7 +121,7 @@ def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tens
             return w / w.sum()
         # Go as far as the face allows. A weight that is 0 and would fall leaves the face at once.
         ratio = torch.where(falling, now / (now - target).clamp(min=5e-324), math.inf)
-        alpha = float(ratio.min().clamp(max=1.0))
+        alpha = float(ratio.min())
         w[index] = torch.where(ratio <= alpha, 0.0, now + alpha * (target - now)).clamp(min=0.0)
         active = w > 0
         if alpha == 0:

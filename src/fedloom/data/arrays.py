@@ -16,8 +16,19 @@ from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
 from fedloom.core.settings.section import Count
 from fedloom.data.dense_label import Augment, DenseLabel, resolve
 from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
-from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, TestFraction, channel_statistics
-from fedloom.data.store import Part, Store, limited, read_table, splits
+from fedloom.data.prepare import (
+    DATASETS,
+    SPLITS,
+    Array,
+    Name,
+    Part,
+    Store,
+    TestFraction,
+    channel_statistics,
+    limited,
+    read_table,
+    splits,
+)
 from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
@@ -94,7 +105,7 @@ def arrays(
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
     dense, classes = dense or {}, classes or {}
     keys = [images, *labels.values(), *(label.key for label in dense.values()), *([domain] if domain else [])]
-    names_of_parts = splits("arrays", keys, test_fraction)
+    named = splits("arrays", keys, test_fraction)
     if domain_names is not None and domain is None:
         raise RecipeError("arrays: domain_names needs domain")
     for task in classes:
@@ -103,7 +114,7 @@ def arrays(
 
     with Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
-        parts = [_read(store, split, images, labels, dense, domain) for split in names_of_parts]
+        parts = [_read(store, split, images, labels, dense, domain) for split in named]
         names = store.names(domain_names) if domain_names is not None else None
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
@@ -118,8 +129,8 @@ def arrays(
         from fedloom.data.dense import build
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
-    train, test_part, said = _examples(where, parts, stated(signal), size, channels)
-    return Dataset(store.path.stem, tasks, train, test_part, names, signal=said)
+    train, test, known = _examples(where, parts, stated(signal), size, channels)
+    return Dataset(store.path.stem, tasks, train, test, names, signal=known)
 
 
 def _read(
@@ -130,7 +141,7 @@ def _read(
     dense: Mapping[str, DenseLabel],
     domain: str | None,
 ) -> Part:
-    """One part, or the pool: its keys looked up and checked."""
+    """Read one part, or the pool, and check it."""
     where, key = f"arrays, {store.path}", images.replace("{split}", split)
     inputs = store.read(key)
     if not inputs.size:
@@ -157,11 +168,11 @@ def _read(
 def _examples(
     where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None
 ) -> tuple[TensorExamples, TensorExamples, Signal]:
-    """The train and the test part, both normalised by the train part's statistics unless they are tokens."""
+    """Return the train and the test part, both normalised by the train part's statistics unless they are tokens."""
 
     from fedloom.data.dataset import TensorExamples
 
-    for part in parts:  # what the first part is, the other one is, too
+    for part in parts:  # the other part is of the kind of the first
         signal = signal_of(part.inputs, signal, f"{where}, {part.key!r}")
     assert signal is not None
     inputs = [as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}") for part in parts]
@@ -182,7 +193,7 @@ def _examples(
 
 
 def _classes(where: str, task: str, parts: Sequence[Part], stated: Mapping[str, int]) -> int:
-    """The number of classes of a task: as stated, or the largest label plus one."""
+    """Return the number of classes of a task: as stated, or the largest label plus one."""
     largest = max(int(part.labels[task].max()) for part in parts)
     if largest < 0:
         raise DataError(f"{where}, task {task!r}: no example is labelled")
@@ -266,36 +277,36 @@ def tables(
         raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
     mean, std = _moments(x)
     mean_y, std_y = _moments(y)
-    groups = [np.asarray(part.domain) for part in parts]
-    values = np.unique(np.concatenate(groups))
-    digits = len(str(values.max()))
-    domains = tuple(f"{prefix}-{value:0{digits}d}" for value in values.tolist())
+    values = np.unique(np.concatenate([np.asarray(part.domain) for part in parts]))
+    domains = tuple(f"{prefix}-{value:0{len(str(values.max()))}d}" for value in values.tolist())
+    tasks: dict[str, tuple[int, int]] = {}  # name -> domain and target
     known: list[Task] = []
-    labels: list[dict[str, torch.Tensor]] = [{}, {}]
-    for value, domain in zip(values, domains, strict=True):
+    for number, domain in enumerate(domains):
         for k, target in enumerate(names):
             task = domain if len(names) == 1 else f"{domain}-{target}"
-            for split, column, group, found in zip(SPLITS, (y, y_test), groups, labels, strict=True):
-                mine = np.where(group == value, column[:, k], np.nan if real else -1)
-                if not (~np.isnan(mine) if real else mine >= 0).any():
-                    raise DataError(f"{where}: task {task!r} has no {split} example")
-                found[task] = torch.from_numpy(mine.astype(stored))
-            if metric == "auc":
-                known.append(Classification(task, 2, judge=("auc",)))
-            elif not real:
-                with at(where):
-                    known.append(Classification(task, classes))
-            else:
-                known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
-    train, test = (
-        TensorExamples(
-            torch.from_numpy(((inputs - mean) / std).astype(np.float32)),
-            found,
-            torch.from_numpy(np.searchsorted(values, group)),
-            annotated={task: ~column.isnan().numpy() for task, column in found.items()} if real else {},
-        )
-        for inputs, found, group in zip((x, x_test), labels, groups, strict=True)
-    )
+            tasks[task] = number, k
+            with at(where):
+                known.append(
+                    Regression(task, mean=float(mean_y[k]), std=float(std_y[k]))
+                    if real
+                    else Classification(task, classes, judge=("auc",) if metric == "auc" else ())
+                )
+
+    def examples(part: Part, split: str) -> TensorExamples:
+        group, columns = np.searchsorted(values, np.asarray(part.domain)), part.labels["target"]
+        labels: dict[str, torch.Tensor] = {}
+        annotated: dict[str, Array] = {}
+        for task, (number, k) in tasks.items():
+            column = np.where(group == number, columns[:, k], np.nan if real else -1)
+            has = ~np.isnan(column) if real else column >= 0
+            if not has.any():
+                raise DataError(f"{where}: task {task!r} has no {split} example")
+            labels[task] = torch.from_numpy(column.astype(stored))
+            annotated |= {task: has} if real else {}
+        inputs = torch.from_numpy(((part.inputs - mean) / std).astype(np.float32))
+        return TensorExamples(inputs, labels, torch.from_numpy(group), annotated=annotated)
+
+    train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
     return Dataset(title, tuple(known), train, test, domains)
 
 
@@ -303,7 +314,7 @@ _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
 
 
 def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
-    """One part, or the pool: its keys looked up and checked."""
+    """Read one part, or the pool, and check it."""
     where = f"tables, {store.path}"
     features, targets, task_by = (key.replace("{split}", split) for key in keys)
     x = store.read(features)
@@ -314,8 +325,8 @@ def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
     if kind == "classification":
         y = store.integers(targets, len(x), features)[:, None]
         if y.min() < -1 or y.max() >= _CLASSES:
-            found = y.min() if y.min() < -1 else y.max()
-            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {found}")
+            wrong = y.min() if y.min() < -1 else y.max()
+            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {wrong}")
     else:
         y = store.read(targets)
         if y.dtype.kind not in "fiu":
@@ -325,16 +336,14 @@ def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
             raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
         if (np.abs(y) > np.finfo(np.float32).max).any():
-            raise DataError(
-                f"{where}: {targets!r} expected numbers that float32 can hold, found {np.nanmax(np.abs(y))}"
-            )
-    return Part(
-        x.reshape(len(x), -1).astype(np.float64), {"target": y}, store.integers(task_by, len(x), features), features
-    )
+            largest = np.nanmax(np.abs(y))
+            raise DataError(f"{where}: {targets!r} expected numbers that float32 can hold, found {largest}")
+    domain = store.integers(task_by, len(x), features)
+    return Part(x.reshape(len(x), -1).astype(np.float64), {"target": y}, domain, features)
 
 
 def _moments(columns: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each column over its numbers; 1 where a column is constant."""
+    """Compute mean and standard deviation of each column over its numbers; 1 where a column is constant."""
     mean, std = np.nanmean(columns, 0), np.nanstd(columns, 0)
     return mean, np.where(std <= 1e-6 * np.abs(mean), 1.0, std)
 
@@ -385,9 +394,9 @@ def texts(
     known = {task: _numbers(table[column], names[task]) for task, column in columns.items()}
     domains = sorted(set(table[domain])) if domain is not None else []
     pool = Part(np.array(table[text], object), known, _numbers(table[domain], domains) if domain is not None else None)
-    for row, said in enumerate(pool.inputs, 1):
-        if not WORD.search(said):
-            raise DataError(f"{where}: row {row}, column {text!r}: expected a word, found {said[:40]!r}")
+    for row, cell in enumerate(pool.inputs, 1):
+        if not WORD.search(cell):
+            raise DataError(f"{where}: row {row}, column {text!r}: expected a word, found {cell[:40]!r}")
     if split is None:
         halves = pool.cut(test_fraction or 0.2, seed)
     else:
@@ -410,31 +419,31 @@ def texts(
         for half in halves
     )
     with at(where):
-        tasks = tuple(Classification(task, len(found)) for task, found in names.items())
+        tasks = tuple(Classification(task, len(classes)) for task, classes in names.items())
     signal = Signal(kind="tokens", vocabulary=len(tokens) + 2, padding=PADDING, digest=digest)
-    called = {task: tuple(found) for task, found in names.items()}
+    called = {task: tuple(classes) for task, classes in names.items()}
     return Dataset(file.stem, tasks, train, test, tuple(domains), signal=signal, classes=called)
 
 
 def _numbers(cells: Sequence[str], names: Sequence[str]) -> Array:
-    """The position of each cell among the names (N), -1 where it is not among them."""
+    """Return the position of each cell among the names (N), -1 where it is not among them."""
     place = {name: number for number, name in enumerate(names)}
     return np.array([place.get(cell, -1) for cell in cells])
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case."""
+    """Return the words of a text, in lower case."""
     return WORD.findall(text.lower())
 
 
 def frequent(texts: Iterable[str]) -> list[str]:
-    """The words of some texts, the most frequent first, ties in alphabetical order."""
+    """Return the words of some texts, the most frequent first, ties in alphabetical order."""
     counts = Counter(word for text in texts for word in words_of(text))
     return sorted(counts, key=lambda word: (-counts[word], word))
 
 
 def _listed(file: Path) -> list[str]:
-    """A file's words, one a line."""
+    """Read a file's words, one a line."""
     with parsing(f"texts, words: {file} cannot be read as text of UTF-8"):
         lines = file.read_text("utf-8-sig").split()
     for word in lines:
@@ -447,9 +456,9 @@ def _listed(file: Path) -> list[str]:
 
 
 def tokens_of(texts: Sequence[str], known: Mapping[str, int], length: int) -> Array:
-    """The first `length` words of each text as tokens (N x length, int64)."""
+    """Return the first `length` words of each text as tokens (N x length, int64)."""
     tokens = np.full((len(texts), length), PADDING, np.int64)
     for row, text in zip(tokens, texts, strict=True):
-        found = [known.get(word, OTHER) for word in words_of(text)[:length]]
-        row[: len(found)] = found
+        own = [known.get(word, OTHER) for word in words_of(text)[:length]]
+        row[: len(own)] = own
     return tokens

@@ -1,8 +1,8 @@
-"""Whether a folder holds a data set as its loader expects it: counts, sizes, ranges of labels, and what is missing."""
+"""Check a folder of a data set: counts, sizes, ranges of labels, and absent files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -19,7 +19,7 @@ PROBLEMS = 20
 
 @dataclass(frozen=True)
 class Checkable:
-    """How to check one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
+    """The checks of one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
 
     open: Callable[..., FileSplit]
     tasks: tuple[str, ...]
@@ -38,7 +38,7 @@ CHECKABLE = {
 
 @dataclass
 class Report:
-    """What was found. `rows` are (part, what, found, expected); the data set is usable where `problems` is empty."""
+    """The result of a check; `rows` are (part, what, found, expected). Without `problems` the data set is usable."""
 
     rows: list[tuple[str, str, str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether a run could use the data set."""
+        """Return whether a run could use the data set."""
         return not self.problems
 
     def text(self) -> str:
-        """All of it, as lines for people."""
+        """Return all of it, as lines for people."""
         table = [("part", "what", "found", "expected"), *self.rows]
         widths = [max(len(row[column]) for row in table) for column in range(3)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in table]
@@ -76,25 +76,39 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
             if str(error) not in report.problems:
                 report.problems.append(str(error))
             continue
-        _check(report, known, split, part, expected, limit)
+        total = len(part.names)
+        report.rows.append((split, "images", f"{total:,}", f"{expected:,}"))
+        if total != expected:
+            report.notes.append(f"{split}: {total:,} images, the published set has {expected:,}")
+        for task, has in part.annotated.items():
+            if not has.any():
+                report.problems.append(f"{split}: no image has a label of task {task!r}; leave it out of `tasks`")
+            elif not has.all():
+                first = part.names[int(np.flatnonzero(~has)[0])]
+                report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
+        _read(report, known, split, part, limit)
     return report
 
 
-def _check(report: Report, known: Checkable, split: str, part: FileSplit, expected: int, limit: int | None) -> None:
+def _read(report: Report, known: Checkable, split: str, part: FileSplit, limit: int | None) -> None:
+    """Read images and labels of a part, and report sizes and ranges, or the images that cannot be used."""
     total = len(part.names)
-    report.rows.append((split, "images", f"{total:,}", f"{expected:,}"))
-    if total != expected:
-        report.notes.append(f"{split}: {total:,} images, the published set has {expected:,}")
-    for task, has in part.annotated.items():
-        if not has.any():
-            report.problems.append(f"{split}: no image has a label of task {task!r}; leave it out of `tasks`")
-        elif not has.all():
-            first = part.names[int(np.flatnonzero(~has)[0])]
-            report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
     chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int)).tolist()
     report.rows.append((split, "images read", f"{len(chosen):,}", ""))
     labels = {task: _LabelSummary(task) for task in known.tasks}
-    sizes, failures = _read(part, chosen, labels)
+    sizes, failures = [], []
+    for i in chosen:
+        try:
+            example = part.reader(i, known.tasks)
+        except DataError as error:
+            failures.append(str(error))
+            continue
+        image = example["image"]
+        assert image is not None
+        sizes.append(image.shape[:2])
+        for task, summary in labels.items():
+            if (label := example.get(task)) is not None:
+                summary.add(label)
     report.problems += [f"{split}: {failure}" for failure in failures[:PROBLEMS]]
     if len(failures) > PROBLEMS:
         report.problems.append(f"{split}: {len(failures) - PROBLEMS} more images cannot be used")
@@ -112,57 +126,29 @@ def _check(report: Report, known: Checkable, split: str, part: FileSplit, expect
         report.rows.append((split, task, f"{annotated}, {summary.text()}", ""))
 
 
-def _read(
-    part: FileSplit, positions: Sequence[int], labels: Mapping[str, _LabelSummary]
-) -> tuple[list[tuple[int, ...]], list[str]]:
-    """Add the examples' labels to the summaries; returns the images' sizes, and what is wrong with the others."""
-    sizes, failures = [], []
-    for i in positions:
-        try:
-            found = part.reader(i, list(labels))
-        except DataError as error:
-            failures.append(str(error))
-            continue
-        image = found["image"]
-        assert image is not None
-        sizes.append(image.shape[:2])
-        for task, summary in labels.items():
-            if (label := found.get(task)) is not None:
-                summary.add(label)
-    return sizes, failures
-
-
 class _LabelSummary:
-    """What the labels of one task hold, over the images that were read."""
+    """The labels of one task, over the images that were read."""
 
     def __init__(self, task: str) -> None:
         self.task = task
-        self.images = 0
-        self.pixels = 0
-        self.valid = 0
+        self.images = self.pixels = self.valid = 0
         self.counts = np.zeros(256, np.int64)
         self.range = (np.inf, -np.inf)
 
     def add(self, label: Array) -> None:
-        """Take one raw label."""
+        valid = (
+            (label != 0).any(-1) if self.task == "normals" else label > 0 if self.task == "depth" else label != IGNORE
+        )
         self.images += 1
-        if self.task == "normals":
-            self.pixels += label[..., 0].size
-            self.valid += int((label != 0).any(-1).sum())
-        elif self.task == "depth":
-            self.pixels += label.size
-            metres = label[label > 0]
-            self.valid += metres.size
-            if metres.size:
-                self.range = (min(self.range[0], float(metres.min())), max(self.range[1], float(metres.max())))
-        else:
-            self.pixels += label.size
-            counts = np.bincount(label.astype(np.uint8).reshape(-1), minlength=256)
-            self.counts += counts
-            self.valid += label.size - int(counts[IGNORE])
+        self.pixels += valid.size
+        self.valid += int(valid.sum())
+        if self.task == "depth" and valid.any():
+            metres = label[valid]
+            self.range = (min(self.range[0], float(metres.min())), max(self.range[1], float(metres.max())))
+        elif self.task not in ("depth", "normals"):
+            self.counts += np.bincount(label[valid].astype(np.uint8), minlength=256)
 
     def text(self) -> str:
-        """One line for people."""
         if not self.images:
             return "none read"
         valid = f"{self.valid / self.pixels:.1%} of the pixels labelled"
@@ -170,7 +156,7 @@ class _LabelSummary:
             return valid
         if self.task == "depth":
             return f"{self.range[0]:.2f} to {self.range[1]:.2f} m, {valid}"
-        present = np.flatnonzero(self.counts[:IGNORE])
         if self.task in ("edge", "saliency"):
             return f"{self.counts[1] / self.valid:.1%} positive, {valid}"
+        present = np.flatnonzero(self.counts)
         return f"{len(present)} classes, {present[0]} to {present[-1]}, {valid}"

@@ -25,13 +25,14 @@ from fedloom.data.prepare import (
     SPLITS,
     Array,
     Name,
+    Part,
     TestFraction,
     channel_statistics,
+    limited,
     no_repeats,
     stratified,
     subset,
 )
-from fedloom.data.store import Part, limited
 
 if TYPE_CHECKING:
     import torch
@@ -79,27 +80,28 @@ def class_folders(
     files: dict[str, list[str]] = {split: [] for split in SPLITS}
     called: dict[str, tuple[str, ...]] = {}
     for name in sets:
+        where = f"class-folders, set {name!r}"
         for split in SPLITS:
-            kinds = _classes(base / name / split, f"class-folders, set {name!r}")
+            folder = base / name / split
+            if not folder.is_dir():
+                raise DataError(
+                    f"{where}: there is no folder {folder.absolute()}, expected ROOT/NAME/{{train,test}}/CLASS/IMAGE "
+                    "(docs/bring-your-data.md)"
+                )
+            kinds = tuple(_folders(folder, "class", where))
             for kind in kinds:
                 if kind not in called.setdefault(name, kinds):
-                    raise DataError(f"class-folders, set {name!r}: class {kind!r} is in the test part only")
-            found = [
-                (f"{name}/{split}/{kind}/{file.name}", called[name].index(kind))
-                for kind in kinds
-                for file in _pictures(base / name / split / kind)
-            ]
-            kept = subset(len(found), limit, seed, split)
-            found = found if kept is None else [found[i] for i in kept.tolist()]
-            files[split] += [file for file, _ in found]
-            columns[split].append({name: np.array([label for _, label in found], np.int64)})
+                    raise DataError(f"{where}: class {kind!r} is in the test part only")
+            images, numbers = _labelled(folder, kinds)
+            kept = subset(len(images), limit, seed, split)
+            files[split] += [images[i].relative_to(base).as_posix() for i in kept]
+            columns[split].append({name: np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]})
 
     def made(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
         paths = tuple(os.path.join(base, file) for file in files[split])  # texts take less memory than paths
         mark = f"{zlib.crc32(chr(10).join(files[split]).encode()):08x}".encode() + label_bytes(labels)
-        read_some = ReadFiles(paths, size, fit, mean, std)
-        shape = (3, size, size)
-        return ItemExamples(read_some, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
+        reader, shape = ReadFiles(paths, size, fit, mean, std), (3, size, size)
+        return ItemExamples(reader, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
 
     counts = {name: len(kinds) for name, kinds in called.items()}
     return replace(combine("class-folders", columns, tuple(sets), counts, made), classes=called)
@@ -107,7 +109,7 @@ def class_folders(
 
 @dataclass(frozen=True, eq=False)
 class ReadFiles:
-    """Reads normalised images when they are asked for; can be pickled."""
+    """A reader of normalised images; it can be pickled."""
 
     files: tuple[str, ...]
     size: int
@@ -116,22 +118,12 @@ class ReadFiles:
     std: Colour
 
     def __call__(self, index: Tensor, device: torch.device, rng: object, tasks: object) -> Batch:
-        """Images at `index`, on `device`."""
+        """Return images at `index`, on `device`."""
         import torch
 
         x = read([self.files[position] for position in index.tolist()], self.size, self.fit).to(device)
         mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (self.mean, self.std))
         return (x.float().div_(255) - mean).div_(std), {}
-
-
-def _classes(folder: Path, where: str) -> tuple[str, ...]:
-    """The names of the folders in a part of a set, in their own order."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{where}: there is no folder {folder.absolute()}, expected ROOT/NAME/{{train,test}}/CLASS/IMAGE "
-            "(docs/bring-your-data.md)"
-        )
-    return tuple(_folders(folder, "class", where))
 
 
 @DATASETS.register("domain-folders", source="PACS (Li et al., 2017), Office-Caltech (Gong et al., 2012); F2DC release")
@@ -172,22 +164,21 @@ def domain_folders(
     classes = _folders(base / names[0], "class")
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
-        if (found := _folders(base / name, "class")) != classes:
-            other = sorted(set(found) ^ set(classes))
+        if (own := _folders(base / name, "class")) != classes:
+            other = sorted(set(own) ^ set(classes))
             raise DataError(f"domain-folders: {base / name}: expected the classes of {names[0]!r}, but {_few(other)}")
-        files = [(file, label) for label, kind in enumerate(classes) for file in _pictures(base / name / kind)]
-        labels = np.array([label for _, label in files])
+        files, labels = _labelled(base / name, classes)
         if lists is None:
             last_two = np.arange(len(files)) % 10 > 7
             test = last_two if test_fraction is None else stratified(labels, test_fraction, seed)
             chosen = {"train": ~test, "test": test}
         else:
-            chosen = _listed(base, name, [file for file, _ in files], lists)
-        images = read([file for file, _ in files], size).contiguous()
+            chosen = _listed(base, name, files, lists)
+        images = read(files, size).contiguous()
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
-    made = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
-    return replace(made, classes={TASK: tuple(classes)})
+    built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
+    return replace(built, classes={TASK: tuple(classes)})
 
 
 @DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")
@@ -227,16 +218,18 @@ def digit_files(
 
 
 def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
-    """Names of the folders in `base`, sorted; DataError where there are none."""
-    found = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
-    if not found:
+    """Return names of the folders in `base`, sorted; DataError where there are none."""
+    folders = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
+    if not folders:
         raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")
-    return found
+    return folders
 
 
-def _pictures(base: Path) -> list[Path]:
-    """The image files in a folder, sorted by name."""
-    return [base / name for name in sorted(os.listdir(base)) if name.lower().endswith(SUFFIXES)]
+def _labelled(base: Path, classes: Sequence[str]) -> tuple[list[Path], Array]:
+    """Return the image files in the folders of some classes, sorted by class and name, and the classes' numbers."""
+    names = [sorted(name for name in os.listdir(base / kind) if name.lower().endswith(SUFFIXES)) for kind in classes]
+    files = [base / kind / name for kind, own in zip(classes, names, strict=True) for name in own]
+    return files, np.repeat(np.arange(len(classes)), [len(own) for own in names])
 
 
 def _few(names: Sequence[str]) -> str:
@@ -246,7 +239,7 @@ def _few(names: Sequence[str]) -> str:
 def _listed(
     base: Path, domain: str, files: Sequence[Path], lists: dict[Literal["train", "test"], str]
 ) -> dict[str, Array]:
-    """Which files (N, bool) the lists of a domain name, per split."""
+    """Return which files (N, bool) a domain's lists name, per split."""
     position = {file.relative_to(base).as_posix(): i for i, file in enumerate(files)}
     chosen: dict[str, Array] = {}
     for split, pattern in lists.items():
@@ -265,7 +258,7 @@ def _listed(
 
 
 def _file(base: Path, domain: str, *names: str) -> Path:
-    """The first of the files that exists, in `base` or in a folder called like the domain."""
+    """Return the first of the files that exists, in `base` or in a folder called like the domain."""
     for folder in (base, base / domain, base / domain.upper()):
         for name in names:
             if (folder / name).is_file():
@@ -274,7 +267,7 @@ def _file(base: Path, domain: str, *names: str) -> Path:
 
 
 def _idx(file: Path, ndim: int) -> Array:
-    """An array of bytes in MNIST's idx format, perhaps compressed."""
+    """Read an array of bytes in MNIST's idx format, perhaps compressed."""
     with parsing(f"{file}: cannot be read"):
         raw = file.read_bytes()
         raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
@@ -287,17 +280,16 @@ def _idx(file: Path, ndim: int) -> Array:
 
 
 def _mnist(base: Path, train: bool, size: int) -> tuple[Array, Array]:
-    stem = "train" if train else "t10k"
-    found = []
-    for kind, ndim in (("images-idx3", 3), ("labels-idx1", 1)):
-        name = f"{stem}-{kind}-ubyte"
+    def array(kind: str, ndim: int) -> Array:
+        name = f"{'train' if train else 't10k'}-{kind}-ubyte"
         places = [f"{folder}{name}{suffix}" for folder in ("MNIST/raw/", "raw/", "") for suffix in ("", ".gz")]
-        found.append(_idx(_file(base, "mnist", *places), ndim))
-    return found[0], found[1].astype(np.int64)
+        return _idx(_file(base, "mnist", *places), ndim)
+
+    return array("images-idx3", 3), array("labels-idx1", 1).astype(np.int64)
 
 
 def _usps(base: Path, train: bool, size: int) -> tuple[Array, Array]:
-    """Lines 'LABEL 1:VALUE ... 256:VALUE', labels 1..10 and values -1..1."""
+    """Read lines 'LABEL 1:VALUE ... 256:VALUE', labels 1..10 and values -1..1."""
     file = _file(base, "usps", "usps.bz2" if train else "usps.t.bz2")
     with parsing(f"{file}: cannot be read as lines of a label and 256 values"):
         words = bz2.decompress(file.read_bytes()).decode("ascii").replace(":", " ").split()
@@ -309,7 +301,7 @@ def _usps(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 
 
 def _svhn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
-    """X is 32 x 32 x 3 x N; the digit 0 is labelled 10."""
+    """Read X, 32 x 32 x 3 x N, and y; the digit 0 is labelled 10."""
     file = _file(base, "svhn", f"{'train' if train else 'test'}_32x32.mat")
     images: Array = np.asarray(matlab(file, "X"))
     if images.ndim != 4 or images.dtype != np.uint8:
@@ -318,20 +310,14 @@ def _svhn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 
 
 def _syn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
-    """Folders of images by class; they are resized as they are read."""
+    """Read folders of images by class; they are resized as they are read."""
     folder = base / "syn" / ("train" if train else "val")
-    classes = _folders(folder, "class")
-    files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
-    images = read([file for file, _ in files], size).permute(0, 2, 3, 1)
-    return images.numpy(), np.array([label for _, label in files], np.int64)
+    files, labels = _labelled(folder, _folders(folder, "class"))
+    return read(files, size).permute(0, 2, 3, 1).numpy(), labels
 
 
-READERS: dict[DigitSet, Callable[[Path, bool, int], tuple[Array, Array]]] = {
-    "mnist": _mnist,
-    "usps": _usps,
-    "svhn": _svhn,
-    "syn": _syn,
-}
+READERS: dict[DigitSet, Callable[[Path, bool, int], tuple[Array, Array]]]
+READERS = {"mnist": _mnist, "usps": _usps, "svhn": _svhn, "syn": _syn}
 """Domain -> function of (root, whether train, size) that returns images and labels 0..9."""
 
 
@@ -367,16 +353,15 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
 
 
 def _binary(files: list[Path]) -> tuple[Array, Array]:
-    """Images (N x 3 x 32 x 32) and labels of files of records: one byte of label, then the planes red, green, blue."""
+    """Read images (N x 3 x 32 x 32) and labels of records: one byte of label, then the planes red, green, blue."""
     images, labels = [], []
     for file in files:
         if not file.is_file():
             raise DataError(f"cifar10: there is no file {file}")
         raw = np.fromfile(file, np.uint8)
         if not len(raw) or len(raw) % RECORD:
-            raise DataError(
-                f"cifar10: {file} is cut off or damaged: expected records of {RECORD} bytes, found {len(raw)} bytes"
-            )
+            expected = f"expected records of {RECORD} bytes, found {len(raw)} bytes"
+            raise DataError(f"cifar10: {file} is cut off or damaged: {expected}")
         records = raw.reshape(-1, RECORD)
         if records[:, 0].max() > 9:
             raise DataError(f"cifar10: {file}: expected labels in 0..9, found {records[:, 0].max()}")
@@ -386,7 +371,7 @@ def _binary(files: list[Path]) -> tuple[Array, Array]:
 
 
 def _pickled(root: Path, train: bool) -> tuple[Array, Array]:
-    """The same from the Python version, which is a set of pickles."""
+    """Read the same from the Python version, which is a set of pickles."""
     # torchvision compares every file with its published checksum before it unpickles any.
     library = need("torchvision.datasets", "vision")
     try:

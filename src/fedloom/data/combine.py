@@ -36,29 +36,29 @@ Side = Annotated[int, Field(ge=8)]
 
 
 def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
-    """The data set that a function of the registry gives; of a Federation, the one in it.
+    """Make the data set that a function of the registry gives; of a Federation, the one in it.
 
     Raises RecipeError where it gives something else.
     """
     from fedloom.data.dataset import Dataset
 
-    made = entry.make(seed, **params)
-    made = getattr(made, "dataset", made)
-    if not isinstance(made, Dataset):
+    built = entry.make(seed, **params)
+    built = getattr(built, "dataset", built)
+    if not isinstance(built, Dataset):
         raise RecipeError(
-            f"data: {entry.name} gives {type(made).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
+            f"data: {entry.name} gives {type(built).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
         )
-    return made
+    return built
 
 
 @DATASETS.register("nodes")
 def nodes(seed: int) -> Dataset:
-    """Data that stay with the nodes of a deployment; each has a node.yaml that says where (see docs/flower.md)."""
+    """Leave data with the nodes of a deployment; each has a node.yaml that says where (see docs/flower.md)."""
     at_nodes()
 
 
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each set must name a data set and fit its parameters."""
+    """Return the sections, each of which must name a data set and fit its parameters."""
     for name, section in sets.items():
         try:
             DATASETS.fits(section)
@@ -73,7 +73,7 @@ Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(
 def load(
     seed: int, section: Mapping[str, Any], root: str | None = None, common: Mapping[str, Any] = MappingProxyType({})
 ) -> Dataset:
-    """The data set of one section, with the common parameters that it takes and does not state.
+    """Make the data set of one section, with the common parameters that it takes and does not state.
 
     A relative `path` starts from `root`.
     """
@@ -92,7 +92,7 @@ def combine(
     classes: Mapping[str, int],
     make: Callable[[str, dict[str, Tensor], Tensor], Examples],
 ) -> Dataset:
-    """A data set of sets that lie one after another, each with tasks of its own: {split: per set, {task: labels}}.
+    """Join sets one after another, each with tasks of its own: {split: per set, {task: labels}}.
 
     The sets are its domains. `make` (split, labels per task (N, int16, -1 outside the task's set), domain (N)) adds the
     inputs. A task has as many classes as `classes` says, or else its largest label. DataError where a task has no label
@@ -108,28 +108,26 @@ def combine(
         both = [columns[split][number] for split in SPLITS]
         for task in both[0]:
             highest = [int(part[task].max(initial=-1)) for part in both]
-            for split, value in zip(SPLITS, highest, strict=True):
-                if value < 0:
-                    raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
+            if min(highest) < 0:
+                split = SPLITS[highest.index(min(highest))]
+                raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
                 raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
             tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
-    ready = []
-    for split in SPLITS:
+
+    def joined(split: str) -> Examples:
         lengths = [len(next(iter(part.values()))) for part in columns[split]]
-        labels = {
-            task: np.concatenate(
-                [part.get(task, np.full(n, -1)) for part, n in zip(columns[split], lengths, strict=True)]
-            )
-            for task in tasks
-        }
-        origin = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        ready.append(make(split, {task: torch.from_numpy(c.astype(np.int16)) for task, c in labels.items()}, origin))
-    return Dataset(name, tuple(tasks.values()), ready[0], ready[1], domains)
+        labels = {}
+        for task in tasks:
+            pieces = [part.get(task, np.full(n, -1)) for part, n in zip(columns[split], lengths, strict=True)]
+            labels[task] = torch.from_numpy(np.concatenate(pieces).astype(np.int16))
+        return make(split, labels, torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)))
+
+    return Dataset(name, tuple(tasks.values()), joined("train"), joined("test"), domains)
 
 
 def in_memory(images: Mapping[str, Sequence[Tensor]]) -> Callable[[str, dict[str, Tensor], Tensor], Examples]:
-    """Images of each set and split as `combine` wants them, each normalised by its own set's train part."""
+    """Return the `make` of `combine` for images in memory, each set normalised by its own train part."""
     import torch
 
     from fedloom.data.dataset import TensorExamples
@@ -146,7 +144,7 @@ def pictures(
     pad: int,
     flip: bool,
 ) -> Dataset:
-    """A data set of one task, `label`, cropped and mirrored at random for training.
+    """Make a data set of one task, `label`, cropped and mirrored at random for training.
 
     `parts` has for "train" and "test" some images (n x 3 x H x W, uint8), their labels (n) and their domains' numbers
     (n), piece by piece. DataError where a domain has no example in a part.
@@ -172,7 +170,7 @@ def pictures(
 
 @DATASETS.register("several")
 def several(seed: int, *, sets: Sets) -> Dataset:
-    """Data sets that train together: {name: {name: a data set, its parameters}}.
+    """Train on several data sets together: {name: {name: a data set, its parameters}}.
 
     The tasks of a set are called NAME-TASK, for equal tasks of two sets differ in classes and cameras; the set's name
     is the domain of its examples. A client holds examples of one set (partition single-and-multi or domains).
@@ -211,7 +209,7 @@ def many(
     by_domain: list[str] = [],  # noqa: B006
     classes: dict[str, dict[str, Group]] = {},  # noqa: B006
 ) -> Dataset:
-    """Labelled image sets as tasks of one data set: {name: {name: a data set, its parameters}}.
+    """Join labelled image sets as tasks of one data set: {name: {name: a data set, its parameters}}.
 
     A set's task has the set's name, or NAME-TASK where the set has several. An example has labels of its own set only
     and -1 for all other tasks. A set named in `by_domain` becomes one task per domain, NAME-DOMAIN; one in `classes`,
@@ -237,65 +235,62 @@ def many(
     counts: dict[str, int] = {}
     for name, section in sets.items():
         dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
-        views = _views(name, dataset, name in by_domain, classes.get(name, {}))
-        counts |= {task: count for task, (count, _) in views.items() if count is not None}
+        labels, known = _labels(name, dataset, name in by_domain, classes.get(name, {}))
+        counts |= known
         for split in SPLITS:
-            part: Examples = getattr(dataset, split)
-            x = _images(f"many, set {name!r}", part, (channels,), size, "uint8 ")
-            found = {task: view(part) for task, (_, view) in views.items()}
-            labelled = np.any([labels >= 0 for labels in found.values()], axis=0)
-            columns[split].append({task: labels[labelled] for task, labels in found.items()})
+            x = _images(f"many, set {name!r}", getattr(dataset, split), (channels,), size, "uint8 ")
+            labelled = np.any([column >= 0 for column in labels[split].values()], axis=0)
+            columns[split].append({task: column[labelled] for task, column in labels[split].items()})
             images[split].append(x if labelled.all() else x[torch.from_numpy(np.flatnonzero(labelled))])
     return combine("many", columns, tuple(sets), counts, in_memory(images))
 
 
-def _views(
+def _labels(
     name: str, dataset: Dataset, by_domain: bool, groups: Mapping[str, list[int]]
-) -> dict[str, tuple[int | None, Callable[[Examples], Array]]]:
-    """Task -> (its number of classes, if that is known before; its labels in a part, -1 for examples not of the task).
+) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
+    """Return {split: {task: labels}} of a set, -1 for examples not of the task, and task -> its number of classes.
 
-    These are the set's own tasks, or views of its only task.
+    The tasks are the set's own, or views of its only task, whose classes may not be known before.
     """
+    parts: dict[str, Examples] = {split: getattr(dataset, split) for split in SPLITS}
     own = {task.name: task.channels for task in dataset.tasks}
     if not (by_domain or groups):
-        return {
-            name if len(own) == 1 else f"{name}-{task}": (count, lambda part, task=task: part.labels_of(task))  # type: ignore[misc]
-            for task, count in own.items()
-        }
+        called = {task: name if len(own) == 1 else f"{name}-{task}" for task in own}
+        labels = {split: {called[task]: part.labels_of(task) for task in own} for split, part in parts.items()}
+        return labels, {called[task]: count for task, count in own.items()}
     if len(own) > 1 or (by_domain and groups):
         raise RecipeError(
             f"many, set {name!r}: by_domain or classes can cut one task into several, found {', '.join(own)}"
             + (", and both are given" if by_domain and groups else "")
         )
     ((task, total),) = own.items()
+    whole = {split: part.labels_of(task) for split, part in parts.items()}
     if by_domain:
         if dataset.train.domain is None:
             raise RecipeError(f"many: by_domain names set {name!r}, which has no domains")
-
-        def of_domain(number: int) -> Callable[[Examples], Array]:
-            return lambda part: np.where(np.asarray(part.domain) == number, part.labels_of(task), -1)
-
-        return {
-            # A name as a task may have it: each run of other characters becomes '_'.
-            f"{name}-{re.sub(r'[^A-Za-z0-9-]+', '_', domain).strip('_')}": (None, of_domain(number))
-            for number, domain in enumerate(dataset.domains)
-        }
+        # A name as a task may have it: each run of other characters becomes '_'.
+        names = [f"{name}-{re.sub(r'[^A-Za-z0-9-]+', '_', domain).strip('_')}" for domain in dataset.domains]
+        labels = {}
+        for split, part in parts.items():
+            origin = np.asarray(part.domain)
+            labels[split] = {each: np.where(origin == i, whole[split], -1) for i, each in enumerate(names)}
+        return labels, {}
     listed = [value for group in groups.values() for value in group]
     for value in listed:
         if value >= total or listed.count(value) > 1:
             what = f"class {value} twice" if value < total else f"class {value} of 0..{total - 1}"
             raise RecipeError(f"many: classes.{name} names {what}")
-
-    def of_group(values: list[int]) -> Callable[[Examples], Array]:
+    labels = {split: {} for split in SPLITS}
+    for group, values in groups.items():
         numbers = np.full(total + 1, -1)  # the last one is for label -1
         numbers[values] = np.arange(len(values))
-        return lambda part: numbers[part.labels_of(task)]
-
-    return {f"{name}-{group}": (len(values), of_group(values)) for group, values in groups.items()}
+        for split in SPLITS:
+            labels[split][f"{name}-{group}"] = numbers[whole[split]]
+    return labels, {f"{name}-{group}": len(values) for group, values in groups.items()}
 
 
 def _images(where: str, examples: Examples, channels: Sequence[int], size: int, kind: str = "") -> Tensor:
-    """Images in memory, channels x size x size; DataError for anything else."""
+    """Return images in memory, channels x size x size; DataError for anything else."""
     import torch
 
     from fedloom.data.dataset import TensorExamples
@@ -320,7 +315,7 @@ def joined_domains(
     pad: Pad = 4,
     flip: bool = True,
 ) -> Dataset:
-    """Sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
+    """Join sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
 
     A set that has several domains of its own keeps them, by their own names; any other set is one domain, by its name
     here. Each set has one task, and all have the same number of classes. Images become colour, `size` x `size`, uint8:
@@ -375,7 +370,7 @@ def embedded(
     encoder: Annotated[dict[str, Any], AfterValidator(ENCODERS.fits)],
     weights: str | None = None,
 ) -> Dataset:
-    """The data set `of`, {name: a data set, its parameters}, with an encoder's features in the place of its inputs.
+    """Replace the inputs of the data set `of`, {name: a data set, its parameters}, by an encoder's features.
 
     `encoder` is {name: an encoder, its parameters}, for example {name: vit, architecture: tf_efficientnet_lite0,
     pretrained: true}; `weights` is a file with its weights, as of `model.weights`. An encoder with neither is drawn
@@ -411,30 +406,30 @@ def embedded(
 
 
 def _features(net: Encoder, part: Examples) -> Tensor:
-    """What the encoder gives for each input of a part, N x F; from the cache where it is there."""
+    """Compute the encoder's features of each input of a part, N x F, or take them from the cache."""
     import torch
 
     from fedloom.data.dataset import contents, tensor_digest
 
-    def rows(index: Tensor) -> Tensor:
-        out: Tensor | list[Tensor] = net(_seen(net, part, index))
-        # Of feature maps, finest first, the last one tells most about the whole image.
-        return out[-1].mean((2, 3)) if isinstance(out, list) else out
-
-    def made() -> dict[str, Array]:
+    def computed() -> dict[str, Array]:
+        rows = []
         with torch.inference_mode():
-            return {"features": torch.cat([rows(index) for index in torch.arange(len(part)).split(BATCH)]).numpy()}
+            for index in torch.arange(len(part)).split(BATCH):
+                out: Tensor | list[Tensor] = net(_seen(net, part, index))
+                # Of feature maps, finest first, the last one tells most about the whole image.
+                rows.append(out[-1].mean((2, 3)) if isinstance(out, list) else out)
+        return {"features": torch.cat(rows).numpy()}
 
     digest = hashlib.sha256(repr(net).encode())  # the encoder, its weights and the data
     for name, value in net.state_dict().items():
         digest.update(name.encode() + tensor_digest(value))
     digest.update(part.fingerprint() + contents(part))
     place = cache_folder() / "embedded" / digest.hexdigest()[:20]
-    return torch.from_numpy(kept(place, made)["features"])
+    return torch.from_numpy(kept(place, computed)["features"])
 
 
 def _seen(net: Encoder, part: Examples, index: Tensor) -> Tensor:
-    """The inputs at `index`, normalised as the encoder's weights want it where that is known."""
+    """Return the inputs at `index`, normalised as the encoder's weights want it where that is known."""
     import torch
 
     from fedloom.data.dataset import normal

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.data.prepare import Array, digest
-from fedloom.data.transforms import MEAN, STD
+from fedloom.data.transforms import MEAN, STD, Crop, Dense
 from fedloom.models.signal import Signal, told
 from fedloom.models.tasks.task import IGNORE, Task
 
@@ -32,17 +32,17 @@ Read = Callable[[Tensor, torch.device, Generator | None, Collection[str]], Batch
 
 
 class Examples(Protocol):
-    """Anything that can hand out batches by index. `batch` may be called from another thread."""
+    """Examples that are handed out in batches by index. `batch` may be called from another thread."""
 
     def __len__(self) -> int: ...
 
     @property
     def prefetch(self) -> bool:
-        """Whether making a batch takes long enough that training should load ahead."""
+        """Return whether making a batch takes long enough that training should load ahead."""
 
     @property
     def domain(self) -> Tensor | None:
-        """Where each example comes from (N integers), if that is known."""
+        """The domain of each example (N integers), if it is known."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -53,33 +53,21 @@ class Examples(Protocol):
         """Bytes that inputs and labels occupy in memory (or in a mapped file)."""
 
     def fingerprint(self) -> bytes:
-        """Bytes by which a resumed run tells whether it sees the same labels."""
+        """Return bytes by which a resumed run recognises the same labels."""
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels at the given positions, of the given tasks (all if None).
+        """Return inputs and labels at the given positions, of the given tasks (all if None).
 
-        `rng` is given in training: what augments draws from it and from nothing else. Without it nothing is random.
+        Training passes an `rng`: augmentations draw from it and from nothing else. Without it nothing is random.
         """
 
     def labels_of(self, task: str) -> Array:
-        """One integer per example for partitioners and tables: the class, or 0 where the label is an image; -1 where
-        the example has no label of this task."""
+        """Return one integer per example for partitioners and tables: the class, or 0 where the label is an image.
 
-
-class Change(Protocol):
-    """A step from raw inputs and labels on the CPU to a batch: as training sees it with `rng`, else as evaluation."""
-
-    @property
-    def slow(self) -> bool:
-        """Whether it takes long enough that training should load ahead."""
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """Height and width of inputs in evaluation, where they are not those of the raw inputs."""
-
-    def __call__(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None) -> Batch: ...
+        It is -1 where the example has no label of this task.
+        """
 
 
 class Labelled:
@@ -88,40 +76,47 @@ class Labelled:
     labels      task -> N classes (whole numbers, -1 = no label), N real numbers (NaN = none), or N label images
     annotated   task -> N, bool: which examples have a label, for tasks whose labels are not classes
     mark        the fingerprint, where it is not all labels
+    held        bytes of inputs in memory
     """
 
     labels: Mapping[str, Tensor]
     domain: Tensor | None
     annotated: Mapping[str, Array]
     mark: bytes | None
+    held: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of inputs in memory and of labels."""
+        return self.held + sum(labels.nbytes for labels in self.labels.values())
 
     def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
-        """Labels at `index` of the given tasks, on `device`. Classes that are stored as int16 become int64."""
+        """Return labels at `index` of the given tasks, on `device`. Classes that are stored as int16 become int64."""
         y = {}
         for task in tasks:
-            found = self.labels[task].index_select(0, index)
-            y[task] = (found.long() if found.dtype == torch.int16 else found).to(device, non_blocking=True)
+            column = self.labels[task].index_select(0, index)
+            y[task] = (column.long() if column.dtype == torch.int16 else column).to(device, non_blocking=True)
         return y
 
     def labels_of(self, task: str) -> Array:
-        """The labels as they are stored, or 0 and -1 where `annotated` says which examples have one."""
+        """Return the labels as they are stored, or 0 and -1 where `annotated` says which examples have one."""
         if task in self.annotated:
             return np.where(self.annotated[task], 0, -1)
         column: Array = self.labels[task].numpy()
         return column
 
     def fingerprint(self) -> bytes:
-        """The mark, or all labels, task by task."""
+        """Return the mark, or all labels, task by task."""
         return label_bytes(self.labels) if self.mark is None else self.mark
 
 
 def label_bytes(labels: Mapping[str, Tensor]) -> bytes:
-    """All labels, task by task."""
+    """Return all labels, task by task."""
     return b"".join(labels[task].numpy().tobytes() for task in sorted(labels))
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
-    """Checksum of a tensor's values."""
+    """Compute a checksum of a tensor's values."""
     return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
@@ -139,7 +134,7 @@ class TensorExamples(Labelled):
     domain: Tensor | None = None
     mean: Scale = None
     std: Scale = None
-    change: Change | None = None
+    change: Crop | Dense | None = None
     annotated: Mapping[str, Array] = field(default_factory=dict)
     mark: bytes | None = None
     checked: bool = True
@@ -154,7 +149,7 @@ class TensorExamples(Labelled):
 
     @property
     def prefetch(self) -> bool:
-        """Whether the change takes long."""
+        """Return whether the change takes long."""
         return self.change is not None and self.change.slow
 
     @property
@@ -164,18 +159,18 @@ class TensorExamples(Labelled):
         return tuple(self.images.shape[1:]) if size is None else (self.images.shape[1], *size)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of inputs and labels."""
-        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
+    def held(self) -> int:
+        """Bytes of inputs."""
+        return self.images.nbytes
 
     def contents(self) -> bytes:
-        """Checksum of all inputs, if they are checked."""
+        """Compute a checksum of all inputs, if they are checked."""
         return tensor_digest(self.images) if self.checked else b""
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels at `index`, on `device`."""
+        """Return inputs and labels at `index`, on `device`."""
         x, wanted = self.images.index_select(0, index), self.labels if tasks is None else tasks
         if self.change is not None:
             return self.change(x, self.columns(index, x.device, wanted), device, rng)
@@ -187,7 +182,7 @@ class TensorExamples(Labelled):
         return x, self.columns(index, device, wanted)
 
     def _scale(self, scale: Sequence[float] | Tensor, index: Tensor, x: Tensor) -> Tensor:
-        """A mean or a standard deviation in a shape that fits the batch `x`."""
+        """Return a mean or a standard deviation in a shape that fits the batch `x`."""
         values = torch.as_tensor(scale)
         if values.ndim == 2:
             assert self.domain is not None
@@ -200,7 +195,6 @@ class ItemExamples(Labelled):
     """`count` examples whose inputs are read when they are wanted; `labels` are those that are not read with them.
 
     mean, std   what inputs are normalised with as they are read, so that pictures can be shown
-    held        bytes of inputs that are in memory all the same
     files       what is read, whose contents a resumed run must find unchanged
     """
 
@@ -220,20 +214,15 @@ class ItemExamples(Labelled):
     def __len__(self) -> int:
         return self.count
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self.held + sum(labels.nbytes for labels in self.labels.values())
-
     def contents(self) -> bytes:
-        """Checksum of the files."""
+        """Compute a checksum of the files."""
         return digest(self.files) if self.files else b""
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels at `index`, on `device`."""
-        wanted = (*self.labels, *(t for t in self.annotated if t not in self.labels)) if tasks is None else tasks
+        """Return inputs and labels at `index`, on `device`."""
+        wanted = dict.fromkeys([*self.labels, *self.annotated]) if tasks is None else tasks
         x, y = self.read(index, device, rng, [task for task in wanted if task not in self.labels])
         return x, {**y, **self.columns(index, device, [task for task in wanted if task in self.labels])}
 
@@ -259,7 +248,7 @@ class JoinedExamples:
 
     @property
     def prefetch(self) -> bool:
-        """Whether any piece is slow enough to load ahead."""
+        """Return whether any piece is slow enough to load ahead."""
         return any(piece.prefetch for piece in self.pieces.values())
 
     @property
@@ -273,24 +262,24 @@ class JoinedExamples:
         return sum(piece.nbytes for piece in self.pieces.values())
 
     def fingerprint(self) -> bytes:
-        """The pieces' fingerprints with their names."""
+        """Return the pieces' fingerprints with their names."""
         return b"".join(name.encode() + piece.fingerprint() for name, piece in self.pieces.items())
 
     def contents(self) -> bytes:
-        """The pieces' checksums."""
+        """Return the pieces' checksums."""
         return b"".join(contents(piece) for piece in self.pieces.values())
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels of examples of one piece, of those of the tasks that it has."""
+        """Return inputs and labels of examples of one piece, of those tasks that it has."""
         name, piece, index = self.piece(index)
         own = [task for task in self.tasks[name] if tasks is None or f"{name}-{task}" in tasks]
         x, y = piece.batch(index, device, rng, None if tasks is None else own)
         return x, {f"{name}-{task}": labels for task, labels in y.items()}
 
     def piece(self, index: Tensor) -> tuple[str, Examples, Tensor]:
-        """(name of the piece that examples come from, the piece, their positions in it).
+        """Return (name of the piece that examples come from, the piece, their positions in it).
 
         Raises DataError for examples of several.
         """
@@ -301,17 +290,17 @@ class JoinedExamples:
         return names[0], self.pieces[names[0]], index - int((self.domain < numbers[0]).sum())
 
     def apart(self, index: Tensor) -> list[Tensor]:
-        """Positions by piece."""
+        """Return positions by piece."""
         domain = self.domain[index]
         return [index[domain == i] for i in domain.unique()]
 
     def labels_of(self, task: str) -> Array:
-        """The labels where the example's piece has the task, -1 elsewhere."""
+        """Return the labels where the example's piece has the task, -1 elsewhere."""
         columns = []
         for name, piece in self.pieces.items():
-            own = task.removeprefix(f"{name}-") if task.startswith(f"{name}-") else ""
-            known = own in self.tasks[name]
-            columns.append(piece.labels_of(own) if known else np.full(len(piece), -1, dtype=np.int64))
+            own = task.removeprefix(f"{name}-")
+            known = own != task and own in self.tasks[name]
+            columns.append(piece.labels_of(own) if known else np.full(len(piece), -1))
         return np.concatenate(columns).astype(np.int64)
 
 
@@ -325,7 +314,7 @@ class Behind:
         return len(self.examples)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "examples" or name.startswith("__"):  # there is nothing behind it yet while it is unpickled
+        if name == "examples" or name.startswith("__"):  # while it is unpickled, it has no examples yet
             raise AttributeError(name)
         return getattr(self.examples, name)
 
@@ -339,31 +328,31 @@ class Withheld(Behind):
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels; what is withheld is as if it had never been there."""
+        """Return inputs and labels, without the labels that are withheld."""
         x, y = self.examples.batch(index, device, rng, tasks)
         return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
 
     def labels_of(self, task: str) -> Array:
-        """-1 where the label is withheld, and otherwise as the examples' (0 where that is no whole number)."""
+        """Return -1 where the label is withheld, else the examples' (0 where that is no whole number)."""
         labels = self.examples.labels_of(task)
         whole = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else np.zeros(len(labels), int)
         return np.where(self.kept[task].numpy(), whole, -1)
 
 
 def contents(examples: Examples) -> bytes:
-    """Checksum of the inputs of examples; nothing for those whose fingerprint has it, or that lie elsewhere."""
+    """Compute a checksum of inputs; empty where the fingerprint has it, or where the inputs lie elsewhere."""
     found: bytes = examples.contents() if hasattr(examples, "contents") else b""
     return found
 
 
 def apart(examples: Examples, index: Tensor) -> list[Tensor]:
-    """Positions in groups, so that a batch may hold examples of one group only: several for joined data sets alone."""
+    """Return positions in groups, so that a batch holds examples of one group: several for joined data sets alone."""
     groups: list[Tensor] = examples.apart(index) if hasattr(examples, "apart") else [index]
     return groups
 
 
 def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
+    """Return (mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
 
     Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
     """
@@ -380,9 +369,9 @@ def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def without_label(labels: Tensor, where: Tensor) -> Tensor:
-    """A batch of labels (B x ...) without those of some examples (B, bool): NaN, or IGNORE where there is one a pixel.
+    """Return a batch of labels (B x ...) without those of some examples (B, bool).
 
-    One class an example is -1 then.
+    In their place stands IGNORE where there is a label per pixel, NaN for real numbers, -1 for classes.
     """
     absent = IGNORE if labels.ndim > 1 else math.nan if labels.is_floating_point() else -1
     return labels.masked_fill(where.to(labels.device).view(-1, *(1,) * (labels.ndim - 1)), absent)
@@ -392,10 +381,11 @@ def without_label(labels: Tensor, where: Tensor) -> Tensor:
 class Dataset:
     """A named data set: its tasks, its train and test examples, the names of its domains (may be empty).
 
-    `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data. `signal` says what an input
-    is; by default what its shape and type tell, and None where they do not. `classes` is the name of a task -> the
-    names of its classes, of those that have names. `table` says how a table's columns became inputs (a
-    `Preprocessing`); `notes` are what `fedloom show` says of the data.
+    deal      who holds what, (pool, seed) -> Partition, where that belongs to the data
+    signal    what an input is; by default as its shape and type say, and None where they do not
+    classes   name of a task -> names of its classes, of those that have names
+    table     how a table's columns became inputs (a `Preprocessing`)
+    notes     what `fedloom show` says of the data
     """
 
     name: str

@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, TensorExamples
 from fedloom.data.dense_label import Augment, DenseLabel, Kind, Reader
-from fedloom.data.prepare import Array
-from fedloom.data.store import Part
+from fedloom.data.prepare import Array, Part
 from fedloom.data.transforms import MEAN, STD, Dense, padded, raw_ignore
 from fedloom.models.tasks.dense import KINDS
 from fedloom.models.tasks.task import IGNORE, Task
@@ -30,7 +29,7 @@ def stored(
     domain: Tensor | None,
     version: str,
 ) -> TensorExamples:
-    """Examples in memory, or mapped: images (N x 3 x H x W, uint8) and raw labels per task (N x ...), any strides.
+    """Make examples in memory, or mapped, of images (N x 3 x H x W, uint8) and raw labels per task (N x ...).
 
     `annotated` (task -> N, bool) says which have a label; by default all. `version` changes with the contents.
     """
@@ -40,7 +39,7 @@ def stored(
 
 
 def mark_of(version: str, kinds: Mapping[str, Kind], annotated: Mapping[str, Array]) -> bytes:
-    """Bytes that change with the version, the tasks and what is annotated."""
+    """Return bytes that change with the version, the tasks and what is annotated."""
     parts = [version, *(f"{task} {kind}" for task, kind in sorted(kinds.items()))]
     return "\n".join(parts).encode() + b"".join(np.where(annotated[task], 0, -1).tobytes() for task in sorted(kinds))
 
@@ -54,29 +53,28 @@ class DenseFiles:
     positions: tuple[int, ...]
 
     def __call__(self, index: Tensor, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
-        """Images and ready labels. DataError where the reader breaks its contract or an image is too large."""
+        """Return images and ready labels. DataError where the reader breaks its contract or an image is too large."""
         single = [self._one(i, device, rng, tasks) for i in index.tolist()]
         return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in tasks}
 
     def _one(self, number: int, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
-        """One example as a batch of one."""
-        found = self.reader(self.positions[number], tasks)
-        image = found["image"]
+        """Return one example as a batch of one."""
+        where, read = f"example {number}", self.reader(self.positions[number], tasks)
+        image = read["image"]
         if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shape = "none" if image is None else f"{image.dtype} of shape {image.shape}"
-            raise DataError(f"example {number}: expected an image H x W x 3, uint8, found {shape}")
+            raise DataError(f"{where}: expected an image H x W x 3, uint8, found {shape}")
         size, kinds = image.shape[:2], self.change.kinds
-        labels = {t: raw_label(found.get(t), kinds[t], size, f"example {number}, task {t!r}") for t in tasks}
+        labels = {t: raw_label(read.get(t), kinds[t], size, f"{where}, task {t!r}") for t in tasks}
         try:
-            return self.change(
-                torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None], labels, device, rng
-            )
+            x = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
+            return self.change(x, labels, device, rng)
         except ValueError as error:
-            raise DataError(f"example {number}: {error}") from None
+            raise DataError(f"{where}: {error}") from None
 
 
 def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], where: str) -> Tensor:
-    """What a reader gave for one task, checked, as raw labels of a batch of one (1 x H x W or 1 x 3 x H x W)."""
+    """Check a reader's label of one task; return it as a batch of one (1 x H x W or 1 x 3 x H x W)."""
     shape = (*size, 3) if kind == "normals" else size
     if label is None:
         label = np.full(shape, raw_ignore(kind), np.float32 if kind == "depth" else np.uint8)
@@ -92,7 +90,7 @@ def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], where: str
 
 
 def annotated_in(kind: Kind, raw: Array, rows: int = 256) -> Array:
-    """Which examples (N, bool) of an array of raw labels have any: a value, or for human_parts a part."""
+    """Return which examples (N, bool) of an array of raw labels have any: a value, or for human_parts a part."""
     result = np.empty(len(raw), bool)
     for start in range(0, len(raw), rows):
         part = np.asarray(raw[start : start + rows])
@@ -105,13 +103,13 @@ def annotated_in(kind: Kind, raw: Array, rows: int = 256) -> Array:
 
 
 def checksum(arrays: Mapping[str, Array]) -> str:
-    """A short text that changes with the contents of any array."""
+    """Return a short text that changes with the contents of any array."""
     sums = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in arrays.items()}
     return " ".join(f"{name}:{value:08x}" for name, value in sorted(sums.items()))
 
 
 def pictures(images: Array, where: str) -> Tensor:
-    """Images as N x 3 x H x W, uint8; grey ones are repeated. DataError for anything else."""
+    """Return images as N x 3 x H x W, uint8; grey ones are repeated. DataError for anything else."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(f"{where}: dense labels need uint8 images, found {images.dtype} of shape {images.shape}")
     x = torch.from_numpy(images)
@@ -125,7 +123,7 @@ def pictures(images: Array, where: str) -> Tensor:
 
 
 def decode(array: Array, label: DenseLabel, where: str) -> Array:
-    """One task's labels in the raw form of `fedloom.data.transforms` (N x H x W, or N x 3 x H x W for normals)."""
+    """Return one task's labels in the raw form of `transforms` (N x H x W, or N x 3 x H x W for normals)."""
     if label.kind == "normals":
         return _normals(array, label, where)
     if array.ndim == 4 and 1 in (array.shape[1], array.shape[3]):
@@ -139,11 +137,9 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
             return array
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite depth is none
             metres = (array * label.factor).astype(np.float32)
-            lost = np.isfinite(array) & ~np.isfinite(metres)
-        if lost.any():
-            raise DataError(
-                f"{where}: expected depths that float32 can hold, found {array[lost][0]:g} x {label.factor:g}"
-            )
+        lost = array[np.isfinite(array) & ~np.isfinite(metres)]
+        if len(lost):
+            raise DataError(f"{where}: expected depths that float32 can hold, found {lost[0]:g} x {label.factor:g}")
         return metres
     if label.threshold is not None:
         if array.dtype.kind not in "fu":
@@ -172,22 +168,19 @@ def _classes(array: Array, label: DenseLabel, where: str) -> Array:
 
 
 def boundaries(classes: Array, gap: int = 2) -> Array:
-    """Edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore): one pixel wide, where the right or the
-    lower neighbour has another class.
+    """Return edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore).
+
+    An edge is one pixel wide, where the right or the lower neighbour has another class.
 
     Hand-drawn segments often leave a thin gap between them. Classes therefore first grow by `gap` pixels into what is
     ignored; what remains is ignored, and there is no edge towards it.
     """
     grown = classes.copy()
     for _ in range(gap):
-        before = grown.copy()
-        for axis in (1, 2):
-            for step in (1, -1):
-                neighbour = np.full_like(before, IGNORE)
-                to, source = [slice(None)] * 3, [slice(None)] * 3
-                to[axis], source[axis] = (slice(1, None), slice(None, -1))[::step]
-                neighbour[tuple(to)] = before[tuple(source)]
-                np.copyto(grown, neighbour, where=(grown == IGNORE) & (neighbour != IGNORE))
+        before = np.pad(grown, [(0, 0), (1, 1), (1, 1)], constant_values=IGNORE)
+        # In this order: from above, from below, from the left, from the right.
+        for neighbour in (before[:, :-2, 1:-1], before[:, 2:, 1:-1], before[:, 1:-1, :-2], before[:, 1:-1, 2:]):
+            np.copyto(grown, neighbour, where=grown == IGNORE)
     edge = np.zeros(classes.shape, np.uint8)
     known = grown != IGNORE
     edge[:, :, :-1] |= (grown[:, :, :-1] != grown[:, :, 1:]) & known[:, :, 1:]
@@ -222,43 +215,36 @@ def build(
     crop: tuple[int, int] | None,
     multiple: int,
 ) -> tuple[tuple[Task, ...], TensorExamples, TensorExamples]:
-    """Tasks and examples of a train and a test part with raw labels."""
+    """Make tasks and examples of a train and a test part with raw labels."""
     heads = []
+    fixed: tuple[int, ...] = ()  # these tasks know their channels
     for task, label in labels.items():
-        channels: tuple[int, ...] = ()
-        if label.kind in ("semseg", "human_parts"):
-            arrays = [part.labels[task] for part in parts]
-            largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
-            if largest < 0:
-                raise DataError(f"{where}, task {task!r}: no pixel is labelled")
-            count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
-            if largest >= count:
-                raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
-            channels = (count,)
-        heads.append(KINDS[label.kind](task, *channels))
-    train, test = (_part(where, labels, part, augment, crop, multiple) for part in parts)
-    return tuple(heads), train, test
-
-
-def _part(
-    where: str,
-    labels: Mapping[str, DenseLabel],
-    part: Part,
-    augment: Augment | None,
-    crop: tuple[int, int] | None,
-    multiple: int,
-) -> TensorExamples:
-    key, raw = part.key, part.labels
-    pixels = pictures(part.inputs, f"{where}, {key!r}")
-    height, width = pixels.shape[2:]
-    for task, array in raw.items():
-        if (len(array), *array.shape[-2:]) != (len(pixels), height, width):
-            raise DataError(
-                f"{where}, task {task!r}: expected {len(pixels)} labels of {height} x {width}, as {key!r} has, found "
-                f"{len(array)} of {array.shape[-2]} x {array.shape[-1]}"
-            )
+        if label.kind not in ("semseg", "human_parts"):
+            heads.append(KINDS[label.kind](task, *fixed))
+            continue
+        arrays = [part.labels[task] for part in parts]
+        largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
+        if largest < 0:
+            raise DataError(f"{where}, task {task!r}: no pixel is labelled")
+        count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
+        if largest >= count:
+            raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
+        heads.append(KINDS[label.kind](task, count))
     kinds = {task: label.kind for task, label in labels.items()}
-    change = Dense(kinds, padded((height, width), multiple), augment, crop or (height, width))
-    annotated = {task: annotated_in(kind, raw[task]) for task, kind in kinds.items()}
-    tensors, domain = part.tensors()
-    return stored(pixels, tensors, change, annotated, domain, checksum(raw))
+
+    def examples(part: Part) -> TensorExamples:
+        pixels = pictures(part.inputs, f"{where}, {part.key!r}")
+        height, width = pixels.shape[2:]
+        for task, array in part.labels.items():
+            if (len(array), *array.shape[-2:]) != (len(pixels), height, width):
+                raise DataError(
+                    f"{where}, task {task!r}: expected {len(pixels)} labels of {height} x {width}, as {part.key!r} "
+                    f"has, found {len(array)} of {array.shape[-2]} x {array.shape[-1]}"
+                )
+        change = Dense(kinds, padded((height, width), multiple), augment, crop or (height, width))
+        annotated = {task: annotated_in(kind, part.labels[task]) for task, kind in kinds.items()}
+        tensors, domain = part.tensors()
+        return stored(pixels, tensors, change, annotated, domain, checksum(part.labels))
+
+    train, test = map(examples, parts)
+    return tuple(heads), train, test

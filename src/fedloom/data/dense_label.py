@@ -1,4 +1,4 @@
-"""What dense labels are, who reads them, where they are in an archive, and what training may change. Free of torch."""
+"""Dense labels: their kinds and readers, their place in an archive, and augmentations. Free of torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ not open files. Its errors should be DataErrors that name the file.
 
 
 class DenseLabel(Section):
-    """Where the label images of one task are, and what their numbers mean."""
+    """The place of the label images of one task, and the meaning of their numbers."""
 
     kind: Kind
     key: str
@@ -64,9 +64,9 @@ class Augment(Section):
     hue: Annotated[float, Field(ge=0, le=180)] = 36.0
     """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
     crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Where there is a segmentation: a crop in which one class fills this share is drawn again."""
+    """With a segmentation: a crop in which one class fills this share is drawn again."""
     crop_tries: Count = 10
-    """How many crops are drawn at most; the last is taken in any case."""
+    """The number of crops drawn at most; the last is taken in any case."""
 
     @field_validator("scale")
     @classmethod
@@ -77,7 +77,5 @@ class Augment(Section):
 
 
 def resolve(augment: bool | Augment) -> Augment | None:
-    """A recipe's `augment`: true stands for the defaults, false for None."""
-    if isinstance(augment, bool):
-        return Augment() if augment else None
-    return augment
+    """Resolve a recipe's `augment`: true stands for the defaults, false for None."""
+    return augment if isinstance(augment, Augment) else Augment() if augment else None

@@ -35,7 +35,7 @@ DigitTask = Literal["digit", "parity", "large", "holes"]
 DigitDomain = Literal["plain", "inverted", "noisy", "thickened", "textured"]
 
 RENDERINGS: tuple[DigitDomain, ...] = get_args(DigitDomain)
-# What each question calls the digits 0..9. Holes are those of the usual handwritten form: a 4 is open.
+# The answer of each question for the digits 0..9. Holes are those of the usual handwritten form: a 4 is open.
 QUESTIONS: dict[str, tuple[int, ...]] = {
     "digit": tuple(range(10)),
     "parity": (0, 1) * 5,
@@ -49,7 +49,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "large": ("0 to 4", "5 to 9"),
     "holes": ("no hole", "one hole", "two holes"),
 }
-"""What classes are called that are not their own numbers."""
+"""Names of classes that are not their own numbers."""
 
 
 @DATASETS.register("digits", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
@@ -90,9 +90,7 @@ def digits(
     mean, std = channel_statistics(images[torch.from_numpy(~test)])
 
     def part(mask: Array) -> TensorExamples:
-        labels: dict[str, Tensor] = {
-            task: torch.from_numpy(np.asarray(QUESTIONS[task], np.int64)[digit[mask]]) for task in tasks
-        }
+        labels = {str(task): torch.from_numpy(np.array(QUESTIONS[task])[digit[mask]]) for task in tasks}
         return TensorExamples(images[torch.from_numpy(mask)], labels, torch.from_numpy(domain[mask]), mean, std)
 
     heads = tuple(Classification(task, max(QUESTIONS[task]) + 1) for task in tasks)
@@ -133,22 +131,18 @@ def digits_many(
         questions = [question for name, question in chosen if name == rendering]
         for split, mask in zip(SPLITS, (~test, test), strict=True):
             pool = np.flatnonzero(mask)
-            drawn = []
-            for question in questions:
-                kept = subset(len(pool), limit, seed, f"{rendering}-{question}") if split == "train" else None
-                drawn.append(pool if kept is None else pool[kept])
-            index, asked = np.concatenate(drawn), np.repeat(np.arange(len(questions)), [len(d) for d in drawn])
-            answers = {q: np.asarray(QUESTIONS[q])[digit[index]] for q in questions}
-            columns[split].append(
-                {f"{rendering}-{q}": np.where(asked == i, answers[q], -1) for i, q in enumerate(questions)}
-            )
+            most = limit if split == "train" else None
+            own = [pool[subset(len(pool), most, seed, f"{rendering}-{question}")] for question in questions]
+            index, asked = np.concatenate(own), np.repeat(np.arange(len(questions)), [*map(len, own)])
+            labels = [np.where(asked == i, np.array(QUESTIONS[q])[digit[index]], -1) for i, q in enumerate(questions)]
+            columns[split].append({f"{rendering}-{q}": column for q, column in zip(questions, labels, strict=True)})
             images[split].append(rendered[torch.from_numpy(index)])
     counts = {f"{rendering}-{question}": max(QUESTIONS[question]) + 1 for rendering, question in chosen}
     return combine("digits-many", columns, names, counts, in_memory(images))
 
 
 def originals(size: int) -> tuple[Tensor, Array]:
-    """All 1,797 images (N x 1 x size x size, float32, 0..1) and their digits (N, int64)."""
+    """Return all 1,797 images (N x 1 x size x size, float32, 0..1) and their digits (N, int64)."""
     import torch
     from torch.nn.functional import interpolate
 
@@ -161,7 +155,7 @@ def originals(size: int) -> tuple[Tensor, Array]:
 
 
 def _domains(digit: Array, count: int, seed: int) -> Array:
-    """A random domain for every image (N, int64), each of about equal size within each digit."""
+    """Return a random domain for every image (N, int64), each of about equal size within each digit."""
     domain = np.zeros(len(digit), np.int64)
     rng = np.random.default_rng(derive_seed(seed, "digits", "domain"))
     for value in range(10):
@@ -172,7 +166,7 @@ def _domains(digit: Array, count: int, seed: int) -> Array:
 
 
 def render(x: Tensor, name: str, seed: int) -> Tensor:
-    """Images (n x 1 x S x S, 0..1) as the named domain shows them, again in 0..1."""
+    """Render images (n x 1 x S x S, 0..1) as the named domain shows them, again in 0..1."""
     import torch
     from torch.nn.functional import max_pool2d
 

@@ -1,10 +1,11 @@
-"""Inputs as models take them: what an array is, and images from arrays and files. Imports torch when it is used."""
+"""Inputs as models take them: the kinds of arrays, and images from arrays and files. Imports torch when it is used."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +15,18 @@ from fedloom.core.errors import DataError, RecipeError, parsing
 from fedloom.core.lazy import need
 from fedloom.data.prepare import Array
 from fedloom.models.signal import Kind, Signal
+from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedloom.models.tasks.task import Task
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF", "TIFF")
-"""What a file may be, whatever its ending says. Pillow would hand others, such as EPS, to another program to run."""
+"""The formats that a file may have, whatever its name says. Pillow would run other programs for some, such as EPS."""
+VOLUMES = (".nii.gz", ".nii", ".dcm")
+ENDINGS = (*VOLUMES, *SUFFIXES, ".tif", ".tiff")
 ROWS = 1024  # examples converted at a time
 Fit = Literal["stretch", "crop"]
 LAYOUTS: dict[Kind, str] = {
@@ -31,40 +37,40 @@ LAYOUTS: dict[Kind, str] = {
 }
 _AXES: dict[Kind, tuple[int, ...]] = {"image": (3, 4), "series": (2, 3), "features": (2,), "tokens": (2,)}
 _LONGEST = 4
-"""A uint8 array is taken for grey images unasked if the longer side has less than so many times the shorter one."""
+"""A uint8 array is taken for grey images by default if the longer side has less than so many times the shorter one."""
 
 
 def stated(signal: Kind | Signal | None) -> Signal | None:
-    """A signal as a recipe or a user states it: a kind alone is one."""
+    """Return a signal as a recipe or a user states it: a kind alone is one."""
     return signal if signal is None or isinstance(signal, Signal) else Signal(kind=signal)
 
 
-def signal_of(array: Array, said: Signal | None, where: str) -> Signal:
-    """What the inputs in an array are: as said, or as shape and type tell.
+def signal_of(array: Array, known: Signal | None, where: str) -> Signal:
+    """Return the kind of the inputs in an array: as stated, or by shape and type.
 
-    Unasked, N x F are features, what has four axes images, and N x A x B grey images where A = B, or where they are
-    uint8 and neither side is four times the other. Raises DataError for an array that is not what is said, and, with
-    the candidates, for one that may be several things.
+    By default N x F are features, four axes are images, and N x A x B are grey images where A = B, or where they are
+    uint8 and neither side is four times the other. Raises DataError for an array of another kind than stated, and, with
+    the candidates, for one that may be of several kinds.
     """
-    found = f"found {array.dtype} of shape {array.shape}"
+    shown = f"found {array.dtype} of shape {array.shape}"
     kinds = kinds_of(array)
-    if said is None:
+    if known is None:
         if not kinds:
-            known = "; ".join(f"{layout} ({kind})" for kind, layout in LAYOUTS.items())
-            raise DataError(f"{where}: {found}, expected numbers of one of the shapes {known}")
+            shapes = "; ".join(f"{layout} ({kind})" for kind, layout in LAYOUTS.items())
+            raise DataError(f"{where}: {shown}, expected numbers of one of the shapes {shapes}")
         if len(kinds) > 1:
             each = " or ".join(f"{kind} ({LAYOUTS[kind]})" for kind in kinds)
-            raise DataError(f"{where}: {found}, which may be {each}; say which, for example signal: {kinds[0]}")
+            raise DataError(f"{where}: {shown}, which may be {each}; say which, for example signal: {kinds[0]}")
         return Signal(kind=kinds[0])
     measured = array.dtype == np.uint8 or array.dtype.kind == "f"
-    fits = {"image": measured, "tokens": array.dtype.kind in "iu"}.get(said.kind, array.dtype.kind in "iuf")
-    if not fits or array.ndim not in _AXES[said.kind]:
-        raise DataError(f"{where}: expected {said.kind} ({LAYOUTS[said.kind]}), {found}")
-    return said
+    fits = {"image": measured, "tokens": array.dtype.kind in "iu"}.get(known.kind, array.dtype.kind in "iuf")
+    if not fits or array.ndim not in _AXES[known.kind]:
+        raise DataError(f"{where}: expected {known.kind} ({LAYOUTS[known.kind]}), {shown}")
+    return known
 
 
 def kinds_of(array: Array) -> tuple[Kind, ...]:
-    """What an array may be, the likeliest first."""
+    """Return the kinds of inputs that an array may be, the likeliest first."""
     picture = array.dtype == np.uint8
     measured = picture or array.dtype.kind == "f"
     if not measured and array.dtype.kind not in "iu":
@@ -82,7 +88,7 @@ def kinds_of(array: Array) -> tuple[Kind, ...]:
 
 
 def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | None, where: str) -> Tensor:
-    """Inputs as models take them: N x C x H x W, N x C x T or N x F, uint8 or float32; tokens N x T, int64."""
+    """Return inputs as models take them: N x C x H x W, N x C x T or N x F, uint8 or float32; tokens N x T, int64."""
     import torch
 
     if signal.kind == "image":
@@ -97,7 +103,7 @@ def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | No
 
 
 def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Signal:
-    """Tokens with the size of their vocabulary: as stated, or the largest in `parts` and one.
+    """Return tokens with the size of their vocabulary: as stated, or the largest in `parts` and one.
 
     Raises DataError for tokens outside of it.
     """
@@ -109,14 +115,14 @@ def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Sign
 
 
 def opened(file: Path | str) -> Any:
-    """A file as a Pillow image in colour; DataError where it cannot be read."""
+    """Open a file as a Pillow image in colour; DataError where it cannot be read."""
     library = need("PIL.Image", "vision")
     with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
         return image.convert("RGB")
 
 
 def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor:
-    """Colour images resized bilinearly (N x 3 x size x size, uint8, the channels innermost in memory).
+    """Read colour images, resized bilinearly (N x 3 x size x size, uint8, the channels innermost in memory).
 
     `crop` resizes the shorter side and keeps the centre, `stretch` changes the proportions. DataError where a file
     cannot be read.
@@ -142,8 +148,9 @@ def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor
 
 
 def as_images(array: Array, size: int | None, channels: int | None, where: str) -> Tensor:
-    """Images as N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
+    """Return images as N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
     import torch
+    from torch.nn.functional import interpolate
 
     wanted = np.uint8 if array.dtype == np.uint8 else np.float32
     mapped = isinstance(array.base, np.memmap) and array.dtype == wanted
@@ -156,31 +163,116 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     elif x.ndim == 4 and x.shape[1] not in (1, 3):
         raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {tuple(x.shape)}")
     if channels is not None and channels != x.shape[1]:
-        x = x.expand(-1, 3, -1, -1) if channels == 3 else _grey(x)
-    if size is not None and x.shape[2:] != (size, size):
-        x = _resize(x, size)
+        x = x.expand(-1, 3, -1, -1) if channels == 3 else _in_parts(x, (1, *x.shape[2:]), _grey)
+    if size is not None and x.shape[2:] != (size, size):  # antialiased where they shrink
+        resized = partial(interpolate, size=(size, size), mode="bilinear", antialias=True)
+        x = _in_parts(x, (x.shape[1], size, size), lambda part: resized(part.float()))
     return x if mapped else x.contiguous()
 
 
-def _grey(x: Tensor) -> Tensor:
-    """Colour images as grey ones, N x 1 x H x W, in their own type."""
+def _grey(part: Tensor) -> Tensor:
     import torch
 
-    grey = torch.empty(len(x), 1, *x.shape[2:], dtype=x.dtype)
-    luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-    for part, out in zip(x.split(ROWS), grey.split(ROWS), strict=True):
-        y = (part * luma).sum(1, keepdim=True)
-        out.copy_(y if x.is_floating_point() else y.round())
-    return grey
+    return (part * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
 
 
-def _resize(x: Tensor, size: int) -> Tensor:
-    """Images resized to size x size, in their own type; antialiased where they shrink."""
+def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor]) -> Tensor:
+    """Convert images to N x `shape`, some at a time, in their own type."""
     import torch
-    from torch.nn.functional import interpolate
 
-    resized = torch.empty(*x.shape[:2], size, size, dtype=x.dtype)
-    for part, out in zip(x.split(ROWS), resized.split(ROWS), strict=True):
-        y = interpolate(part.float(), (size, size), mode="bilinear", antialias=True)
-        out.copy_(y if x.is_floating_point() else y.round().clamp(0, 255))
-    return resized
+    out = torch.empty(len(x), *shape, dtype=x.dtype)
+    for part, place in zip(x.split(ROWS), out.split(ROWS), strict=True):
+        y = make(part)
+        place.copy_(y if x.is_floating_point() else y.round().clamp(0, 255))
+    return out
+
+
+def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, Any]:
+    """Return the images of a folder, in the order of their names, and {task: labels}.
+
+    Labels that are a folder are maps: files with the names of their images. An image without one has no label. Raises
+    DataError for files that cannot be read, differ in size or have no image.
+    """
+    read = {name: _pixels(file) for name, file in _files(images, where).items()}
+    sizes = {pixels.shape[1:]: name for name, pixels in read.items()}
+    if len(sizes) > 1:
+        (one, a), (two, b) = list(sizes.items())[:2]
+        raise DataError(
+            f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; make all of one size and one number "
+            "of channels"
+        )
+    columns: dict[str, Any] = {}
+    for task, label in labels.items():
+        columns[task] = label
+        if isinstance(label, str | Path):
+            folder = Path(label).expanduser()
+            files = _files(folder, f"{where}, task {task!r}")
+            if stray := next((name for name in files if name not in read), None):
+                raise DataError(f"{where}, task {task!r}: {folder}: {stray!r} has no image of that name in {images}")
+            columns[task] = _maps(read, files, tasks.get(task), f"{where}, task {task!r}")
+    return np.concatenate(list(read.values())), columns
+
+
+def _files(folder: Path, where: str) -> dict[str, Path]:
+    """Return name without ending -> file, in the order of the names."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{where}: {folder} is no folder")
+    files: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        ending = next((end for end in ENDINGS if file.name.lower().endswith(end)), None)
+        if ending is not None:
+            files[file.name[: -len(ending)]] = file
+    if not files:
+        raise DataError(f"{where}: {folder} has no images; known endings are {', '.join(ENDINGS)}")
+    return files
+
+
+def _pixels(file: Path, as_label: bool = False) -> Array:
+    """Return a file as images (n x C x H x W): one of a picture, one per slice of a volume, as stored of labels."""
+    name = file.name.lower()
+    is_volume, is_dicom = name.endswith(VOLUMES[:2]), name.endswith(VOLUMES[2])
+    library = need(
+        "nibabel" if is_volume else "pydicom" if is_dicom else "PIL.Image",
+        "volumes" if name.endswith(VOLUMES) else "vision",
+    )
+    with parsing(f"{file}: cannot be read"):
+        if is_volume:
+            volume = np.asarray(library.load(file).dataobj)
+            pixels = np.moveaxis(volume.reshape(*volume.shape[:2], -1), 2, 0)[:, None]
+        elif is_dicom:
+            scan = library.dcmread(file)
+            plain = scan.pixel_array * float(scan.get("RescaleSlope", 1)) + float(scan.get("RescaleIntercept", 0))
+            pixels = plain.reshape(-1, 1, *plain.shape[-2:])
+        else:
+            with library.open(file, formats=FORMATS) as image:
+                deep = image.mode in ("I", "I;16", "F")
+                shown = "L" if image.mode in ("1", "L") else "RGB"
+                plain = np.asarray(image if as_label or deep else image.convert(shown))
+            if plain.ndim == 3 and as_label:
+                raise ValueError(f"{image.mode} found, expected one channel, the label of each pixel")
+            pixels = np.moveaxis(plain, 2, 0)[None] if plain.ndim == 3 else plain[None, None]
+            if not deep:
+                return pixels
+    return pixels if as_label else pixels.astype(np.float32)
+
+
+def _maps(images: Mapping[str, Array], files: Mapping[str, Path], task: Task | None, where: str) -> Array:
+    """Return the label maps (N x H x W) of all images."""
+    whole = task is None or task.kind != "depth"
+    maps = {name: _pixels(file, as_label=True)[:, 0] for name, file in files.items()}
+    for name, part in maps.items():
+        shape = (len(images[name]), *images[name].shape[2:])
+        if part.shape != shape:
+            raise DataError(f"{where}: {files[name]} is {_size(part.shape)}, its image {_size(shape)}")
+        if whole and (part != np.round(part)).any():
+            raise DataError(f"{where}: {files[name]}: fractions found, expected whole numbers, the classes of pixels")
+    values = {value for part in maps.values() for value in np.unique(part).tolist()}
+    if whole and values == {0, IGNORE} and task is not None and task.channels <= 2:
+        maps = {name: part // IGNORE for name, part in maps.items()}  # masks are usually black and white
+    parts = [maps.get(name, np.full((len(x), *x.shape[2:]), IGNORE)) for name, x in images.items()]
+    return np.concatenate([part.astype(np.int64 if whole else np.float32) for part in parts])
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,9 +29,7 @@ NormalsFrom = Literal["camera", "pixels"]
 
 EXPECTED = {"train": 795, "val": 654}
 FILES = {"semseg": "segmentation/{}.png", "normals": "normals/{}.png", "depth": "depth/{}.npy", "edge": "edge/{}.png"}
-ADVICE = (
-    "Expected images/ID.png, segmentation/ID.png, normals/ID.png, depth/ID.npy, edge/ID.png and gt_sets/{train,val}.txt"
-)
+ADVICE = f"Expected images/ID.png, {', '.join(FILES.values()).format(*['ID'] * 4)} and gt_sets/{{train,val}}.txt"
 
 LABELLED = "nyu_depth_v2_labeled.mat"
 LABELLED_ADVICE = (
@@ -79,15 +78,12 @@ def nyud(
     images of each part. DataError where lists or images are absent or a file is not as stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "edge": {"max_dist": 0.011}}
-
-    def opened(split: str) -> FileSplit:
-        return open_split(root, split, tasks, classes)
-
+    opened = partial(open_split, root, tasks=tasks, classes=classes)
     return folders.dataset("nyud", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) -> FileSplit:
-    """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
+    """Open the images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folders.find("nyud", root, "gt_sets", ADVICE)
     listed = path / "gt_sets" / f"{split}.txt"
     return Nyud(path, folders.split_list(listed), tuple(tasks), classes).split(listed)
@@ -95,32 +91,33 @@ def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) 
 
 @dataclass(frozen=True)
 class Nyud(Folder):
-    """Reads an image of NYU Depth v2 in its folders."""
+    """A reader of NYU Depth v2 in its folders."""
 
     classes: int
 
     def image(self, name: str) -> Path:
+        """Return the file of an image."""
         return self.root / "images" / f"{name}.png"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
+        """Return the files that a label is made of."""
         return (self.root / FILES[task].format(name),)
 
     def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+        """Read the raw label in these files."""
         (file,) = files
         if task == "depth":
             return metres(file)
-        found = folders.picture(file, task, colour=task == "normals")
+        stored = folders.picture(file, task, colour=task == "normals")
         if task == "normals":
-            return folders.normals_of(found)
-        return (
-            folders.above_half(found)
-            if task == "edge"
-            else shifted(folders.class_map(file, task, found, 40), self.classes)
-        )
+            return folders.normals_of(stored)
+        if task == "edge":
+            return folders.above_half(stored)
+        return shifted(folders.class_map(file, task, stored, 40), self.classes)
 
 
 def shifted(stored: Array, classes: int) -> Array:
-    """Stored labels (0 = none, 1..40, 255 = none; uint8) as classes from 0, 255 = none."""
+    """Return stored labels (0 = none, 1..40, 255 = none; uint8) as classes from 0, 255 = none."""
     table = np.full(256, IGNORE, np.uint8)
     if classes == 13:
         for number, members in enumerate(THIRTEEN.values()):
@@ -132,7 +129,7 @@ def shifted(stored: Array, classes: int) -> Array:
 
 
 def metres(file: Path) -> Array:
-    """A depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
+    """Read a depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
     with parsing(f"{file}, depth: cannot be read"):
         depth: Array = np.asarray(np.load(file, allow_pickle=False))
     if depth.ndim == 3 and 1 in (depth.shape[0], depth.shape[2]):
@@ -174,11 +171,9 @@ def nyud_labeled(
 
     DataError where a file is absent or an array is not as stated.
     """
+    how: dict[str, Any] = {"classes": classes, "first_ids": first_ids, "normals_from": normals_from, "size": size}
+    opened = partial(open_labelled, root, tasks=tasks, **how)
     options = {"semseg": {"channels": classes}}
-
-    def opened(split: str) -> FileSplit:
-        return open_labelled(root, split, tasks, classes, first_ids, normals_from, size)
-
     return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
 
 
@@ -191,14 +186,17 @@ def open_labelled(
     normals_from: NormalsFrom = "camera",
     size: tuple[int, int] | None = None,
 ) -> FileSplit:
-    """The images of `split` (train or val). DataError where the file is not as expected."""
+    """Open the images of `split` (train or val). DataError where the file is not as expected."""
     path = folders.find("nyud-labeled", root, LABELLED, LABELLED_ADVICE)
     file = path / LABELLED
     total = _shape(file, tasks)
     positions = _positions(path / "splits.mat", split, total)
     table = None
     if "semseg" in tasks:
-        table = _first(classes) if first_ids else _mapping(path / "classMapping40.mat", classes)
+        table = np.full(895, IGNORE, np.uint8)
+        table[:classes] = np.arange(classes)
+        if not first_ids:
+            table = _mapping(path / "classMapping40.mat", classes)
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{LABELLED}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
@@ -207,7 +205,7 @@ def open_labelled(
 
 @dataclass(frozen=True, eq=False)
 class LabelledReader:
-    """Reads the image at `positions[i]` of the file and its labels; `table` makes classes of the names' numbers."""
+    """A reader of the image at `positions[i]` of the file and its labels; `table` turns names' numbers into classes."""
 
     file: Path
     positions: tuple[int, ...]
@@ -216,36 +214,33 @@ class LabelledReader:
     size: tuple[int, int] | None
 
     def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
-        """Image (H x W x 3, uint8) and raw labels of `tasks`."""
+        """Read image (H x W x 3, uint8) and raw labels of `tasks`."""
         p = self.positions[i]
         depth = labels = None
         with _open(self.file) as opened, parsing(f"{self.file}, image {p + 1}: cannot be read"):
-            image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
+            image = np.ascontiguousarray(np.asarray(opened["images"][p]).transpose(2, 1, 0))
             if "depth" in tasks or "normals" in tasks:
                 depth = np.asarray(opened["depths"][p]).T
             if "semseg" in tasks:
                 labels = np.asarray(opened["labels"][p]).T
-        found: dict[str, Array | None] = {"image": self._image(np.ascontiguousarray(image))}
+        if self.size is not None:
+            pillow = need("PIL.Image", "vision")
+            resized = pillow.fromarray(image).resize((self.size[1], self.size[0]), pillow.Resampling.BILINEAR)
+            image = np.asarray(resized)
+        example: dict[str, Array | None] = {"image": image}
         if labels is not None and self.table is not None:
             if labels.max(initial=0) >= len(self.table):
-                raise DataError(
-                    f"{self.file}, labels of image {p + 1}: expected 0..{len(self.table) - 1}, found {labels.max()}"
-                )
-            found["semseg"] = self._nearest(self.table[labels])
+                expected = f"expected 0..{len(self.table) - 1}, found {labels.max()}"
+                raise DataError(f"{self.file}, labels of image {p + 1}: {expected}")
+            example["semseg"] = self._nearest(self.table[labels])
         if depth is not None:
             depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
             if "depth" in tasks:
-                found["depth"] = self._nearest(depth)
+                example["depth"] = self._nearest(depth)
             if "normals" in tasks:
-                found["normals"] = self._nearest((from_camera if self.normals_from == "camera" else from_pixels)(depth))
-        return found
-
-    def _image(self, image: Array) -> Array:
-        if self.size is None:
-            return image
-        pillow = need("PIL.Image", "vision")
-        resized = pillow.fromarray(image).resize((self.size[1], self.size[0]), pillow.Resampling.BILINEAR)
-        return np.asarray(resized)
+                normals = from_camera if self.normals_from == "camera" else from_pixels
+                example["normals"] = self._nearest(normals(depth))
+        return example
 
     def _nearest(self, label: Array) -> Array:
         if self.size is None:
@@ -256,7 +251,7 @@ class LabelledReader:
 
 
 def from_camera(depth: Array) -> Array:
-    """Normals (H x W x 3, float32; x right, y up, z to the viewer) of metres (H x W); 0 beside pixels without."""
+    """Compute normals (H x W x 3, float32; x right, y up, z to the viewer) of metres; 0 beside pixels without."""
     height, width = depth.shape
     scale = width / 640
     x = (np.arange(width) + 0.5 - CENTRE[0] * scale) / (FOCAL[0] * scale) * depth
@@ -266,16 +261,13 @@ def from_camera(depth: Array) -> Array:
     normals = np.cross(down, across)
     length = np.linalg.norm(normals, axis=-1, keepdims=True)
     normals = np.divide(normals, length, out=np.zeros_like(normals), where=length > 0)
-    missing = depth == 0
-    for axis in (0, 1):
-        for step in (-1, 1):
-            missing = missing | (np.roll(depth, step, axis) == 0)
-    normals[missing] = 0
+    for axis, step in ((0, 0), (0, -1), (0, 1), (1, -1), (1, 1)):
+        normals[np.roll(depth, step, axis) == 0] = 0
     return normals.astype(np.float32)
 
 
 def from_pixels(depth: Array) -> Array:
-    """The thesis' normals (H x W x 3, float32; y turned up): differences of depth per pixel as slopes."""
+    """Compute the thesis' normals (H x W x 3, float32; y turned up): differences of depth per pixel as slopes."""
     down, across = np.gradient(depth)
     normals = np.stack([-across, down, np.ones_like(depth)], -1)
     return (normals / np.linalg.norm(normals, axis=-1, keepdims=True)).astype(np.float32)
@@ -288,31 +280,28 @@ def _open(file: Path) -> Any:
 
 
 def _shape(file: Path, tasks: Sequence[str]) -> int:
-    """The number of images, after a look at the arrays' shapes and types."""
-    wanted = {"images": "u"}
-    if "semseg" in tasks:
-        wanted["labels"] = "u"
-    if {"depth", "normals"} & set(tasks):
-        wanted["depths"] = "f"
+    """Check the arrays' shapes and types; return the number of images."""
     with _open(file) as opened:
-        for key, kind in wanted.items():
+        for key, kind in {"images": "u", "labels": "u", "depths": "f"}.items():
+            users = {"images": set(tasks), "labels": {"semseg"}, "depths": {"depth", "normals"}}[key]
+            if not users & set(tasks):
+                continue
             if key not in opened:
                 raise DataError(f"{file}: expected an array {key!r}, found {', '.join(sorted(opened)[:8])}")
-            array = opened[key]
-            images = opened["images"].shape
+            array, images = opened[key], opened["images"].shape
             expected = ("N", 3, "W", "H") if key == "images" else (images[0], *images[2:])
             good = array.ndim == 4 and images[1] == 3 if key == "images" else array.shape == expected
             if not good or array.dtype.kind != kind:
-                shape = " x ".join(map(str, expected))
-                what = {"u": "unsigned whole numbers", "f": "floats"}[kind]
+                numbers = {"u": "unsigned whole numbers", "f": "floats"}[kind]
                 raise DataError(
-                    f"{file}, {key}: expected {shape}, {what}, found {array.dtype} of shape {tuple(array.shape)}"
+                    f"{file}, {key}: expected {' x '.join(map(str, expected))}, {numbers}, found {array.dtype} of "
+                    f"shape {tuple(array.shape)}"
                 )
         return int(opened["images"].shape[0])
 
 
 def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
-    """Positions of a split's images, from 0."""
+    """Return positions of a split's images, from 0."""
     if not file.is_file():
         cut = EXPECTED["train"]
         positions = tuple(range(min(cut, total)) if split == "train" else range(cut, total))
@@ -327,21 +316,14 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
     return positions
 
 
-def _first(classes: int) -> Array:
-    """Names 0..classes-1 as they are, the others ignored."""
-    table = np.full(895, IGNORE, np.uint8)
-    table[:classes] = np.arange(classes)
-    return table
-
-
 def _mapping(file: Path, classes: int) -> Array:
-    """From the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
+    """Read the table from the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
     if not file.is_file():
         raise DataError(
             f"{file}: absent. It maps the 894 names to 40 classes (variable mapClass, published with the data set's "
             "toolbox). Put it there, or set first_ids: true for the thesis' reading of the names"
         )
-    found = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
-    if not len(found) or found.dtype.kind not in "uif" or found.min() < 0 or found.max() > 40:
-        raise DataError(f"{file}, mapClass: expected classes 0..40, one per name, found {found.dtype}")
-    return shifted(np.concatenate([[0], found]).astype(np.uint8), classes)
+    numbers = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
+    if not len(numbers) or numbers.dtype.kind not in "uif" or numbers.min() < 0 or numbers.max() > 40:
+        raise DataError(f"{file}, mapClass: expected classes 0..40, one per name, found {numbers.dtype}")
+    return shifted(np.concatenate([[0], numbers]).astype(np.uint8), classes)

@@ -1,6 +1,6 @@
-"""Data of one's own: arrays, tensors and torch data sets of clients become one data set that says who holds what.
+"""Users' own data: arrays, tensors and torch data sets of clients become one data set that says who holds what.
 
-The second half reads what a user has as inputs and labels of tasks.
+The second half reads them as inputs and labels of tasks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Generator, Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
@@ -23,11 +24,10 @@ from fedloom.core.errors import DataError, RunWarning, unknown
 from fedloom.core.settings.section import client_name, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
-from fedloom.data.image_files import read_folders
-from fedloom.data.inputs import stated, with_vocabulary
+from fedloom.data.drawing import CLASSES
+from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
-from fedloom.data.partition.dealing import by_rank, ids, set_apart
-from fedloom.data.partition.rules import as_partition
+from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.signal import AXES, Kind, Signal, sized, told
 from fedloom.models.tasks.own import Description, Own
 from fedloom.models.tasks.task import IGNORE, Task
@@ -36,9 +36,6 @@ FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
     "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
-
-SEGMENTATION = ("semseg", "human_parts")
-"""The kinds of tasks whose labels are a class per pixel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +73,12 @@ class Federation:
                whole numbers tokens, what has three axes an image; encoders ask what has two is
     axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
-    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1, and lists of tokens of different lengths
-    are filled up with the signal's padding, by default 0; other data sets are read example by
-    example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
-    training, such as augmentations, follows from the run's seed.
+    Tensors and arrays are used as they are, but uint8 is scaled to 0..1, and lists of tokens of different lengths are
+    filled up with the signal's padding, by default 0. Other data sets are read example by example, batch after batch,
+    and their labels once at the beginning. What they draw from torch's random stream in training, such as
+    augmentations, follows from the run's seed.
 
-    Raises DataError for what does not fit, naming the client, the task, what was found and what is expected.
+    Raises DataError for data that do not fit. It names the client, the task, what was found and what is expected.
     """
 
     def __init__(
@@ -124,42 +121,38 @@ class Federation:
         ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
         padding = signal.padding if isinstance(signal, Signal) else None
         keys = Keys(inputs, dict(labels) if labels is not None else None, ignored, padding, axes == "NTC")
+        own: dict[str, Any] = {}
         if clients is None:
-            parts = [read(data, known, "Federation, data", keys)]
-            deal: Any = _rule(partition)
+            parts, deal = [read(data, known, "Federation, data", keys)], _rule(partition)
         else:
             clients = _named(clients)
             parts, deal = _clients(clients, known, keys)
-        own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
+            own = {who: client.test for who, client in clients.items() if client.test is not None}
         tests = [] if test is None else [read(test, known, "Federation, test", keys)]
         tests += [read(each, known, f"client {who!r}, test", keys) for who, each in own.items()]
         every = _aligned([*parts, *tests], padding)
         parts, tests = every[: len(parts)], every[len(parts) :]
         if signal is None and any(piece.is_ragged for piece in every):
             signal = Signal(kind="tokens", padding=0)
-        shape, dtype = parts[0].shape, parts[0].dtype
-        for part in (*parts, *tests):
-            if part.shape != shape:
-                raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
-            if part.dtype != dtype:
-                raise DataError(f"{part.where}: inputs of {part.dtype} found, but {parts[0].where} has {dtype}")
-        whose = [*([-1] if test is not None else []), *range(len(own))]
-        sizes = [len(part) for part in tests]
-        domain = torch.repeat_interleave(torch.tensor(whose, dtype=torch.int64), torch.tensor(sizes)) if own else None
-        self.dataset = Dataset(
-            name,
-            tuple(known.values()),
-            gathered(parts, known, shape, dtype, keys),
-            gathered(tests, known, shape, dtype, keys, domain),
-            tuple(own),
-            deal,
-            _signal([*parts, *tests], signal),
-        )
-        said = self.dataset.signal
-        if axes is None and said is not None and said.kind == "series" and len(shape) == 2 and shape[0] > shape[1]:
+        first = parts[0]
+        for piece in every:
+            if piece.shape != first.shape:
+                raise DataError(
+                    f"{piece.where}: inputs of shape {piece.shape} found, but {first.where} has {first.shape}"
+                )
+            if piece.dtype != first.dtype:
+                raise DataError(f"{piece.where}: inputs of {piece.dtype} found, but {first.where} has {first.dtype}")
+        domain = None
+        if own:  # -1: test data that all clients share belong to no client's domain
+            whose = [*([-1] if test is not None else []), *range(len(own))]
+            domain = torch.tensor(whose).repeat_interleave(torch.tensor([len(piece) for piece in tests]))
+        train, tested = gathered(parts, known, first, keys), gathered(tests, known, first, keys, domain)
+        self.dataset = Dataset(name, tuple(known.values()), train, tested, tuple(own), deal, _signal(every, signal))
+        is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
+        if axes is None and is_series and len(first.shape) == 2 and first.shape[0] > first.shape[1]:
             warnings.warn(
-                f"{parts[0].where}: {sized(shape, said)} found, more channels than steps: say axes='NTC' if the steps "
-                "come first, axes='NCT' if this is right",
+                f"{first.where}: {sized(first.shape, self.dataset.signal)} found, more channels than steps: say "
+                "axes='NTC' if the steps come first, axes='NCT' if this is right",
                 RunWarning,
                 stacklevel=2,
             )
@@ -182,16 +175,16 @@ class Federation:
         source      a pandas.DataFrame; a CSV (also .gz, .xz) or Parquet file; a folder with one of them for each site
         site        the column of a row's site; without it a folder's files are the sites
         tasks       columns, a task each, or {column: fl.task(...)}; empty cells are no label
-        features    the columns that are inputs, or globs; without it all others that pass the checks. What they leave
-                    out is warned of, with the reason
+        features    the columns that are inputs, or globs; by default all others that pass the checks. A warning names
+                    those that do not, with the reason
         leave_out   columns or globs that are no inputs
         missing     cells that mean missing, such as -9 or "?", beside empty ones, NA and NaN
         preprocess  "federated": scale by the counts and sums of all sites, of `minimum` rows or more; "local": each
                     site by its own
         seed        of each site's split into training, validation and test rows
 
-        The same as `fedloom init FILE` and the data set `table`. Raises DataError for what does not fit, naming the
-        column and the site.
+        The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
+        names the column and the site.
         """
         from fedloom.data.tables.columns import draft
         from fedloom.data.tables.table import Split, build
@@ -200,22 +193,20 @@ class Federation:
             raise DataError(f"from_table: tasks={tasks!r} found, expected columns, or {{column: fl.task(...)}}")
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
-        found = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
-        what = found.frame, found.where, found.tasks, found.inputs, found.site, found.missing, found.mode
-        made = cls.__new__(cls)
-        made.dataset = build(*what, minimum, Split(), seed, found.left_out)
-        gone = [note for note in made.dataset.notes if "left out" in note]
-        if found.refused or gone:
+        plan = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
+        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out)
+        gone = [note for note in built.notes if "left out" in note]
+        if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
-            said = "; ".join([*found.refused, *(agree if found.refused else ()), *gone])
-            warnings.warn(f"from_table: {said}", stacklevel=2)
-        own = dict(zip(found.tasks, described.values(), strict=True))
-        kept = tuple(
+            lines = [*plan.refused, *(agree if plan.refused else ()), *gone]
+            warnings.warn(f"from_table: {'; '.join(lines)}", stacklevel=2)
+        own = [
             task if each is None else Own.of(replace(task, weight=each.weight), each.loss, each.metrics)
-            for task, each in ((task, own[task.name]) for task in made.dataset.tasks)
-        )
-        made.dataset = replace(made.dataset, tasks=kept)
-        return made
+            for task, each in zip(built.tasks, described.values(), strict=True)
+        ]
+        federation = cls.__new__(cls)
+        federation.dataset = replace(built, tasks=tuple(own))
+        return federation
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -223,23 +214,27 @@ class Federation:
         return self.dataset.tasks
 
     def partition(self, seed: int = 0) -> Partition:
-        """Who holds what in a run with this seed."""
+        """Return who holds what in a run with this seed."""
         assert self.dataset.deal is not None
         return self.dataset.deal(Pool.of(self.dataset), seed)
 
     def __repr__(self) -> str:
         shares = self.partition().shares
-        told = [f"{s.client} ({', '.join(s.tasks)}; {len(s.train)} + {len(s.val)})" for s in shares[:8]]
+        listed = [f"{s.client} ({', '.join(s.tasks)}; {len(s.train)} + {len(s.val)})" for s in shares[:8]]
         more = f", and {len(shares) - 8} more" if len(shares) > 8 else ""
         tasks = ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in self.tasks)
         return (
-            f"Federation: {len(shares)} clients with train + validation examples: {', '.join(told)}{more}; tasks: "
+            f"Federation: {len(shares)} clients with train + validation examples: {', '.join(listed)}{more}; tasks: "
             f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
 
 
+def _unfit(where: str, found: str, expected: str) -> DataError:
+    return DataError(f"{where}: {found} found, expected {expected}")
+
+
 def _known(name: str, task: Any) -> dict[str, Any]:
-    """What a description says of a column's task."""
+    """Return what a description says of a column's task."""
     if task is None:
         return {}
     if not isinstance(task, Description):
@@ -250,7 +245,7 @@ def _known(name: str, task: Any) -> dict[str, Any]:
 
 def _tasks(tasks: Any) -> dict[str, Task]:
     if not isinstance(tasks, Mapping) or not tasks:
-        raise DataError(f"Federation: tasks={tasks!r} found, expected {{name: fl.task(...)}}")
+        raise _unfit("Federation", f"tasks={tasks!r}", "{name: fl.task(...)}")
     known = {}
     for name, each in tasks.items():
         if not isinstance(each, Description | Task):
@@ -260,34 +255,31 @@ def _tasks(tasks: Any) -> dict[str, Task]:
 
 
 def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
-    """What the inputs are, as said or as their shape and type tell; of tokens in memory the vocabulary, too."""
+    """Return the kind of the inputs, as stated or by their shape and type; of tokens in memory the vocabulary, too."""
     first, whole = parts[0], parts[0].dtype == torch.int64
     try:
-        signal = stated(said)
+        signal = stated(said) or told(first.shape, whole)
     except ValidationError:
-        raise DataError(f"Federation: signal={said!r} found, expected one of {', '.join(map(repr, AXES))}") from None
-    signal = signal or told(first.shape, whole)
+        raise _unfit("Federation", f"signal={said!r}", f"one of {', '.join(map(repr, AXES))}") from None
     if signal is None:
         return None
     if said is not None and (len(first.shape) != len(AXES[signal.kind]) or whole != (signal.kind == "tokens")):
         numbers = "int64" if signal.kind == "tokens" else "uint8 or floating point"
-        raise DataError(
-            f"{first.where}: inputs of shape {first.shape}, {str(first.dtype).removeprefix('torch.')} found, expected "
-            f"{signal.kind}: {' x '.join(AXES[signal.kind])}, {numbers}"
-        )
-    held = [part.source for part in parts]
-    if not whole or not all(isinstance(source, torch.Tensor) for source in held):
+        inputs = f"inputs of shape {first.shape}, {str(first.dtype).removeprefix('torch.')}"
+        raise _unfit(first.where, inputs, f"{signal.kind}: {' x '.join(AXES[signal.kind])}, {numbers}")
+    sources = [part.source for part in parts]
+    if not whole or not all(isinstance(source, Tensor) for source in sources):
         return signal
-    if said is None and any(bool((source < 0).any()) for source in held):
+    if said is None and any(bool((source < 0).any()) for source in sources):
         return signal  # whole numbers of some other meaning, for a model that knows it
-    return with_vocabulary(signal, held, first.where)
+    return with_vocabulary(signal, sources, first.where)
 
 
 def _dealt(data: Any, partitioner: Any) -> dict[str, Client]:
-    """The partitions of a partitioner of flwr-datasets as clients. It may have its data set already."""
+    """Return the partitions of a partitioner of flwr-datasets as clients. It may have its data set already."""
     what = f"Federation, partition {type(partitioner).__name__}"
     if isinstance(data, Dataset):
-        raise DataError(f"{what}: a fedloom Dataset found, expected a split of Hugging Face datasets")
+        raise _unfit(what, "a fedloom Dataset", "a split of Hugging Face datasets")
     try:
         if not partitioner.is_dataset_assigned():
             partitioner.dataset = data
@@ -298,7 +290,7 @@ def _dealt(data: Any, partitioner: Any) -> dict[str, Client]:
 
 
 def _rule(partition: Any) -> Any:
-    """A partition in one of the forms that `Federation` takes, as a function of (pool, seed)."""
+    """Return a partition in one of the forms that `Federation` takes as a function of (pool, seed)."""
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
@@ -321,9 +313,9 @@ def _rule(partition: Any) -> Any:
 
 
 def _named(clients: Any) -> dict[str, Client]:
-    """The clients by their names as texts."""
+    """Return the clients by their names as texts."""
     if not isinstance(clients, Mapping) or not clients:
-        raise DataError(f"Federation: clients={clients!r} found, expected {{name: fl.Client(...)}}")
+        raise _unfit("Federation", f"clients={clients!r}", "{name: fl.Client(...)}")
     named: dict[str, Client] = {}
     for who, client in clients.items():
         if not isinstance(client, Client):
@@ -338,32 +330,33 @@ def _named(clients: Any) -> dict[str, Client]:
 
 
 def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
-    """The clients' data one after another, and the function that says whose is what."""
+    """Return the clients' data one after another, and the function that says who holds what."""
     parts: list[Piece] = []
-    held: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
-    at = 0
+    spans: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
+    end = 0
+
+    def span(data: Any, tasks: Mapping[str, Task], where: str) -> np.ndarray[Any, Any]:
+        nonlocal end
+        parts.append(read(data, tasks, where, keys))
+        start, end = end, end + len(parts[-1])
+        return np.arange(start, end, dtype=np.int64)
+
     for who, client in sorted(clients.items()):
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
-        part = read(client.train, mine, f"client {who!r}, train", keys)
-        spans = [part]
-        if not isinstance(client.val, bool | int | float | str | None):
-            spans.append(read(client.val, mine, f"client {who!r}, val", keys))
-        elif isinstance(client.val, bool | str | None) or not 0 <= client.val < 1:
-            raise DataError(f"client {who!r}: val={client.val!r} found, expected a share from 0 to below 1, or data")
-        ranges = []
-        for span in spans:
-            ranges.append(np.arange(at, at + len(span), dtype=np.int64))
-            at += len(span)
-        parts += spans
-        held.append((who, weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
+        train, val = span(client.train, mine, f"client {who!r}, train"), client.val
+        if not isinstance(val, bool | int | float | str | None):
+            val = span(val, mine, f"client {who!r}, val")
+        elif isinstance(val, bool | str | None) or not 0 <= val < 1:
+            raise _unfit(f"client {who!r}", f"val={val!r}", "a share from 0 to below 1, or data")
+        spans.append((who, weights, train, val))
     own = {who for who, client in clients.items() if client.test is not None}
 
     def deal(pool: Pool, seed: int) -> Partition:
         priority = by_rank(pool, seed)
         shares = []
-        for who, weights, index, val in held:
-            train, apart = set_apart(index, val, priority) if isinstance(val, float) else (index, val)
+        for who, weights, index, val in spans:
+            train, apart = (index, val) if isinstance(val, np.ndarray) else set_apart(index, val, priority)
             shares.append(Share(who, weights, train, apart, who if who in own else None))
         partition = Partition(tuple(shares))
         partition.check(pool)
@@ -376,13 +369,13 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
     if tasks is None:
         tasks = list(known)
     if isinstance(tasks, str) or not isinstance(tasks, Mapping | Iterable):
-        raise DataError(f"client {who!r}: tasks={tasks!r} found, expected a list of names, or {{name: weight}}")
+        raise _unfit(f"client {who!r}", f"tasks={tasks!r}", "a list of names, or {name: weight}")
     weights: dict[str, float] = {}
     for name, weight in tasks.items() if isinstance(tasks, Mapping) else ((task, 1) for task in tasks):
         if name not in known:
             raise DataError(f"client {who!r}: {unknown('task', name, known)}")
         if name in weights:
-            raise DataError(f"client {who!r}: tasks={tasks!r} found, expected {name!r} once")
+            raise _unfit(f"client {who!r}", f"tasks={tasks!r}", f"{name!r} once")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
             raise DataError(f"client {who!r}, task {name!r}: expected a weight above 0, found {weight!r}")
         weights[name] = float(weight)
@@ -393,7 +386,7 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
 
 @dataclass(frozen=True)
 class Keys:
-    """Where inputs and labels are in data sets that give mappings, and values of labels that mean "no label"."""
+    """The keys of inputs and labels in mappings, the labels that mean "no label", and the order of axes."""
 
     inputs: str | None
     labels: Mapping[str, str] | None
@@ -401,15 +394,21 @@ class Keys:
     padding: int | None = None
     """The token that fills up lists of different lengths, where one was named."""
     is_turned: bool = False
-    """Whether the last two axes of inputs are to be exchanged."""
+    """True: the last two axes of inputs are exchanged."""
 
     def turned(self, inputs: Tensor) -> Tensor:
         """Return inputs with their channels before their steps."""
         if not self.is_turned:
             return inputs
         if inputs.ndim < 2:
-            raise DataError(f"axes='NTC': inputs of shape {tuple(inputs.shape)} found, expected N x steps x channels")
+            raise _unfit("axes='NTC'", f"inputs of shape {tuple(inputs.shape)}", "N x steps x channels")
         return inputs.transpose(-1, -2).contiguous()
+
+    def chosen(self, item: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, dict[str, Any]]:
+        """Return the input and {task: label} of a mapping that has the input."""
+        if self.labels is None:
+            raise DataError(f"{where}: inputs= is given without labels=, expected {{task: key}} for {', '.join(tasks)}")
+        return item[str(self.inputs)], {task: item[key] for task, key in self.labels.items() if key in item}
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,43 +427,42 @@ class Piece:
 
 
 def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
-    """Inputs and labels, checked."""
+    """Read inputs and labels, and check them."""
+    x: Any
+    y: Any
+    x, y = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
     if isinstance(data, TensorDataset):
         x, *rest = data.tensors
         if len(rest) != len(tasks):
-            raise DataError(
-                f"{where}: a TensorDataset with {len(rest)} columns of labels found, expected one for each of the "
-                f"tasks {', '.join(tasks)}"
-            )
-        y: Any = dict(zip(tasks, rest, strict=True))
+            columns = f"a TensorDataset with {len(rest)} columns of labels"
+            raise _unfit(where, columns, f"one for each of the tasks {', '.join(tasks)}")
+        y = dict(zip(tasks, rest, strict=True))
     elif hasattr(data, "iloc") and hasattr(data, "columns"):
         raise DataError(
             f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or let "
             "fl.Federation.from_table(df, site=..., tasks=...) read it"
         )
-    elif isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], str | Path):
-        given = data[1] if isinstance(data[1], Mapping) else {_only(tasks, where): data[1]}
-        x, y = read_folders(Path(data[0]).expanduser(), given, tasks, where)
-    elif isinstance(data, tuple | list) and len(data) == 2 and (_is_array(data[0]) or type(data[0]) is list):
-        x, y = data
+    elif isinstance(x, str | Path):
+        x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
-        x, y = data[keys.inputs], {t: data[key] for t, key in _columns(keys, tasks, where).items() if key in data}
-    else:
+        x, y = keys.chosen(data, tasks, where)
+    elif not _is_array(x) and type(x) is not list:
         return _items(data, tasks, where, keys)
-    inputs = keys.turned(_padded(x, keys.padding, where) if _is_ragged(x) else as_input(x, where))
+    is_ragged = isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len(set(map(len, x))) > 1
+    inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where))
     if inputs.ndim < 2 or not len(inputs):
-        raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)} found, expected N x ... with N above 0")
+        raise _unfit(where, f"inputs of shape {tuple(inputs.shape)}", "N x ... with N above 0")
     _finite(inputs, where)
     if y is None:
-        raise DataError(f"{where}: inputs without labels found, expected labels of {', '.join(tasks)}")
-    columns = y if isinstance(y, Mapping) else {_only(tasks, where): y}
+        raise _unfit(where, "inputs without labels", f"labels of {', '.join(tasks)}")
+    by_task = _by_task(y, tasks, where)
     labels = {}
     for name, task in tasks.items():
-        column = columns.get(name)
+        column = by_task.get(name)
         numbers = None if column is None else _numbers(column, name, where)
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
-    _some(labels, columns, where)
-    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged=_is_ragged(x))
+    _some(labels, by_task, where)
+    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged)
 
 
 def _finite(inputs: Tensor, where: str) -> None:
@@ -476,24 +474,17 @@ def _finite(inputs: Tensor, where: str) -> None:
         )
 
 
-def _is_ragged(x: Any) -> bool:
-    """Return whether inputs are lists of whole numbers, of different lengths."""
-    return isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len({len(row) for row in x}) > 1
-
-
 def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
     """Return lists of tokens as one tensor, the shorter ones filled up at the end."""
     if not all(isinstance(token, int) for row in rows for token in row):
-        raise DataError(f"{where}: lists of different lengths found, expected whole numbers (tokens) in them")
+        raise _unfit(where, "lists of different lengths", "whole numbers (tokens) in them")
     if padding is None and any(0 in row for row in rows):
         raise DataError(
             f"{where}: lists of different lengths found; they are filled up with 0, but 0 is among the tokens: say "
             "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list has"
         )
-    padded = torch.full((len(rows), max(map(len, rows))), padding or 0, dtype=torch.int64)
-    for row, tokens in zip(padded, rows, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-    return padded
+    tokens = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return pad_sequence(tokens, batch_first=True, padding_value=padding or 0)
 
 
 def _aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
@@ -511,46 +502,47 @@ def _is_array(value: Any) -> bool:
 
 
 def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
-    """A map-style data set: its labels are read once, its inputs when they are wanted."""
+    """Read a map-style data set: its labels once, its inputs when they are wanted."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | bytes | Mapping):
         hint = ""
         if isinstance(data, Mapping):
             hint = f"; its keys are {', '.join(map(str, data))}: name them with inputs= and labels="
         elif hasattr(data, "__iter__") and not hasattr(data, "__len__"):
             hint = "; what can only be iterated over has no positions to deal out"
-        raise DataError(f"{where}: {type(data).__name__} found, expected {FORMS}{hint}")
+        raise _unfit(where, type(data).__name__, f"{FORMS}{hint}")
     count = len(data)
     if not count:
         raise DataError(f"{where}: it is empty")
-    found: dict[str, list[Any]] = {name: [] for name in tasks}
+    values: dict[str, list[Any]] = {name: [] for name in tasks}
     seen: dict[str, None] = {}
     first: Tensor | None = None
     for i in range(count):
+        about = f"{where}, example {i}"
         try:
             item = data[i]
         except Exception as error:
-            raise DataError(f"{where}: example {i} of {count}: {type(error).__name__}: {error}") from error
-        x, y = pair(item, tasks, f"{where}, example {i}", keys)
-        item_x = keys.turned(as_input(x, f"{where}, example {i}"))
-        first = item_x if first is None else first
-        _finite(item_x[None], f"{where}, example {i}")
+            raise DataError(f"{about} of {count}: {type(error).__name__}: {error}") from error
+        x, y = _pair(item, tasks, about, keys)
+        x = keys.turned(as_input(x, about))
+        first = x if first is None else first
+        _finite(x[None], about)
         seen |= dict.fromkeys(y)
         for name in tasks:
             value = y.get(name)
-            found[name].append(None if value is None else np.asarray(value))
+            values[name].append(None if value is None else np.asarray(value))
     assert first is not None
-    _some(found, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
+    _some(values, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {}
     for name, task in tasks.items():
-        some = next((value for value in found[name] if value is not None), None)
+        some = next((value for value in values[name] if value is not None), None)
         blank = None if some is None else np.full(some.shape, _absent(task))
-        column = None if some is None else _numbers([blank if v is None else v for v in found[name]], name, where)
+        column = None if some is None else _numbers([blank if v is None else v for v in values[name]], name, where)
         labels[name] = _column(column, task, (count, *first.shape), where, keys.ignored.get(name))
     return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
-def pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
-    """One example as (input, {task: label})."""
+def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
+    """Return one example as (input, {task: label})."""
     if isinstance(item, Mapping):
         if keys.inputs is None:
             raise DataError(
@@ -559,105 +551,97 @@ def pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[
             )
         if keys.inputs not in item:
             raise DataError(f"{where}: inputs={keys.inputs!r} is not in it. Found: {', '.join(map(str, item))}")
-        return item[keys.inputs], {t: item.get(key) for t, key in _columns(keys, tasks, where).items() if key in item}
+        return keys.chosen(item, tasks, where)
     if not isinstance(item, tuple | list) or len(item) < 2:
-        raise DataError(f"{where}: {type(item).__name__} found, expected (x, y), (x, {{task: y}}) or a mapping")
+        raise _unfit(where, type(item).__name__, "(x, y), (x, {task: y}) or a mapping")
     x, *rest = item
-    if len(rest) > 1:
-        if len(rest) != len(tasks):
-            raise DataError(f"{where}: {len(rest)} labels found, expected one for each of {', '.join(tasks)}")
-        return x, dict(zip(tasks, rest, strict=True))
-    return x, rest[0] if isinstance(rest[0], Mapping) else {_only(tasks, where): rest[0]}
+    if len(rest) == 1:
+        return x, _by_task(rest[0], tasks, where)
+    if len(rest) != len(tasks):
+        raise _unfit(where, f"{len(rest)} labels", f"one for each of {', '.join(tasks)}")
+    return x, dict(zip(tasks, rest, strict=True))
 
 
-def _columns(keys: Keys, tasks: Mapping[str, Task], where: str) -> Mapping[str, str]:
-    if keys.labels is not None:
-        return keys.labels
-    raise DataError(f"{where}: inputs= is given without labels=, expected {{task: key}} for {', '.join(tasks)}")
-
-
-def _only(tasks: Mapping[str, Task], where: str) -> str:
+def _by_task(labels: Any, tasks: Mapping[str, Task], where: str) -> Mapping[str, Any]:
+    """Return labels by task: as they are, or as those of the only task."""
+    if isinstance(labels, Mapping):
+        return labels
     if len(tasks) > 1:
-        raise DataError(f"{where}: one label an example found, expected {{task: label}} for {', '.join(tasks)}")
-    return next(iter(tasks))
+        raise _unfit(where, "one label an example", f"{{task: label}} for {', '.join(tasks)}")
+    return {next(iter(tasks)): labels}
 
 
 def _numbers(labels: Any, task: str, where: str) -> Tensor:
-    """Labels as a tensor."""
+    """Return labels as a tensor."""
     try:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
     except (TypeError, ValueError):
-        raise DataError(f"{where}, task {task!r}: labels such as {labels[0]!s} found, expected numbers") from None
+        raise _unfit(f"{where}, task {task!r}", f"labels such as {labels[0]!s}", "numbers") from None
 
 
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
     if not set(labels) & set(there):
-        raise DataError(
-            f"{where}: labels of {', '.join(map(str, there)) or 'nothing'} found, expected those of {', '.join(labels)}"
-        )
+        found = f"labels of {', '.join(map(str, there)) or 'nothing'}"
+        raise _unfit(where, found, f"those of {', '.join(labels)}")
+
+
+def _is_real(task: Task) -> bool:
+    return task.kind in ("regression", "multilabel")
 
 
 def _absent(task: Task) -> float:
     """Return the label that means "no label"."""
-    return float("nan") if task.kind in ("regression", "multilabel") else IGNORE if task.dense else -1
+    return float("nan") if _is_real(task) else IGNORE if task.dense else -1
 
 
-def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None = None) -> Tensor:
+def _no_labels(task: Task, size: Sequence[int]) -> Tensor:
+    """Return the labels of inputs of this size (N x ...) of which none has one."""
+    shape: tuple[int, ...] = (task.channels,) if task.kind == "multilabel" else ()
+    dtype = torch.float32 if _is_real(task) else torch.int64
+    if task.dense:
+        shape = (3, *size[2:]) if task.kind == "normals" else tuple(size[2:])
+        dtype = torch.uint8 if task.kind in CLASSES else torch.float32
+    return torch.tensor(_absent(task)).to(dtype).expand(size[0], *shape)
+
+
+def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None) -> Tensor:
     """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants.
 
-    Without `values` none has a label. Raises DataError for what is no label of the task.
+    Without `values` none has a label. Raises DataError for labels that the task cannot have.
     """
-    real = task.kind in ("regression", "multilabel")
     if values is None:
-        shape: tuple[int, ...] = (task.channels,) if task.kind == "multilabel" else ()
-        kind = torch.float32 if real else torch.int64
-        if task.dense:
-            shape = (3, *size[2:]) if task.kind == "normals" else tuple(size[2:])
-            kind = torch.uint8 if task.kind in SEGMENTATION else torch.float32
-        return torch.tensor(_absent(task)).to(kind).expand(size[0], *shape)
+        return _no_labels(task, size)
     about = f"{where}, task {task.name!r}"
     if not values.ndim or len(values) != size[0]:
         found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
-        raise DataError(f"{about}: {found} found, expected {size[0]}, one for each example")
+        raise _unfit(about, found, f"{size[0]}, one for each example")
     if values.is_complex():
-        raise DataError(f"{about}: labels of {values.dtype} found, expected real or whole numbers")
+        raise _unfit(about, f"labels of {values.dtype}", "real or whole numbers")
     if task.dense:
         return _maps(values, task, size, about, ignore)
+    shown = f"labels of shape {tuple(values.shape)}"
     if task.kind == "multilabel":
-        return _yes_or_no(values, task, about, ignore)
+        if values.shape[1:] != (task.channels,):
+            raise _unfit(about, shown, f"N x {task.channels}, for classes={task.channels}")
+        values = values.float()
+        values = torch.where((values == -1) | (values == (-1 if ignore is None else ignore)), torch.nan, values)
+        if len(stray := values[(values != 0) & (values != 1) & ~values.isnan()]):
+            raise _unfit(about, f"the label {stray[0]:g}", "0 or 1 (-1 or NaN: no label)")
+        return values
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise DataError(f"{about}: labels of shape {tuple(values.shape)} found, expected one number an example")
+        raise _unfit(about, shown, "one number an example")
     if ignore is not None:
-        values = torch.where(values == ignore, _absent(task), values.float() if real else values)
-    if real:
+        values = torch.where(values == ignore, _absent(task), values.float() if _is_real(task) else values)
+    if _is_real(task):
         return values.float()
     if values.is_floating_point():
-        expected = f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
-        raise DataError(f"{about}: labels of {values.dtype} found, expected {expected}")
+        raise _unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")
     values = values.long()
-    low, high = int(values.min()), int(values.max())
-    if low < -1 or high >= task.channels:
-        raise DataError(
-            f"{about}: the label {high if high >= task.channels else low} found, expected 0 to {task.channels - 1} "
-            f"(-1: no label), for classes={task.channels}"
-        )
-    return values
-
-
-def _yes_or_no(values: Tensor, task: Task, about: str, ignore: float | None) -> Tensor:
-    """Return labels of a multilabel task: N x labels, 0, 1 or NaN."""
-    if values.shape[1:] != (task.channels,):
-        raise DataError(
-            f"{about}: labels of shape {tuple(values.shape)} found, expected N x {task.channels}, for "
-            f"classes={task.channels}"
-        )
-    values = values.float()
-    values = torch.where((values == -1) | (values == (-1 if ignore is None else ignore)), torch.nan, values)
-    stray = values[(values != 0) & (values != 1) & ~values.isnan()]
-    if len(stray):
-        raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 or 1 (-1 or NaN: no label)")
+    if len(stray := values[(values < -1) | (values >= task.channels)]):
+        expected = f"0 to {task.channels - 1} (-1: no label), for classes={task.channels}"
+        raise _unfit(about, f"the label {stray.max()}", expected)
     return values
 
 
@@ -673,30 +657,28 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
     values = values if normals or values.ndim == 3 else values[:, 0]
     if ignore is not None:
         values = torch.where(values == ignore, torch.tensor(IGNORE), values)
-    if task.kind not in SEGMENTATION:
+    if task.kind not in CLASSES:
         values = values.float()
         stray = values[((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
         if task.kind in ("edge", "saliency") and len(stray):
-            raise DataError(f"{about}: the label {stray[0]:g} found, expected 0 to 1 ({IGNORE}: no label)")
+            raise _unfit(about, f"the label {stray[0]:g}", f"0 to 1 ({IGNORE}: no label)")
         return values
     if values.is_floating_point():
-        raise DataError(f"{about}: labels of {values.dtype} found, expected whole numbers, the classes of pixels")
-    found = values.unique().tolist()
-    if found == [0, IGNORE] and task.channels == 2 and ignore is None:
+        raise _unfit(about, f"labels of {values.dtype}", "whole numbers, the classes of pixels")
+    present = values.unique().tolist()
+    if present == [0, IGNORE] and task.channels == 2 and ignore is None:
         raise DataError(
             f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
             f"{IGNORE}, or say ignore={IGNORE} if no pixel is of class 1"
         )
-    if strays := [label for label in found if not -1 <= label < task.channels and label != IGNORE]:
-        raise DataError(
-            f"{about}: the label {strays[0]} found, expected 0 to {task.channels - 1} ({IGNORE}: no label), for "
-            f"classes={task.channels}"
-        )
+    if strays := [label for label in present if not -1 <= label < task.channels and label != IGNORE]:
+        expected = f"0 to {task.channels - 1} ({IGNORE}: no label), for classes={task.channels}"
+        raise _unfit(about, f"the label {strays[0]}", expected)
     return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
 
 
 def as_input(x: Any, where: str) -> Tensor:
-    """An input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64.
+    """Return an input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64.
 
     An image of Pillow becomes C x H x W.
     """
@@ -707,42 +689,31 @@ def as_input(x: Any, where: str) -> Tensor:
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     except (TypeError, ValueError):
-        raise DataError(
-            f"{where}: an input of type {type(x).__name__} found, expected a tensor, an array or numbers"
-        ) from None
+        raise _unfit(where, f"an input of type {type(x).__name__}", "a tensor, an array or numbers") from None
     if tensor.is_complex():
-        raise DataError(f"{where}: inputs of {tensor.dtype} found, expected real or whole numbers")
+        raise _unfit(where, f"inputs of {tensor.dtype}", "real or whole numbers")
     if tensor.dtype == torch.uint8:
         return tensor
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 
 def gathered(
-    parts: Sequence[Piece],
-    tasks: Mapping[str, Task],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    keys: Keys,
-    domain: Tensor | None = None,
+    parts: Sequence[Piece], tasks: Mapping[str, Task], like: Piece, keys: Keys, domain: Tensor | None = None
 ) -> Examples:
-    """Parts as one: in memory where all are, else read example by example."""
-    labels = {
-        name: torch.cat(
-            [
-                _column(None, task, (0, *shape), ""),
-                *(p.labels[name] if name in p.labels else _column(None, task, (len(p), *shape), "") for p in parts),
-            ]
-        )
-        for name, task in tasks.items()
-    }
+    """Join parts, whose inputs are like those of `like`: in memory where all are, else read example by example."""
+    shape = like.shape
+    labels = {}
+    for name, task in tasks.items():
+        columns = [p.labels[name] if name in p.labels else _no_labels(task, (len(p), *shape)) for p in parts]
+        labels[name] = torch.cat([_no_labels(task, (0, *shape)), *columns])
     partly = {name for part in parts for name, column in part.labels.items() if not _labelled(column).all()}
     annotated = {name: _labelled(labels[name]) for name in partly}
-    held = [part.source for part in parts if isinstance(part.source, Tensor)]
-    if len(held) == len(parts):
-        inputs = torch.cat(held) if held else torch.zeros(0, *shape, dtype=dtype)
+    tensors = [part.source for part in parts if isinstance(part.source, Tensor)]
+    if len(tensors) == len(parts):
+        inputs = torch.cat(tensors) if tensors else torch.zeros(0, *shape, dtype=like.dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
-    items, count = Items(tuple(p.source for p in parts), shape, dtype, keys), sum(map(len, parts))
-    nbytes = sum(source.nbytes for source in held)
+    items, count = Items(tuple(p.source for p in parts), shape, like.dtype, keys), sum(map(len, parts))
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=nbytes)
 
 
@@ -756,7 +727,7 @@ def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Reads the inputs of map-style data sets, one after another, example by example."""
+    """A reader of the inputs of map-style data sets, one after another, example by example."""
 
     sources: tuple[Any, ...]
     shape: tuple[int, ...]
@@ -764,7 +735,7 @@ class Items:
     keys: Keys
 
     def __call__(self, index: Tensor, device: torch.device, rng: Generator | None, tasks: object) -> Batch:
-        """Inputs at `index`. What a data set draws from torch's random stream follows from `rng`."""
+        """Return inputs at `index`. What a data set draws from torch's random stream follows from `rng`."""
         with torch.random.fork_rng(devices=[]):
             drawn = derive_seed(0, "items") if rng is None else int(torch.randint(1 << 62, (), generator=rng))
             torch.default_generator.manual_seed(drawn)
@@ -777,14 +748,11 @@ class Items:
             if position < len(source):
                 break
             position -= len(source)
-        item = source[position]
+        x, about = source[position], f"example {position}"
         if not isinstance(source, Tensor):
-            item = item[self.keys.inputs] if isinstance(item, Mapping) else item[0]
-            item = self.keys.turned(as_input(item, f"example {position}"))
-        x = as_input(item, f"example {position}")
+            x = x[self.keys.inputs] if isinstance(x, Mapping) else x[0]
+            x = self.keys.turned(as_input(x, about))
+        x = as_input(x, about)
         if tuple(x.shape) != self.shape:
-            raise DataError(
-                f"example {position}: an input of shape {tuple(x.shape)} found, expected {self.shape} as the "
-                "first example has"
-            )
+            raise _unfit(about, f"an input of shape {tuple(x.shape)}", f"{self.shape} as the first example has")
         return x.float().div(255) if x.dtype == torch.uint8 else x

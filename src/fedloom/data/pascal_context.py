@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -67,13 +68,7 @@ def pascal_context(
     seed: int,
     *,
     root: str,
-    tasks: Annotated[list[PascalTask], Field(min_length=1)] = [  # noqa: B006
-        "semseg",
-        "human_parts",
-        "saliency",
-        "normals",
-        "edge",
-    ],
+    tasks: Annotated[list[PascalTask], Field(min_length=1)] = list(get_args(PascalTask)),  # noqa: B006, B008
     size: tuple[Count, Count] = (512, 512),
     classes: Literal[21, 59] = 21,
     parts: Literal[6, 15] = 6,
@@ -103,15 +98,12 @@ def pascal_context(
     that many random images of each part. DataError where lists or images are absent or a file is not as stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
-
-    def opened(split: str) -> FileSplit:
-        return open_split(root, split, tasks, classes, parts)
-
+    opened = partial(open_split, root, tasks=tasks, classes=classes, parts=parts)
     return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21, parts: int = 6) -> FileSplit:
-    """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
+    """Open the images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
     names = folders.split_list(listed)
@@ -123,16 +115,18 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
 
 @dataclass(frozen=True)
 class Pascal(Folder):
-    """Reads an image of PASCAL-Context. `valid` are the context classes whose normals count; None: all."""
+    """A reader of PASCAL-Context. `valid` are the context classes whose normals count; None: all."""
 
     classes: int
     valid: tuple[int, ...] | None
     parts: int
 
     def image(self, name: str) -> Path:
+        """Return the file of an image."""
         return self.root / "JPEGImages" / f"{name}.jpg"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
+        """Return the files that a label is made of."""
         file = self.root / FILES[task].format(name)
         if task == "normals" and self.valid is not None:
             return file, self.root / FILES["edge"].format(name)
@@ -141,6 +135,7 @@ class Pascal(Folder):
         return (file,)
 
     def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+        """Read the raw label in these files."""
         file = files[0]
         if task == "human_parts":
             return parts_of(file, size, self.parts)
@@ -159,12 +154,15 @@ class Pascal(Folder):
 
 
 def parts_of(file: Path, size: tuple[int, ...], parts: int) -> Array:
-    """Classes 0..`parts` (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
+    """Read classes 0..`parts` (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
     label, classes = np.zeros(size, np.uint8), CLASS_OF_PART[parts]
     anno = folders.matlab(file, "anno", simple=True)
     for thing in _structs(file, "anno", anno):
         for obj in _structs(file, "objects", thing.get("objects", ())):
-            if _number(file, "class_ind", obj.get("class_ind")) != PERSON:
+            number = obj.get("class_ind")
+            if not isinstance(number, int | float | np.number):
+                raise DataError(f"{file}, class_ind: expected a number, found {number!r}")
+            if int(number) != PERSON:
                 continue
             for part in _structs(file, "parts", obj.get("parts", ())):
                 name, mask = part.get("part_name"), part.get("mask")
@@ -177,21 +175,21 @@ def parts_of(file: Path, size: tuple[int, ...], parts: int) -> Array:
 
 
 def edges_of(labels: Array) -> Array:
-    """Thin boundaries (H x W, bool) of a map of labels: where its Laplacian (4 neighbours) is not zero, thinned."""
+    """Return thin boundaries (H x W, bool) of a map of labels: its non-zero Laplacian (4 neighbours), thinned."""
     laplacian = need("scipy.ndimage", "data").laplace(labels.astype(np.int64), mode="mirror")
     thin: Array = need("skimage.morphology", "data").thin(laplacian != 0)
     return thin
 
 
 def _label_map(file: Path, size: tuple[int, ...]) -> Array:
-    found = np.asarray(folders.matlab(file, "LabelMap"))
-    if found.ndim != 2 or found.dtype.kind not in "buif" or (found.size and not (found == np.floor(found)).all()):
-        raise DataError(f"{file}, LabelMap: expected H x W whole numbers, found {found.dtype} of shape {found.shape}")
-    return folders.fits(file, "LabelMap", found, size)
+    stored = np.asarray(folders.matlab(file, "LabelMap"))
+    if stored.ndim != 2 or stored.dtype.kind not in "buif" or (stored != np.floor(stored)).any():
+        raise DataError(f"{file}, LabelMap: expected H x W whole numbers, found {stored.dtype} of shape {stored.shape}")
+    return folders.fits(file, "LabelMap", stored, size)
 
 
 def _structs(file: Path, field: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    """The structs of a MATLAB field, which may be one, several or none."""
+    """Yield the structs of a MATLAB field, which may be one, several or none."""
     items = [value] if isinstance(value, Mapping) else list(np.asarray(value, dtype=object).reshape(-1))
     for item in items:
         if not isinstance(item, Mapping):
@@ -199,14 +197,8 @@ def _structs(file: Path, field: str, value: Any) -> Iterator[Mapping[str, Any]]:
         yield item
 
 
-def _number(file: Path, field: str, value: Any) -> int:
-    if not isinstance(value, int | float | np.number):
-        raise DataError(f"{file}, {field}: expected a number, found {value!r}")
-    return int(value)
-
-
 def _json(file: Path) -> Any:
-    """A JSON file, or None where it does not exist."""
+    """Read a JSON file, or None where it does not exist."""
     if not file.is_file():
         return None
     with parsing(f"{file}: cannot be read as JSON"):
@@ -214,7 +206,7 @@ def _json(file: Path) -> Any:
 
 
 def _normal_classes(root: Path) -> tuple[int, ...] | None:
-    """Numbers of the context classes whose normals count; None where a list of classes is absent."""
+    """Return numbers of the context classes whose normals count; None where a list of classes is absent."""
     file = root / "json" / "context_classes.json"
     nyu, context = _json(root / "json" / "nyu_classes.json"), _json(file)
     if nyu is None or context is None:
@@ -228,11 +220,11 @@ def _normal_classes(root: Path) -> tuple[int, ...] | None:
 
 
 def _with_people(file: Path, names: tuple[str, ...]) -> Array:
-    """Which images (N, bool) show a person as far as is known: all where the file is absent."""
-    found = _json(file)
-    if found is None:
+    """Return which images (N, bool) may show a person: all where the file is absent."""
+    categories = _json(file)
+    if categories is None:
         return np.ones(len(names), bool)
-    if not isinstance(found, Mapping):
-        raise DataError(f"{file}: expected an object of images and their categories, found {type(found).__name__}")
+    if not isinstance(categories, Mapping):
+        raise DataError(f"{file}: expected an object of images and their categories, found {type(categories).__name__}")
     wanted = {PERSON, str(PERSON), "person"}
-    return np.array([any(c in wanted for c in found.get(name, ())) for name in names], bool)
+    return np.array([any(c in wanted for c in categories.get(name, ())) for name in names], bool)

@@ -1,27 +1,33 @@
-"""Parts that data sets share: their registry, types of keys, splits, statistics, and what is kept in a cache.
+"""Parts that data sets share: registry, types of keys, splits, statistics, caches, and named arrays on disk.
 
 Free of torch.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import math
 import os
 import shutil
 import uuid
+import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.errors import DataError, RecipeError, choices, nearest, parsing
+from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registry
 
 if TYPE_CHECKING:
@@ -44,14 +50,13 @@ def at_nodes() -> NoReturn:
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
-    """RecipeError where a task, a domain or the like (`what`) is named twice."""
-    for name in names:
-        if list(names).count(name) > 1:
-            raise RecipeError(f"{where}: {what} {name!r} is named twice")
+    """Raise RecipeError where a task, a domain or the like (`what`) is named twice."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise RecipeError(f"{where}: {what} {twice[0]!r} is named twice")
 
 
 def stratified(strata: Array, fraction: float, seed: int) -> Array:
-    """Which examples (N, bool) go to the test part: `fraction` of each stratum.
+    """Return which examples (N, bool) go to the test part: `fraction` of each stratum.
 
     The number is rounded; a stratum of two or more examples has at least one on either side, a single example trains.
     `strata` (N integers) may be any labelling, such as class x domain.
@@ -65,16 +70,16 @@ def stratified(strata: Array, fraction: float, seed: int) -> Array:
     return test
 
 
-def subset(total: int, limit: int | None, seed: int, split: str) -> Array | None:
-    """Sorted positions of `limit` random examples out of `total`, or None where all are kept."""
+def subset(total: int, limit: int | None, seed: int, split: str) -> Array:
+    """Return sorted positions of `limit` random examples out of `total`, or of all."""
     if limit is None or limit >= total:
-        return None
+        return np.arange(total)
     rng = np.random.default_rng(derive_seed(seed, "data", "limit", split))
     return np.sort(rng.choice(total, limit, replace=False))
 
 
 def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
+    """Compute mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
 
     Reads `rows` examples at a time, for images that lie on disk. A constant channel has standard deviation 1, so that
     it can be divided by. NaN or infinity in a channel makes its mean or standard deviation NaN or infinite.
@@ -96,7 +101,7 @@ def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ..
 
 
 def cache_folder() -> Path:
-    """Where scenes and checksums are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
+    """Return the folder of caches: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
     named = os.environ.get("FEDLOOM_CACHE")
     if named:
         return Path(named).expanduser()
@@ -104,16 +109,14 @@ def cache_folder() -> Path:
 
 
 def kept(place: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    """The arrays of a folder where they are there and undamaged, else made (and kept, where that is possible)."""
-    found = _load(place)
-    if found is not None:
-        return found
-    made = make()
-    try:
-        _save(place, made)
-    except OSError:
-        return made  # a cache that cannot be written only costs time
-    return _load(place) or made
+    """Return the arrays of a folder where it is undamaged; else make them, and keep them where that is possible."""
+    arrays = _load(place)
+    if arrays is None:
+        arrays = make()
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            _save(place, arrays)
+            arrays = _load(place) or arrays
+    return arrays
 
 
 def _save(place: Path, arrays: Mapping[str, Array]) -> None:
@@ -138,7 +141,7 @@ def _save(place: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load(place: Path) -> dict[str, Array] | None:
-    """The arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
+    """Return the arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         arrays = {}
@@ -153,7 +156,7 @@ def _load(place: Path) -> dict[str, Array] | None:
 
 
 def digest(files: Sequence[Path | str]) -> bytes:
-    """Checksum of the files' contents, in their order. What is found is kept in FEDLOOM_CACHE for the next time.
+    """Compute a checksum of the files' contents, in their order, and keep it in FEDLOOM_CACHE for the next time.
 
     DataError where a file cannot be read.
     """
@@ -174,27 +177,193 @@ def digest(files: Sequence[Path | str]) -> bytes:
             raise DataError(f"{name}: cannot be read ({error.strerror})") from None
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter lock
-        found = dict(zip(names, pool.map(one, names), strict=True))
-    if found != known:
-        _keep(place, found)
-    return hashlib.sha256("".join(str(entry[3]) for entry in found.values()).encode()).digest()
+        entries = dict(zip(names, pool.map(one, names), strict=True))
+    if entries != known:
+        part = place.with_suffix(f".{os.getpid()}.part")
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(entries), "utf-8")
+            os.replace(part, place)
+    return hashlib.sha256("".join(str(entry[3]) for entry in entries.values()).encode()).digest()
 
 
 def _known(place: Path) -> Known:
-    """What was found before; nothing where that is absent or damaged."""
+    """Return the checksums of last time; nothing where the cache is absent or damaged."""
     try:
         value = json.loads(place.read_text("utf-8"))
-        return {
-            str(name): [int(size), int(made), int(moved), str(sum_)]
-            for name, (size, made, moved, sum_) in value.items()
-        }
+        return {str(name): [int(size), int(made), int(moved), str(checksum)]
+                for name, (size, made, moved, checksum) in value.items()}  # fmt: skip
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def _keep(place: Path, found: Known) -> None:
-    part = place.with_suffix(f".{os.getpid()}.part")
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(found), "utf-8")
-        os.replace(part, place)
+@dataclass
+class Part:
+    """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), and domains (N)."""
+
+    inputs: Array
+    labels: dict[str, Array]
+    domain: Array | None = None
+    key: str = ""
+
+    def take(self, index: Array) -> Part:
+        """Return the part at `index` (positions or a mask)."""
+        domain = None if self.domain is None else self.domain[index]
+        return Part(self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain, self.key)
+
+    def cut(self, fraction: float, seed: int) -> list[Part]:
+        """Split off a test part of this share, stratified by the domain and the first task with classes."""
+        columns = [column for column in self.labels.values() if column.ndim == 1][:1]
+        columns = columns or [np.zeros(len(self.inputs), np.int64)]
+        if self.domain is not None:
+            columns.append(self.domain)
+        strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+        test = stratified(strata, fraction, seed)
+        return [self.take(~test), self.take(test)]
+
+    def tensors(self) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return labels and domains as `TensorExamples` has them."""
+        import torch
+
+        domain = None if self.domain is None else torch.from_numpy(self.domain)
+        return {task: torch.from_numpy(column) for task, column in self.labels.items()}, domain
+
+
+def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
+    """Return the train part and the test part with at most `limit` random examples each."""
+    kept = [subset(len(part.inputs), limit, seed, split) for part, split in zip(parts, SPLITS, strict=True)]
+    # Taking examples copies them, which those that lie on disk are spared where all are kept.
+    return [p if len(index) == len(p.inputs) else p.take(index) for p, index in zip(parts, kept, strict=True)]
+
+
+def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
+    """Return the values of `{split}` in the keys: "train" and "test", or "pool" where no key has it.
+
+    RecipeError where only some keys have it, a pool comes without `test_fraction`, or `test_fraction` without a pool.
+    """
+    pooled = ["{split}" not in key for key in keys]
+    if any(pooled) != all(pooled):
+        raise RecipeError(f"{name}: expected {{split}} in all keys or in none, found {', '.join(keys)}")
+    if pooled[0] != (test_fraction is not None):
+        problem = "needs test_fraction" if pooled[0] else "has a test part, so test_fraction has no use"
+        raise RecipeError(f"{name}: a data set with the key {keys[0]!r} {problem}")
+    return ("pool",) if pooled[0] else SPLITS
+
+
+class Store:
+    """Named arrays of an .npz archive or a folder, read when they are asked for.
+
+    What an array's header says is believed only if as many bytes follow it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.archive: zipfile.ZipFile | None = None
+        if path.suffix == ".csv":
+            raise DataError(
+                f"arrays: {path}: a table found; `data: {{name: table}}` reads it, `fedloom init {path}` writes that"
+            )
+        if path.is_dir():
+            self.keys = sorted(file.stem for file in path.glob("*.npy"))
+        elif path.is_file():
+            with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
+                self.archive = zipfile.ZipFile(path)
+            self.keys = sorted(name.removesuffix(".npy") for name in self.archive.namelist())
+        else:
+            raise DataError(f"arrays: there is no file or folder {path}")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.archive is not None:
+            self.archive.close()
+
+    def read(self, key: str) -> Array:
+        """Read the array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
+        if key not in self.keys:
+            raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
+        with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
+            array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
+        if not array.ndim:
+            raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
+        return array
+
+    def _mapped(self, key: str) -> Array:
+        file = self.path / f"{key}.npy"
+        with file.open("rb") as opened:
+            shape, order, kind = _header(opened, file.stat().st_size)
+            start = opened.tell()
+        if not math.prod(shape):
+            return np.zeros(shape, kind)
+        # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
+        return np.asarray(np.memmap(file, kind, "c", start, shape, order))
+
+    def integers(self, key: str, expected: int, beside: str) -> Array:
+        """Read a column of `expected` integers, as int64 in memory."""
+        column, where = self.read(key), f"arrays, {self.path}"
+        if column.ndim != 1 or column.dtype.kind not in "biu":
+            shown = f"{column.dtype} of shape {column.shape}"
+            raise DataError(f"{where}: {key!r} expected one integer per example, found {shown}")
+        if len(column) != expected:
+            raise DataError(f"{where}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}")
+        if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{where}: {key!r} expected integers below 2^63, found {column.max()}")
+        return column.astype(np.int64)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Read a column of names."""
+        column = self.read(key)
+        if column.ndim != 1 or column.dtype.kind not in "US":
+            shown = f"{column.dtype} of shape {column.shape}"
+            raise DataError(f"arrays, {self.path}: {key!r} expected a list of names, found {shown}")
+        return tuple(column.astype(str).tolist())
+
+
+def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
+    """Read an array of an archive into memory."""
+    name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
+    size = archive.getinfo(name).file_size
+    need_memory(size, f"arrays, {archive.filename}: {key!r}")
+    with archive.open(name) as opened:
+        shape, order, kind = _header(opened, size)
+        data = opened.read()
+    return np.frombuffer(bytearray(data), kind).reshape(shape, order=order)
+
+
+def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+    """Read (shape, order, type) of an .npy file of so many bytes, and stop at its values. ValueError for others."""
+    with parsing("its header is damaged"):  # numpy reads it as Python
+        version = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, kind = read(opened)
+    if kind.hasobject:
+        raise ValueError("it holds Python objects, which could run foreign code")
+    if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
+        raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
+    return shape, "F" if by_column else "C", kind
+
+
+def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, list[str]]:
+    """Read the wanted columns of a .csv file: name -> cells, without the space around them.
+
+    The first line has the names; cells are separated by commas. DataError for lines of another length, a name that is
+    empty or there twice, one that is absent, and a file without examples.
+    """
+    if not path.is_file():
+        raise DataError(f"{where}: there is no such file")
+    with parsing(f"{where} is not a .csv file in UTF-8"), path.open(encoding="utf-8-sig", newline="") as opened:
+        reader = csv.reader(opened, strict=True)
+        lines = [(reader.line_num, line) for line in reader if line]
+    if len(lines) < 2:
+        raise DataError(f"{where}: expected a line of names and a line for each example, found {len(lines)} lines")
+    head = lines[0][1]
+    for name in wanted:
+        if name not in head:
+            raise DataError(f"{where}: no column {name!r}.{nearest(name, head)} Found: {', '.join(head)}")
+        if not name.strip() or head.count(name) > 1:
+            raise DataError(f"{where}: expected a name of its own for each column, found {name!r}")
+    for number, line in lines:
+        if len(line) != len(head):
+            raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
+    return {name: [line[head.index(name)].strip() for _, line in lines[1:]] for name in wanted}

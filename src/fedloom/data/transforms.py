@@ -44,18 +44,18 @@ STRIDE = 4  # crops are judged by every fourth pixel in either direction
 
 
 def raw_ignore(kind: Kind) -> int:
-    """The raw value that means 'no label'."""
+    """Return the raw value that means 'no label'."""
     return 0 if kind in ("depth", "normals") else IGNORE
 
 
 def padded(size: tuple[int, int], multiple: int) -> tuple[int, int]:
-    """The smallest height and width that hold `size` and are divisible by `multiple`."""
+    """Return the smallest height and width that hold `size` and are divisible by `multiple`."""
     return -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
 
 
 @dataclass(frozen=True, eq=False)
 class Warp:
-    """Where the pixels of an augmented batch come from.
+    """The map from pixels of an augmented batch to those of its source.
 
     `rows` (B x h) and `cols` (B x w) are continuous source coordinates in pixels, pixel i reaching from i to i + 1;
     those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether left and right
@@ -68,17 +68,17 @@ class Warp:
     flip: Tensor
 
     def to(self, device: torch.device) -> Warp:
-        """The same on `device`."""
-        return Warp(self.rows.to(device), self.cols.to(device), self.scale.to(device), self.flip.to(device))
+        """Return the same on `device`."""
+        return Warp(*(part.to(device) for part in (self.rows, self.cols, self.scale, self.flip)))
 
     def inside(self, source: tuple[int, int]) -> Tensor:
-        """Which output pixels (B x h x w, bool) show the source."""
+        """Return which output pixels (B x h x w, bool) show the source."""
         rows = (self.rows >= 0) & (self.rows < source[0])
         cols = (self.cols >= 0) & (self.cols < source[1])
         return rows[:, :, None] & cols[:, None, :]
 
     def index(self, source: tuple[int, int]) -> Tensor:
-        """The nearest source pixel, y W + x, of every output pixel (B x h x w, int64); outside, of the border."""
+        """Return the nearest source pixel, y W + x, of every output pixel (B x h x w); outside, of the border."""
         rows = self.rows.floor().long().clamp_(0, source[0] - 1)
         cols = self.cols.floor().long().clamp_(0, source[1] - 1)
         return rows[:, :, None] * source[1] + cols[:, None, :]
@@ -92,7 +92,7 @@ def draw_warp(
     rng: torch.Generator,
     semseg: Tensor | None = None,
 ) -> Warp:
-    """Random scale, crop to `size` and flip for `count` images of height and width `source`.
+    """Draw scale, crop to `size` and flip for `count` images of height and width `source`.
 
     `semseg` (B x H x W, raw) makes crops that one class fills be drawn again. All draws come from `rng`.
     """
@@ -118,7 +118,7 @@ def draw_warp(
 
 
 def _choose(rows: Tensor, cols: Tensor, semseg: Tensor, share: float) -> Tensor:
-    """The number of each image's first crop (B) in which no class fills `share`, or of its last crop."""
+    """Return the number of each image's first crop (B) in which no class fills `share`, or of its last crop."""
     tries, count = rows.shape[:2]
     source = (semseg.shape[1], semseg.shape[2])
     flat = semseg.flatten(1)
@@ -140,7 +140,7 @@ def _choose(rows: Tensor, cols: Tensor, semseg: Tensor, share: float) -> Tensor:
 
 
 def warp_image(images: Tensor, warp: Warp) -> Tensor:
-    """Float images (B x C x H x W) warped bilinearly to B x C x h x w; padding repeats the border."""
+    """Warp float images (B x C x H x W) bilinearly to B x C x h x w; padding repeats the border."""
     height, width = images.shape[2:]
     y = warp.rows * (2 / height) - 1
     x = warp.cols * (2 / width) - 1
@@ -150,7 +150,7 @@ def warp_image(images: Tensor, warp: Warp) -> Tensor:
 
 
 def warp_label(kind: Kind, raw: Tensor, index: Tensor, inside: Tensor) -> Tensor:
-    """Raw labels at `index` (see Warp), still raw; ignored outside. Values are taken as they are, never mixed."""
+    """Return raw labels at `index` (see Warp), ignored outside. Values are taken as they are, never mixed."""
     shape = (*raw.shape[:-2], *index.shape[-2:])
     if raw.ndim == 4:
         index, inside = index[:, None].expand(shape), inside[:, None]
@@ -159,7 +159,7 @@ def warp_label(kind: Kind, raw: Tensor, index: Tensor, inside: Tensor) -> Tensor
 
 
 def draw_colours(count: int, augment: Augment, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random changes of colour: M (B x 3 x 3) and b (B x 3), to be used as M x + b on colours x in 0..1."""
+    """Draw changes of colour: M (B x 3 x 3) and b (B x 3), to be used as M x + b on colours x in 0..1."""
     u = torch.rand(count, 8, generator=rng)
     amount = torch.where(u[:, :4] < augment.jitter, 2 * u[:, 4:] - 1, 0.0)
     shift = augment.brightness * amount[:, 0]
@@ -175,13 +175,13 @@ def draw_colours(count: int, augment: Augment, rng: torch.Generator) -> tuple[Te
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Colours in 0..1 (B x 3 x H x W, changed in place) with ImageNet's mean and standard deviation removed."""
+    """Normalise colours in 0..1 (B x 3 x H x W), in place, by ImageNet's mean and standard deviation."""
     mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
     return images.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
 def ready(kind: Kind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
-    """Raw labels as losses take them; `scale` and `flip` (B each) say how they were warped."""
+    """Return raw labels as losses take them; `scale` and `flip` (B each) say how they were warped."""
     if kind in ("semseg", "human_parts"):
         label = raw.long()
         if kind == "human_parts":
@@ -202,64 +202,13 @@ def ready(kind: Kind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | N
     return torch.where(length > 0, normals / length, float(IGNORE))
 
 
-def augmented(
-    images: Tensor,
-    labels: Mapping[str, Tensor],
-    kinds: Mapping[str, Kind],
-    size: tuple[int, int],
-    augment: Augment,
-    rng: torch.Generator,
-    device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A training batch of `size`: inputs (B x 3 x h x w, float32) and ready labels, on `device`.
-
-    `images` (B x 3 x H x W, uint8) and raw `labels` lie on the CPU; `kinds` maps each task to its kind. Draws come
-    from `rng`, a generator of the CPU, and from nothing else.
-    """
-    source = (images.shape[2], images.shape[3])
-    segmented = next((labels[task] for task in labels if kinds[task] == "semseg"), None)
-    warp = draw_warp(len(images), source, size, augment, rng, segmented).to(device)
-    matrix, shift = (t.to(device) for t in draw_colours(len(images), augment, rng))
-    inside, index = warp.inside(source), warp.index(source)
-    x = warp_image(images.to(device).float().div_(255), warp)
-    x = torch.baddbmm(shift[:, :, None], matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
-    x = normalise(x).masked_fill_(~inside[:, None], 0)
-    y = {}
-    for task, raw in labels.items():
-        kind = kinds[task]
-        y[task] = ready(kind, warp_label(kind, raw.to(device), index, inside), warp.scale, warp.flip)
-    return x, y
-
-
-def plain(
-    images: Tensor,
-    labels: Mapping[str, Tensor],
-    kinds: Mapping[str, Kind],
-    size: tuple[int, int],
-    device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A batch for evaluation: as `augmented`, but only normalised and padded to `size`. ValueError if it is larger."""
-    free = [size[0] - images.shape[2], size[1] - images.shape[3]]
-    if min(free) < 0:
-        raise ValueError(
-            f"expected images of at most {size[0]} x {size[1]}, found {images.shape[2]} x {images.shape[3]}"
-        )
-    margin = (free[1] // 2, free[1] - free[1] // 2, free[0] // 2, free[0] - free[0] // 2)
-    x = normalise(images.to(device).float().div_(255))
-    y = {}
-    for task, raw in labels.items():
-        kind = kinds[task]
-        raw = raw.to(device)
-        y[task] = ready(kind, pad(raw, margin, value=raw_ignore(kind)) if any(margin) else raw)
-    return pad(x, margin) if any(margin) else x, y
-
-
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Batches of images with dense labels; `kinds` maps every task to its kind, and several tasks may have one kind.
+    """Batches of images (B x 3 x H x W, uint8) with dense labels, raw and on the CPU.
 
-    In training images are augmented and cropped or padded to `crop` (default: `size`); without `augment` they are
-    treated as in evaluation, which only normalises and pads to `size` (height, width).
+    `kinds` maps every task to its kind; several tasks may have one kind. In training images are augmented and cropped
+    or padded to `crop` (default: `size`); without `augment` they are treated as in evaluation, which only normalises
+    and pads to `size` (height, width).
     """
 
     kinds: Mapping[str, Kind]
@@ -271,10 +220,37 @@ class Dense:
     def __call__(
         self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A training batch with `rng`, where there is an `augment`, else one for evaluation."""
-        if rng is not None and self.augment is not None:
-            return augmented(x, y, self.kinds, self.crop or self.size, self.augment, rng, device)
-        return plain(x, y, self.kinds, self.size, device)
+        """Return a training batch with `rng`, where there is an `augment`, else one for evaluation, on `device`.
+
+        Inputs are float32, labels ready. Draws come from `rng`, a generator of the CPU, and from nothing else. Raises
+        ValueError for images in evaluation that are larger than `size`.
+        """
+        if rng is None or self.augment is None:
+            return self._plain(x, y, device)
+        source = (x.shape[2], x.shape[3])
+        segmented = next((y[task] for task in y if self.kinds[task] == "semseg"), None)
+        warp = draw_warp(len(x), source, self.crop or self.size, self.augment, rng, segmented).to(device)
+        matrix, shift = (t.to(device) for t in draw_colours(len(x), self.augment, rng))
+        inside, index = warp.inside(source), warp.index(source)
+        colours = warp_image(x.to(device).float().div_(255), warp)
+        colours = torch.baddbmm(shift[:, :, None], matrix, colours.flatten(2)).view_as(colours).clamp_(0, 1)
+        labels = {}
+        for task, raw in y.items():
+            warped = warp_label(self.kinds[task], raw.to(device), index, inside)
+            labels[task] = ready(self.kinds[task], warped, warp.scale, warp.flip)
+        return normalise(colours).masked_fill_(~inside[:, None], 0), labels
+
+    def _plain(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        high, wide = self.size[0] - x.shape[2], self.size[1] - x.shape[3]
+        if min(high, wide) < 0:
+            found = f"{x.shape[2]} x {x.shape[3]}"
+            raise ValueError(f"expected images of at most {self.size[0]} x {self.size[1]}, found {found}")
+        margin = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+        labels = {}
+        for task, raw in y.items():
+            kind = self.kinds[task]
+            labels[task] = ready(kind, pad(raw.to(device), margin, value=raw_ignore(kind)))
+        return pad(normalise(x.to(device).float().div_(255)), margin), labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,13 +267,13 @@ class Crop:
 
     @property
     def slow(self) -> bool:
-        """Whether batches are augmented."""
+        """Return whether batches are augmented."""
         return self.pad > 0 or self.flip
 
     def __call__(
         self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A training batch with `rng`, else one for evaluation."""
+        """Return a training batch with `rng`, else one for evaluation."""
         count, x = len(x), x.to(device, non_blocking=True)
         if rng is not None and self.slow:
             places = torch.randint(2 * self.pad + 1, (2, count), generator=rng)
@@ -308,7 +284,7 @@ class Crop:
 
 
 def crop(x: Tensor, edge: int, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
-    """Windows of the size of `x` (B x C x H x W) out of `x` with `edge` zeros on every side.
+    """Return windows of the size of `x` (B x C x H x W) out of `x` with `edge` zeros on every side.
 
     `top` and `left` (B, 0..2 edge) are the corners, `mirrored` (B, bool) says which windows are exchanged left and
     right. In memory the channels of the result are innermost, as convolutions like them.

@@ -1,4 +1,4 @@
-"""run, resume and plan: the command line calls them, and a notebook may."""
+"""The functions run, resume and plan, for the command line and for notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from fedloom.federation.recipes.objects import described, separated, undone, wit
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import Progress, shown
+from fedloom.federation.rounds.progress import shown
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.rounds.rounds import run_rounds
 from fedloom.federation.rounds.worker import check_device
 from fedloom.federation.runs.folder import RunFolder
@@ -49,7 +50,7 @@ Source = Federation | Recipe | str | Path | Mapping[str, Any]
 def recipe_of(
     what: Source, model: Any = None, method: Any = None, overrides: Sequence[str] = (), **options: Any
 ) -> Recipe:
-    """The recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
+    """Return the recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
     changes = model is not None or isinstance(method, str | Mapping) or overrides or options
     if isinstance(what, Recipe) and not changes:
         recipe, objects = what, dict[str, tuple[Any, str]]()
@@ -102,30 +103,30 @@ def run(
 
     what       a `fl.Federation`, or a recipe: a packaged name, a file, a mapping or a Recipe; in a mapping objects may
                stand where names do
-    folder     must be new or empty; without it a temporary one is made, which is deleted with the result: of
-               `fl.run(...).folder` nothing is left where nobody keeps the result
+    folder     must be new or empty; without it the run uses a temporary one, which is deleted with the result: nothing
+               is left of `fl.run(...).folder` unless the result is stored
     model      a torch.nn.Module, `fl.model(...)`, a function or class that makes one, an encoder's name, or a mapping
                with such a `name` and keys of the section model. It is not changed. Of a federation, by default the
                small encoder for its kind of inputs
     method     a Method, a function that makes one, or a name with its parameters as in a recipe
     overrides  "key.path=value" texts
-    progress   what hears of the run; by default bars where stderr is a terminal, and in a notebook
+    progress   receives the events of the run; by default bars where stderr is a terminal, and in a notebook
     engine     an existing engine, used in place of the one that the recipe names
     options    a recipe's sections (evaluation={"every": 5}), and keys of `training` and `runtime` by themselves
                (rounds=20, epochs=2, batch_size=16, lr=0.1, workers=2)
 
-    What is made in Python is not in the folder: `resume` needs it again. Without `progress` a run in which updates were
-    dropped or rounds were lost warns (RunWarning), as `Result.table()` says too. Raises UserError (RecipeError,
-    DataError, StateError) for bad input.
+    Objects made in Python are not in the folder: `resume` needs them again. Without `progress` a run that dropped
+    updates or lost rounds warns (RunWarning), as `Result.table()` says too. Raises UserError (RecipeError, DataError,
+    StateError) for bad input.
     """
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
     without_method(recipe.method)
-    for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
+    for device in recipe.runtime.devices:  # before the data is loaded, so that a wrong device fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
-    is_told, progress = progress is not None, progress or shown()
+    warn, progress = progress is None, progress or shown()
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
@@ -139,12 +140,12 @@ def run(
         if folder is None:
             shutil.rmtree(path, ignore_errors=True)
         raise
-    return _warned(Result(path, ended, built, temporary=folder is None), is_told)
+    return _warned(Result(path, ended, built, temporary=folder is None), warn)
 
 
-def _warned(result: Result, is_told: bool) -> Result:
-    """Return a result, and warn of what went wrong in its run unless someone heard of it as it happened."""
-    if not is_told and (trouble := result.trouble):
+def _warned(result: Result, warn: bool) -> Result:
+    """Return a result, and warn of trouble in its run, unless a caller's Progress has reported it."""
+    if warn and (trouble := result.trouble):
         warnings.warn(f"{trouble}; see {result.folder / 'metrics.jsonl'}", RunWarning, stacklevel=3)
     return result
 
@@ -163,22 +164,21 @@ def resume(
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
-    `overrides` ("training.rounds=50") and `options` (rounds=50) may change how many rounds the run has, where nothing
-    in the rounds that are done would have been another, and keys of `runtime`. That begins a new segment of the run,
-    which run.json, an event and the report tell.
+    `overrides` ("training.rounds=50") and `options` (rounds=50) may change keys of `runtime` and the number of rounds,
+    unless the rounds that are done would then have been others. That begins a new segment of the run, which run.json,
+    an event and the report show.
 
-    `federation`, `model` and `method` are the objects that the run began with, if it had any; the model's weights are
-    those that the run began with, whatever they are now. `accept_changes` lets the recipe in the folder differ from the
-    one that the run began with, but for its method, model and data; what differs is recorded. Only the engine process
-    knows it.
+    `federation`, `model` and `method` are the objects that the run began with, if it had any; the model gets the
+    weights that the run began with. `accept_changes` lets the recipe in the folder differ from the one that the run
+    began with, except for its method, model and data, and records the differences. Only the engine process supports it.
 
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
     path = Path(folder)
-    is_told, progress = progress is not None, progress or shown()
+    warn, progress = progress is None, progress or shown()
     recipe, partition = RunFolder.read(path)
-    given = {"data": federation, "model": model, "method": method}
-    for key, thing in given.items():
+    objects = {"data": federation, "model": model, "method": method}
+    for key, thing in objects.items():
         section = getattr(recipe, key)
         if thing is not None and key != "method" and section.name != GIVEN:
             raise StateError(
@@ -187,15 +187,12 @@ def resume(
     changed: list[str] = []
     if overrides or options:
         recipe, changed = _extended(path, recipe, overrides, options)
-    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
+    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in objects.items() if thing is not None})
     without_method(recipe.method)
     engine = engine or engine_of(recipe.runtime)
-    if accept_changes and recipe.runtime.engine != "process":
-        raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
-    if changed and recipe.runtime.engine != "process":
-        raise StateError(
-            f"{folder}: {', '.join(changed)} can be changed with runtime.engine: process, not {recipe.runtime.engine}"
-        )
+    if (accept_changes or changed) and recipe.runtime.engine != "process":
+        what = "--accept-changes works" if accept_changes else f"{', '.join(changed)} can be changed"
+        raise StateError(f"{folder}: {what} with runtime.engine: process, not {recipe.runtime.engine}")
     if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, partition)
@@ -207,7 +204,7 @@ def resume(
         accepted = accept_changes or changed
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
         ended = _go(engine, built, run_folder, state, progress)
-    return _warned(Result(path, ended, built), is_told)
+    return _warned(Result(path, ended, built), warn)
 
 
 ROUNDS = "training.rounds"
@@ -216,7 +213,7 @@ ROUNDS = "training.rounds"
 def _extended(
     folder: Path, before: Recipe, overrides: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Recipe, list[str]]:
-    """The recipe of a run that goes on in another way, and the keys that changed.
+    """Return the recipe of a run that continues with changes, and the changed keys.
 
     Raises StateError for a key that may not change, and where the schedule of the learning rate forbids it.
     """
@@ -255,13 +252,13 @@ def _begin_again(built: Built, folder: Path) -> None:
 
 
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
-    """What a run would do, without doing it: parameters by role, the partition, bytes of one full round, memory.
+    """Plan a run without doing it: parameters by role, the partition, bytes of one full round, memory.
 
     Takes what `run` takes.
     """
-    made = recipe_of(recipe, model, method, **options)
-    without_method(made.method)
-    return plan_built(build(made))
+    resolved = recipe_of(recipe, model, method, **options)
+    without_method(resolved.method)
+    return plan_built(build(resolved))
 
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:
@@ -279,7 +276,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Torch's thread count during a run: results may depend on it, so the recipe states it."""
+    """Set torch's thread count during a run: results may depend on it, so the recipe states it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Engines by name: where the jobs of a run are done. Rounds, their order and their results are the same in all."""
+"""Engines by name: the places where the jobs of a run are done. Rounds and their results are the same in all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.data.partition import Partition
-from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import complete, export
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Advance
+from fedloom.federation.rounds.round import Advance, Progress
 from fedloom.federation.rounds.rounds import initial_state, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor
@@ -34,7 +33,7 @@ ENGINES = {
 
 
 class Engine:
-    """Runs jobs in this process or in a pool of workers. Subclasses differ; none has state between two runs."""
+    """The engine that runs jobs in this process or in a pool of workers. No subclass has state between two runs."""
 
     def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
         """Do the whole run, a `fresh` one or the rest of the folder's, in other processes; returns how it ended.
@@ -44,16 +43,16 @@ class Engine:
         return None
 
     def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
-        """The recipe made concrete; `partition` is the saved one, when resuming."""
+        """Build a recipe; `partition` is the saved one, when resuming."""
         return build(recipe, partition)
 
     def initial(self, built: Built) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return initial_peers(built) if built.recipe.peers else initial_state(built)
 
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
-        """The executor of jobs, and how it makes a round of them (None: with a server), during a run."""
+        """Start for a run; yield the executor of jobs, and the function that does a round (None: with a server)."""
         runtime = built.recipe.runtime
         workers = executor(built.setup, runtime.devices, runtime.processes, runtime.workers == "auto")
         try:
@@ -62,15 +61,15 @@ class Engine:
             workers.close()
 
     def show(self, built: Built, executor: Executor, folder: Path, state: State, final: bool = True) -> None:
-        """Keep predictions on test data, of the final models or of those on the way; called before `start` ends."""
+        """Store predictions on test data, of the final models or of earlier ones; called before `start` ends."""
         keep(folder, built, executor, state, final)
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The final models as named tensors, and labels; called before `start` ends."""
+        """Return the final models as named tensors, and labels; called before `start` ends."""
         return export(built, state)
 
     def conclude(self, built: Built, executor: Executor, folder: RunFolder, state: State) -> str:
-        """Write what is written once the last round is over, and return how the run ended."""
+        """Write the files of a finished run, and return how it ended."""
         final = folder.kept(state, built.recipe.early_stopping)
         complete(built, executor, folder, final)
         folder.save_model(*self.export(built, final))
@@ -80,7 +79,7 @@ class Engine:
 
 
 def engine_of(runtime: Runtime) -> Engine:
-    """The engine that a recipe names."""
+    """Return the engine that a recipe names."""
     module, name = ENGINES[runtime.engine].split(":")
     engine: Engine = getattr(importlib.import_module(module), name)()
     return engine

@@ -1,7 +1,8 @@
-"""What a run would do and cost, found without doing it: the dry run behind `fedloom show`."""
+"""The plan of a run and its cost, without doing it: the dry run behind `fedloom show`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +15,8 @@ from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
 from fedloom.federation.rounds.measure import unmeasured
-from fedloom.federation.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.federation.rounds.privacy import share_of, told
+from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of
+from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
 from fedloom.models.changes import ConstantHead
@@ -25,7 +26,7 @@ from fedloom.training.rules import label_means
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do, without doing it."""
+    """The plan of a run, without doing it."""
 
     method: str
     parameters: dict[str, int]
@@ -35,8 +36,8 @@ class Plan:
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
-    trivial: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Task -> its metric, and what the answer that ignores its input gets on test data (see `trivial_scores`)."""
+    constant: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Task -> its metric, and the score of the constant prediction on test data (see `constant_scores`)."""
 
 
 SOME = 500
@@ -44,12 +45,12 @@ SOME = 500
 
 
 def plan(built: Built) -> Plan:
-    """Train nothing: parameters by role, the partition, bytes of one full round, memory, the answer without input."""
-    return replace(plan_of(built), trivial=trivial_scores(built))
+    """Plan a run: parameters by role, the partition, bytes of one full round, memory, the constant prediction."""
+    return replace(plan_of(built), constant=constant_scores(built))
 
 
 def _second_round(built: Built) -> State:
-    """The server's state at the beginning, with a vector for every task, which it lacks before the first round."""
+    """Return the server's first state, with a vector for every task, which it lacks before the first round."""
     state: State = initial_state(built)["server"]
     if built.method.task_vectors:
         vector = torch.zeros_like(state["model"])
@@ -58,20 +59,20 @@ def _second_round(built: Built) -> State:
 
 
 def plan_of(built: Built) -> Plan:
-    """The plan of a run that is already built, without the trivial answer, which takes a look at the data."""
+    """Plan a run that is already built, without the constant prediction, which reads data."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)
-    parameters: dict[str, int] = {}
+    parameters = Counter[str]()
     for block in layout.blocks:
-        parameters[block.role] = parameters.get(block.role, 0) + block.size
+        parameters[block.role] += block.size
     if frozen := sum(p.numel() for p in built.frozen.values()):
         parameters["frozen"] = frozen
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
-    for name, client in () if built.method.turn.pool else federation.clients.items():
-        down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
+    for name in () if built.method.turn.pool else federation.clients:
+        down += sum(count_bytes(*built.parts, name, messages[name]).values())
         rows = rows_of(built.method, federation, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
         updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
@@ -86,15 +87,13 @@ def plan_of(built: Built) -> Plan:
             messages[name].integers,
             tasks={task: 1.0 for _, task in rows if task is not None},
         )
-        up += sum(count_up(built.method, layout, federation, payload).values())
+        up += sum(count_bytes(*built.parts, name, payload).values())
     taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
+    vectors = taking_part * (1 + len(built.method.auxiliary))
     memory = {
-        "matrix of updates (participants x shared parameters)": taking_part
-        * shared.d
-        * 4
-        * (1 + len(built.method.auxiliary)),
+        "matrix of updates (participants x shared parameters)": vectors * shared.d * 4,
         "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
@@ -123,15 +122,15 @@ def plan_of(built: Built) -> Plan:
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe.training, built.terms)
         least, rounds = built.method.stage.traits.hides, recipe.training.rounds
-        notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
-    notes += seen.told(built)
+        notes += forecast(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
+    notes += seen.visibility(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
-    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
+    return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
 
 
-def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Task -> (metric, what the method `trivial` gets on test data), estimated from `some` training and test examples.
+def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
+    """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
 
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
     """
@@ -139,7 +138,7 @@ def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float
     everyone = built.federation.pooled("all").trainers[TOGETHER]
     train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
     means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
-    found = {}
+    scores = {}
     for part, names in test.by_labels(means):
         metrics = {name: tasks[name].metric().cheap() for name in names}
         heads = {name: ConstantHead(tasks[name], tuple(means[name].shape)) for name in names}
@@ -151,8 +150,8 @@ def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float
         for name, metric in metrics.items():
             values = metric.compute()
             first = next(m for m in (tasks[name].primary, *tasks[name].metrics) if m in values)
-            found[name] = first, values[first]
-    return {name: found[name] for name in tasks if name in found}
+            scores[name] = first, values[first]
+    return {name: scores[name] for name in tasks if name in scores}
 
 
 def _batches(part: Part, tasks: tuple[str, ...]) -> Iterator[Batch]:

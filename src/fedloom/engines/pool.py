@@ -1,9 +1,10 @@
-"""Places where jobs run: this process, or a pool of worker processes that share memory."""
+"""Places where jobs run: this process, a pool of worker processes that share memory, or the faster of both."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.engines import processes
-from fedloom.federation.rounds.worker import EvalJob, InProcess, Job, Setup, TrainJob, Worker, check_device
+from fedloom.federation.rounds.worker import EvalJob, Executor, InProcess, Job, Setup, TrainJob, Worker, check_device
 
 _SMALL = 1 << 18  # bytes
 
 
 class Stacked(InProcess):
-    """One worker, here, that trains clients of equal shape together."""
+    """One worker in this process that trains clients of equal shape together."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Yield results, of training first."""
         train = [job for job in jobs if isinstance(job, TrainJob)]
         if train:
             yield from self.worker.train_stacked(train, **options)
@@ -36,8 +38,8 @@ class Stacked(InProcess):
 class WorkerPool:
     """Worker processes, each with its own model; data and vectors lie in shared memory.
 
-    A job goes to the next idle worker. Results do not depend on which worker takes a job. Processes start empty and get
-    what they need over the pipe, so one that cannot load it says so, and nobody waits for it.
+    A job goes to the next idle worker. Results do not depend on which worker takes a job. Processes start empty and
+    receive the setup over the pipe, so a worker that cannot load it reports this, and nobody waits for it.
     """
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
@@ -58,12 +60,16 @@ class WorkerPool:
             raise
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
-            raise UserError(_unsendable(error)) from error
+            raise UserError(
+                "the model, the method, the tasks or the data cannot be sent to a worker process: "
+                f"{type(error).__name__}: {error}. Leave out what cannot be copied, such as open files and locks, "
+                "or set runtime.workers to 1"
+            ) from error
         self.loading = list(self.pipes)
-        """Workers that have not said yet that they have loaded it."""
+        """Workers that have not reported yet that they have loaded the setup."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results in order of completion. Raises UserError if a worker fails or dies."""
+        """Yield results in order of completion. Raises UserError if a worker fails or dies."""
         self.load()
         todo = list(reversed(jobs))
         busy: set[Connection] = set()
@@ -84,7 +90,7 @@ class WorkerPool:
                 yield value
 
     def load(self) -> None:
-        """Wait until all have loaded what they need. Raises UserError if one cannot."""
+        """Wait until all workers have loaded the setup. Raises UserError if one cannot."""
         while self.loading:
             ok, value = self._hear(self.loading.pop())
             if not ok:
@@ -114,6 +120,7 @@ class WorkerPool:
         ) from error
 
     def close(self) -> None:
+        """End all workers."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -135,7 +142,7 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType | type):
-            return NotImplemented if _importable(value) else (_loads, (_by_value(value),))
+            return NotImplemented if _importable(value) else (pickle.loads, (_by_value(value),))
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
         if not plain or value.requires_grad or value.nbytes > _SMALL:
             return NotImplemented
@@ -148,7 +155,7 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
 
 
 def _importable(value: Any) -> bool:
-    """Whether another process can import a function or class: no notebook, no script and no function defines it."""
+    """Return whether another process can import a function or class: no notebook, script or function defines it."""
     return value.__module__ != "__main__" and "<" not in value.__qualname__
 
 
@@ -165,12 +172,8 @@ def _by_value(value: Any) -> bytes:
     return data
 
 
-def _loads(data: bytes) -> Any:
-    return pickle.loads(data)
-
-
 def _serve(pipe: Connection, device: str) -> None:
-    """A worker process: what it needs in, then jobs in and results out, until the pipe closes."""
+    """Serve as a worker process: the setup in, then jobs in and results out, until the pipe closes."""
     try:
         setup: Setup = pipe.recv()
         torch.set_num_threads(setup.threads)
@@ -178,7 +181,11 @@ def _serve(pipe: Connection, device: str) -> None:
     except (EOFError, KeyboardInterrupt):
         return
     except Exception as error:
-        pipe.send_bytes(_Pickler.dumps((False, UserError(_unloadable(error)))))
+        why = (
+            f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. What "
+            "they need must be in modules that worker processes can import; or set runtime.workers to 1"
+        )
+        pipe.send_bytes(_Pickler.dumps((False, UserError(why))))
         return
     pipe.send_bytes(_Pickler.dumps((True, None)))
     while True:
@@ -195,22 +202,8 @@ def _serve(pipe: Connection, device: str) -> None:
         pipe.send_bytes(_Pickler.dumps(answer))
 
 
-def _unsendable(error: Exception) -> str:
-    return (
-        f"the model, the method, the tasks or the data cannot be sent to a worker process: {type(error).__name__}: "
-        f"{error}. Leave out what cannot be copied, such as open files and locks, or set runtime.workers to 1"
-    )
-
-
-def _unloadable(error: Exception) -> str:
-    return (
-        f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. What they "
-        "need must be in modules that worker processes can import; or set runtime.workers to 1"
-    )
-
-
 def _portable(error: Exception) -> Exception:
-    """The error itself if it survives the pipe, else one with its text and traceback."""
+    """Return the error itself if it survives the pipe, else one with its text and traceback."""
     if isinstance(error, UserError):
         return error
     text = "".join(traceback.format_exception(error))
@@ -219,3 +212,75 @@ def _portable(error: Exception) -> Exception:
         error.add_note(f"in a worker process:\n{text}")
         return error
     return RuntimeError(text)
+
+
+START, TRAVEL = 3.0, 0.003
+"""Seconds to start a pool, and for a job to travel to a worker and back."""
+TRIED = 2
+"""Rounds after which the speed of a place is known: the first ones also load data that stays."""
+
+
+class Adaptive:
+    """An executor that moves jobs from this process to a pool once that is expected to end the run sooner.
+
+    The pool's seconds are compared with those of this process. Where the pool is slower, as on cores that other work
+    uses, jobs come back for good. Results do not depend on where a job runs.
+    """
+
+    def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
+        self.setup, self.devices, self.workers = setup, devices, workers
+        self.here = InProcess(setup, devices)
+        self.pool: WorkerPool | None = None
+        self.decided = False
+        self._alone: list[float] = []
+        self._shared: list[float] = []
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Yield results as they arrive."""
+        results, seconds = (self.pool or self.here).run(jobs, **options), 0.0
+        while True:
+            start = time.perf_counter()
+            try:
+                value = next(results)
+            except StopIteration:
+                break
+            seconds += time.perf_counter() - start  # without the time in which the caller uses the result
+            yield value
+            del value  # before the next client trains
+        trained = [job for job in jobs if isinstance(job, TrainJob)]
+        if trained and not self.decided:
+            self._judge(len(trained), seconds, self.setup.training.rounds - trained[0].round)
+
+    def _judge(self, jobs: int, seconds: float, left: int) -> None:
+        """Choose a place for the next rounds, of which so many are `left`, after one that took `seconds`."""
+        if self.pool is not None:
+            self._shared.append(seconds)
+            if len(self._shared) == TRIED:
+                self.decided = True
+                if min(self._shared) > min(self._alone):
+                    self.pool.close()
+                    self.pool = None
+            return
+        self._alone.append(seconds)
+        one = min(self._alone)
+        saved = one - one / min(self.workers, jobs) - jobs * TRAVEL
+        if (len(self._alone) >= TRIED or seconds > START) and left * saved > START:
+            try:
+                self.pool = WorkerPool(self.setup, self.devices, self.workers)
+                self.pool.load()
+            except UserError:  # a setup that cannot travel to another process trains here
+                self.pool, self.decided = None, True
+
+    def close(self) -> None:
+        """Free all resources."""
+        if self.pool is not None:
+            self.pool.close()
+
+
+def executor(setup: Setup, devices: Sequence[str], workers: int, adaptive: bool = False) -> Executor:
+    """Return the executor of a run: this process for one worker, else a pool, or the faster of both (`adaptive`)."""
+    if setup.training.stacked:
+        return Stacked(setup, devices)
+    if workers == 1:
+        return InProcess(setup, devices)
+    return Adaptive(setup, devices, workers) if adaptive else WorkerPool(setup, devices, workers)

@@ -1,4 +1,4 @@
-"""Child processes: where torch and fedloom are loaded once for all of them."""
+"""Child processes. Torch and fedloom are loaded once for all of them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from types import ModuleType
 from typing import Any
 
 LOADED = ("fedloom.engines.api",)
-"""What the server of all children has imported, torch with it. None starts a thread of Python or touches a GPU."""
+"""Modules that the server of all children imports, and torch with them. None starts a thread or touches a GPU."""
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """The environment variable of Python's option -P."""
 
 
 def context() -> BaseContext:
-    """Children are forked from a server of one thread that has `LOADED`, and which all of them, and theirs, share.
+    """Return the context in which children start: forks of a server of one thread that has imported `LOADED`.
 
-    Other systems than Linux have libraries that do not survive a fork, so there every child is a new interpreter.
+    On other systems than Linux libraries do not survive a fork, so there every child is a new interpreter.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(list(LOADED))
-    return found
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(list(LOADED))
+    return server
 
 
 def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) -> BaseProcess:
-    """A child that runs a function of a module, in this process's environment.
+    """Start a child that runs a function of a module, in this process's environment.
 
-    It does not hear of Ctrl-C: this process does, and stops it.
+    It ignores Ctrl-C: this process receives the signal, and stops the child.
     """
     process = context().Process(target=_begin, args=(dict(os.environ), function, *arguments), daemon=daemon)  # type: ignore[attr-defined]
     with _safe_path(), _undisturbed(), _no_main():

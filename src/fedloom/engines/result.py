@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Result:
     """finished or stopped early; nothing learned, where no round had an update that could be used; gave up, where
     several rounds in a row had none."""
     built: Built | None = field(default=None, repr=False, compare=False)
-    """What the run was built from, where that happened in this process."""
+    """The objects that the run was built from, where that happened in this process."""
     _: KW_ONLY
     temporary: InitVar[bool] = False
-    """Whether the folder goes with this object."""
+    """If true, the folder is deleted with this object."""
 
     def __post_init__(self, temporary: bool) -> None:
         if temporary:
@@ -49,7 +49,7 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str | None = None) -> str:
-        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to.
+        """Return tasks x metrics of the final model, as text, with the model, the data and the split they belong to.
 
         The split is test, or val if nothing was measured on test. One sentence where all nodes withheld their scores.
         """
@@ -70,14 +70,14 @@ class Result:
         events = [event for line in self.run.rounds for event in line.get("events", ())]
         dropped = [event for event in events if event["event"] == "update dropped"]
         lost = sum(event["event"] == "round lost" for event in events)
-        told = [f"the run {self.status}: {IN_VAIN[self.status]}"] if self.status in IN_VAIN else []
+        parts = [f"the run {self.status}: {IN_VAIN[self.status]}"] if self.status in IN_VAIN else []
         if dropped:
             clients = Counter(str(event.get("client", "a client")) for event in dropped)
             names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
             why = dropped[0].get("why", "no reason recorded")
-            told.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
-        told += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
-        return "; ".join(told)
+            parts.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
+        parts += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
+        return "; ".join(parts)
 
     def __repr__(self) -> str:
         trouble = self.trouble if (self.folder / "run.json").is_file() else ""
@@ -85,49 +85,48 @@ class Result:
 
     @property
     def measured(self) -> bool:
-        """Whether there are scores: nodes may withhold theirs."""
+        """Return whether there are scores: nodes may withhold theirs."""
         run = self.run
         return not run.withheld or any(line["metrics"] for line in run.rounds)
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame, one row a number: seed, round, client (None: all), task, metric, split, model, value."""
+        """Return a pandas.DataFrame with one row per number.
+
+        Columns: seed, round, client (None: all), task, metric, split, model, value.
+        """
         return need("pandas", "notebook").DataFrame(self.run.rows())
 
     def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
-        """The final model that a client uses, in evaluation mode: a new module, of the user's class where the run was
-        given a whole model. Without a client: the model that all share.
+        """Return the final model that a client uses, in evaluation mode; without a client, the model that all share.
 
-        `task` is for methods that have a model for each task. Raises StateError where there is no such model.
+        It is a new module, of the user's class where the run began with a whole model. `task` is for methods that have
+        a model for each task. Raises StateError where there is no such model.
         """
         models = trained_models(self.folder)
-        built = self.built or build(*_saved(self.folder))
+        if (built := self.built) is None:
+            recipe, partition = RunFolder.read(self.folder)
+            built = build(recipe, partition)
         if client is not None and client not in built.federation.clients:
             raise StateError(f"{self.folder}: {unknown('client', client, built.federation.clients)}")
-        found = next((key for key in model_keys(client, task) if key in models), None)
-        if found is None:
+        key = next((key for key in model_keys(client, task) if key in models), None)
+        if key is None:
             known = ", ".join(sorted(models))
             what = "one model for all" if client is None else f"one model of client {client!r}"
             raise StateError(f"{self.folder}: the run has not {what}; name a client or a task. Its models: {known}")
         module = copy.deepcopy(built.module)
-        fill(module, models[found], self.folder)
+        fill(module, models[key], self.folder)
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
         return inner.eval()
 
     def final(self, split: str | None = None) -> Final:
-        """The numbers behind `table`."""
+        """Return the numbers behind `table`."""
         run = self.run
         measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
         return run.final(split or ("val" if measured == {"val"} else "test"))
 
     def _repr_html_(self) -> str:
-        """For notebooks: a table, curves, and where the report is."""
-        final = self.final()
-        return page(self.run, final, self.status)
-
-
-def _saved(folder: Path) -> tuple[Any, None, Any]:
-    recipe, partition = RunFolder.read(folder)
-    return recipe, None, partition
+        """Return a table, curves and the place of the report, for notebooks."""
+        return page(self.run, self.final(), self.status)
 
 
 def model_keys(client: str | None, task: str | None) -> list[str]:
@@ -149,7 +148,7 @@ def fill(module: nn.Module, model: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def model_file(folder: Path | str) -> Path:
-    """The file of a run's final models. Raises StateError if the run has not saved them yet, or they were changed."""
+    """Return the file of a run's final models. Raises StateError if it does not exist yet or was changed."""
     path = Path(folder) / MODEL
     if not path.is_file():
         raise StateError(f"{folder} has no {MODEL}: the run is not finished")
@@ -158,8 +157,9 @@ def model_file(folder: Path | str) -> Path:
 
 
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """A finished run's models as state dictionaries: "" is the global model, others have the name of their client, or
-    task/NAME if each task has a model.
+    """Return a finished run's models as state dictionaries.
+
+    The key "" is the global model; other keys are names of clients, or task/NAME if each task has a model.
 
     Raises StateError if the run has not saved a model yet.
     """

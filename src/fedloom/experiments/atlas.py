@@ -1,4 +1,4 @@
-"""`fedloom atlas`: run every pair of a bed's tasks, and see who helps whom, and whether early cosines tell."""
+"""`fedloom study atlas`: train every pair of a benchmark's tasks: which help each other, do early cosines say so?"""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedloom.core.errors import RecipeError, StateError, UserError, writing
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
-from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid, load_grid, write
-from fedloom.study.relatedness.compare import pair_ranks
+from fedloom.study.relatedness import pair_ranks
 from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
+from fedloom.study.tables.estimate import delta_terms
 from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import of_grid
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OWN, TOGETHER, EVERYONE = "own task", "together", "everyone"
 """Encoders averaged among clients with the same task; FedAvg of all, where cosines are read; averaged among all."""
-BED = "bed"
+BENCHMARK = "benchmark"
 EARLY = 0.2
 """The share of the rounds, at the beginning, whose cosines predict."""
 SHUFFLES = 5000
@@ -78,7 +78,7 @@ def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Seque
         {
             "name": f"{name}-atlas",
             "title": f"Who helps whom on {name}",
-            "data": {BED: {"recipe": dict(recipe), "set": last}},
+            "data": {BENCHMARK: {"recipe": dict(recipe), "set": last}},
             "bases": bases,
             "references": [],
             "seeds": list(range(seeds)),
@@ -251,7 +251,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
         first, count = results.missing[0], len(results.missing)
         raise StateError(f"{count} of the atlas' runs in {folder} have not finished, the first: {first}")
     sides = {base: side for (_, base, _), side in results.sides.items()}
-    directions = {row.task: row.direction for row in results.rows[BED]}
+    directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
     tasks, seeds = tuple(clients), tuple(sides[TOGETHER].runs)
 
     def changed(base: str) -> Matrix:

@@ -20,15 +20,15 @@ from fedloom.experiments.tune import Budget, Curve, Scores, changes_against_firs
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import CHANGES, Changes, is_over
-from fedloom.study.significance.pairs import holders
+from fedloom.study.significance.contrasts import holders
 from fedloom.study.significance.statistics import Paired, against_zero
 from fedloom.study.tables.compare import Comparison, RunSet
 from fedloom.study.tables.compare import compare as put_side_by_side
+from fedloom.study.tables.estimate import delta_m
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {
@@ -36,8 +36,8 @@ PAYS: Mapping[str, Changes] = {
     "separate": {"method": "separate"},
     "fedavg": {"method": "fedavg", **OWN_HEADS},
     "fedhca2": {"method": "fedhca2", **OWN_HEADS},
-    "joint": {"method": "joint", "evaluation.models": ["global"]},
-    "trivial": CHANGES["trivial"],
+    "centralised": {"method": "centralised", "evaluation.models": ["global"]},
+    "constant": CHANGES["constant"],
 }
 """What a comparison without named methods runs: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
 all data in one place, and the constant prediction."""
@@ -66,9 +66,9 @@ def compare(
     compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with the result.
 
     Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
-    `fedhca2` and `joint` are each tuned with the same `budget` on validation data, run with three seeds, and the table
-    ends with a sentence for each task and each client. `tell` hears of each run; by default a line on stderr. What a
-    FOLDER has already is not run again.
+    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, run with three seeds. The
+    table ends with a sentence for each task and each client. `tell` receives a line for each run, by default on stderr.
+    Runs that FOLDER already has are not repeated.
 
     Raises UserError for bad input.
     """

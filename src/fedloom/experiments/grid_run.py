@@ -28,7 +28,7 @@ from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
 from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.recorded import read_info
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
 

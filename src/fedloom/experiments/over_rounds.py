@@ -11,8 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
-from fedloom.data.canvas import below_each_other, grid
-from fedloom.data.drawing import Cell, Colour, Legend
+from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid
 from fedloom.data.prepare import Array
 from fedloom.federation.runs.reader import PREDICTIONS, Run
 from fedloom.study.report import predictions

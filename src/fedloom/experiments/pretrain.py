@@ -1,4 +1,4 @@
-"""Centralised training of a recipe's model, for an encoder to start from: what `fedloom pretrain` does."""
+"""Centralised training of a recipe's model, for an encoder to start from: what `fedloom study pretrain` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedloom tournament`: tune every method with the same budget, then add seeds until the intervals tell."""
+"""`fedloom study tournament`: tune every method with the same budget, then add seeds until the intervals tell."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from fedloom.core.settings.section import Count, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
-from fedloom.experiments.tune import BED, Budget, described, tune
+from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
-from fedloom.study.significance.pairs import of_clients
+from fedloom.study.significance.contrasts import of_clients
 from fedloom.study.significance.ranks import ranked
 from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
-from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.output import Made, Records, Table
 from fedloom.study.tables.results import Results, Side, of_grid
 
@@ -49,7 +48,7 @@ class Tournament(Section):
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     recipe: dict[str, Any]
-    """The bed: a recipe, whose method does not count."""
+    """The benchmark: a recipe, whose method does not count."""
     methods: tuple[str, ...] = Field(min_length=1)
     """METHOD or METHOD+ADDON."""
     tries: Count
@@ -88,9 +87,9 @@ def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Map
         {
             "name": f"{tournament.name}-final",
             "title": f"Tournament {tournament.name}",
-            "data": {BED: {"recipe": tournament.recipe, "set": last}},
+            "data": {BENCHMARK: {"recipe": tournament.recipe, "set": last}},
             "bases": dict(chosen),
-            "tuned": {BED: dict(tuned)},
+            "tuned": {BENCHMARK: dict(tuned)},
             "seeds": list(range(seeds)),
             "delta": f"{ALONE}/-",
         }
@@ -102,12 +101,12 @@ def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], 
     sides = {side.label: side for side in results.sides.values()}
     if base not in sides:
         raise StateError(f"{folder}: {base} has not finished, and all others are held against it")
-    return sides, {row.task: row.direction for row in results.rows[BED]}
+    return sides, {row.task: row.direction for row in results.rows[BENCHMARK]}
 
 
 @dataclass(frozen=True)
 class Standings(Made):
-    """All methods, the best first; joint training and the trivial answer stand below them."""
+    """All methods, the best first; centralised training and the constant prediction stand below them."""
 
     seeds: int
     is_settled: bool
@@ -143,7 +142,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     for name in (*methods, *(name for name in changes if name not in grid.bases)):
         side, delta, of = found[name], Estimate.of(changes[name]), behind.get(name)
         p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
-        gains = _gains(side, alone, results.rows[BED], seeds) if name != ALONE else {}
+        gains = _gains(side, alone, results.rows[BENCHMARK], seeds) if name != ALONE else {}
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
         client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
         sent = fmean(sum(run.bytes_total().values()) for run in side.runs.values())
@@ -170,7 +169,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
         f"every method was told from the leader, at most {t.most}: a p found so is a little too small."
     )
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
-    out = [f"not on this bed: {name}: {reason}." for name, reason in refused.items()]
+    out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
     made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
     told = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
     return Standings(made, Records(CSV, records), len(seeds), told)
@@ -185,8 +184,8 @@ def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[
 
 
 def _own(grid: Grid, name: str) -> Changes:
-    """Return the settings of a method or a reference of the final that differ from the bed's."""
-    changes = grid.bases.get(name, grid.tuned.get(BED, {}).get(f"{name}/-", {}))
+    """Return the settings of a method or a reference of the final that differ from the benchmark's."""
+    changes = grid.bases.get(name, grid.tuned.get(BENCHMARK, {}).get(f"{name}/-", {}))
     return {key: value for key, value in changes.items() if key != "method"}
 
 
@@ -200,20 +199,20 @@ def all_methods() -> tuple[str, ...]:
 
 
 def planned(
-    bed: str, changes: Sequence[str], out: Path | None, entered: Sequence[str], given: Mapping[str, int]
+    benchmark: str, changes: Sequence[str], out: Path | None, entered: Sequence[str], given: Mapping[str, int]
 ) -> tuple[Tournament, Path]:
-    """(the tournament on a bed, or the one of a folder with who joins it and what is given anew; its folder).
+    """(the tournament on a benchmark, or the one of a folder with who joins it and what is given anew; its folder).
 
-    Raises UserError for names that do not exist, and for another bed than the folder's.
+    Raises UserError for names that do not exist, and for another benchmark than the folder's.
     """
     admit(_code(entered), Origin.TYPED, "--methods")
     for name in entered:
         named(name)
-    begun = (Path(bed) / TOURNAMENT).is_file()
+    begun = (Path(benchmark) / TOURNAMENT).is_file()
     if begun and (changes or out is not None):
-        raise UserError(f"{bed} is a tournament that has begun: its recipe and its folder cannot be changed")
-    recipe = None if begun else load(bed, changes)
-    folder = Path(bed) if recipe is None else out or Path("tournaments") / recipe.name
+        raise UserError(f"{benchmark} is a tournament that has begun: its recipe and its folder cannot be changed")
+    recipe = None if begun else load(benchmark, changes)
+    folder = Path(benchmark) if recipe is None else out or Path("tournaments") / recipe.name
     if not (folder / TOURNAMENT).is_file():
         assert recipe is not None
         defaults = {"tries": 8, "tuning": (100, 101), "least": 3, "most": 10, "methods": entered or all_methods()}
@@ -293,7 +292,7 @@ def _run(grid: Grid, folder: Path, watch: Callable[[], Watch], jobs: int | None)
     outcome = run_prepared(prepared, watch(), jobs)
     failed = {cell.base: f"seed {cell.seed} failed: {message}" for cell, message in outcome.failed.items()}
     reasons = {**prepared.refused, **outcome.refused}
-    return {base: reason for base in grid.bases if (reason := reasons.get(f"{BED} / {base}"))} | failed
+    return {base: reason for base in grid.bases if (reason := reasons.get(f"{BENCHMARK} / {base}"))} | failed
 
 
 def _code(methods: Sequence[str]) -> list[str]:

@@ -26,8 +26,8 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.delta import delta_m
 from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
+from fedloom.study.tables.estimate import delta_m
 from fedloom.study.tables.results import of_grid
 
 RATE = "training.optimizer.lr"
@@ -37,7 +37,7 @@ FACTORS = (3.0, 1 / 3)
 """What a number of the method is multiplied by."""
 NUMBERS = 2
 """How many numbers of a method are tried, in the order in which it declares them."""
-BED = "bed"
+BENCHMARK = "benchmark"
 
 Scores = Mapping[str, float]
 """A trial as JSON -> its score on validation data; -inf after divergence."""
@@ -132,7 +132,7 @@ def search_of(recipe: Recipe, trials: int, valid: Callable[[Changes], bool] = la
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 numbers[f"{where}.{field}"] = value
     first = dict(list(numbers.items())[:NUMBERS])
-    still = section["name"] == "trivial"
+    still = section["name"] == "constant"
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, valid)
 
 
@@ -191,7 +191,7 @@ def tune(
         grid = load_grid(
             {
                 "name": "trials",
-                "data": {BED: {"recipe": dict(recipe)}},
+                "data": {BENCHMARK: {"recipe": dict(recipe)}},
                 "bases": {f"trial {n}": {**changes, **last, **trial} for n, trial in enumerate(proposed)},
                 "seeds": list(budget.seeds),
                 "references": [],
@@ -211,7 +211,7 @@ def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, 
     """Return the score of each trial of a grid: the change against the first one that ended with numbers."""
     results = of_grid(grid, folder, "val")
     sides = {base: side for (_, base, _), side in results.sides.items()}
-    directions = {row.task: row.direction for row in results.rows[BED]}
+    directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
     means: dict[str, dict[str, float]] = {}
     for n, trial in enumerate(trials):
         side = sides.get(f"trial {n}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedloom.core.lazy import lazy
+from fedloom.methods.basic import centralised as centralised
+from fedloom.methods.basic import constant as constant
 from fedloom.methods.basic import fedavg as fedavg
 from fedloom.methods.basic import fedprox as fedprox
-from fedloom.methods.basic import joint as joint
 from fedloom.methods.basic import local as local
 from fedloom.methods.basic import separate as separate
 from fedloom.methods.basic import simple as simple
-from fedloom.methods.basic import trivial as trivial
 from fedloom.methods.clusters import cfl as cfl
 from fedloom.methods.clusters import colnet as colnet
 from fedloom.methods.clusters import fedbone as fedbone

@@ -68,8 +68,8 @@ def simple() -> m.Method:
     return m.Method(name="simple", model=(LinearAnswers(),), stage=stages.Identity(), private="*", buffers="local")
 
 
-@m.METHODS.register("trivial")
-def trivial() -> m.Method:
+@m.METHODS.register("constant")
+def constant() -> m.Method:
     """The answer that ignores its input: the mean of the training labels, which a trained model should at least beat.
 
     Classes: their shares among the labels, pixel by pixel where labels are maps, so the answer is the most frequent
@@ -79,11 +79,11 @@ def trivial() -> m.Method:
     """
     from fedloom.models.changes import ConstantAnswers
 
-    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=m.InOnePlace())
+    return m.Method(name="constant", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=m.InOnePlace())
 
 
-@m.METHODS.register("joint")
-def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
+@m.METHODS.register("centralised")
+def centralised(*, by: Literal["all", "task"] = "all") -> m.Method:
     """One multi-task model, trained on the examples of all clients in one place: what collaboration can hope for.
 
     The examples have the labels that some client holds. A round makes as many steps as the largest client does and
@@ -92,5 +92,7 @@ def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
     the examples of all who hold it.
     """
     if by == "task":
-        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=m.InOnePlace("task"))
-    return m.Method(name="joint", turn=m.InOnePlace())
+        return m.Method(
+            name="centralised", stage=stages.Identity(), private="*", buffers="local", turn=m.InOnePlace("task")
+        )
+    return m.Method(name="centralised", turn=m.InOnePlace())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import create_model
 
 from fedloom.core.lazy import lazy
+from fedloom.core.settings import renamed
 from fedloom.core.settings.registry import R, Registered, Registry
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class AddOns(Registry):
         return named
 
 
-METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method",))
+METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method",), renamed.METHODS)
 """Functions (*, parameters) -> Method."""
 ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.core.stage:Stage"))
 """Functions (method, *, parameters) -> Method, and classes of stages."""

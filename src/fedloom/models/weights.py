@@ -23,8 +23,8 @@ WEIGHTS = "FEDLOOM_WEIGHTS"
 def load_weights(encoder: Encoder, file: str | Path) -> None:
     """Load a .safetensors file, or a .pth file without pickled code, into an encoder.
 
-    It holds the tensors under the encoder's own names, as `fedloom pretrain` writes them, or in another form that the
-    encoder knows (see `Encoder.adopt`). UserError names what is missing, unexpected or of another shape; only the
+    It holds the tensors under the encoder's own names, as `fedloom study pretrain` writes them, or in another form that
+    the encoder knows (see `Encoder.adopt`). UserError names what is missing, unexpected or of another shape; only the
     batch counters of norm layers may be missing.
     """
     path = Path(file).expanduser()

@@ -29,7 +29,7 @@ TWO_SIDED, ONE_SIDED = (COLORS[1], PAPER, COLORS[0]), (PAPER, COLORS[0])
 WIDTH, HEIGHT = 300, 190
 """Pixels of a panel in a file; with its axis it is as wide as a column of a page with two."""
 KINDS = ("svg", "png", "pdf", "html", "json")
-"""What a chart can be written as."""
+"""The formats in which a chart can be written."""
 
 _DAY = {INK: "#000000", SOFT: "#444444", RULE: "#dddddd", PAPER: "#ffffff"}
 _WRITTEN = 12  # columns of a map up to which numbers stand in its cells
@@ -79,7 +79,7 @@ def thinned(values: Sequence[Any], most: int, keep: Iterable[Any] = ()) -> list[
     if len(values) <= most:
         return list(values)
     chosen = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)} if most > 1 else set[int]()
-    kept = set(keep)
+    kept = tuple(keep)
     return [value for i, value in enumerate(values) if i in chosen or value in kept]
 
 
@@ -109,21 +109,12 @@ def lines(
     log: str = "",
     zero: bool = False,
 ) -> Chart:
-    """Draw lines by name, with tooltips and a legend; a value that is no number is a gap.
+    """Draw lines, name -> x -> y, with tooltips and a legend; a value that is no number is a gap.
 
-    Args:
-        several: Name -> x -> y.
-        x: The title of the axis across; "round" has whole numbers only.
-        y: The title of the axis upwards.
-        title: What stands above the chart.
-        bands: Name -> x -> the ends of an interval, as an area, or as bars with `bars`. One without a line is grey.
-        bars: Whether intervals are bars, and all points are marked.
-        strong: Names of thick lines in the colour of letters.
-        dashed: Names of thin dashed lines.
-        groups: Name -> its group, whose lines share a colour and differ in their dashes; by default each its own.
-        stars: Name -> single points.
-        log: The axes that are logarithmic: "x", "y" or "xy".
-        zero: Whether the axis upwards begins at 0.
+    With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars with
+    all points marked; one without a line is grey. `strong` lines are thick and in the colour of letters, `dashed` ones
+    thin. Lines of one group in `groups` (name -> group) share a colour and differ in dashes. `stars` are single points.
+    `log` names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0.
     """
     strong, dashed = set(strong), set(dashed)
     names = list(dict.fromkeys([*several, *bands, *stars]))
@@ -192,21 +183,10 @@ def heat(
 ) -> Chart:
     """Draw a map of rows by columns, the first row on top; a cell without a number is empty.
 
-    Args:
-        cells: Row -> column -> number.
-        columns: The columns in their order.
-        title: What stands above the chart.
-        down: What a row is.
-        along: What a column is.
-        value: What a number is.
-        low: The number with the first colour, by default the least.
-        high: The number with the last colour, by default the largest.
-        middle: The number without colour; the colours then say on which side of it a number is.
-        spoken: The format of numbers in tooltips.
-        texts: (row, column) -> what is written in the cell.
-        numbers: The format of the numbers that are written in the cells, where there are few.
-        notes: (row, column) -> what its tooltip says further.
-        colors: From low to high, by default from paper to blue, or from orange to blue.
+    `down` is the meaning of a row, `along` of a column and `value` of a number. Colours go from `low` to `high`, by
+    default the least and the largest number; with a `middle` they show on which side of it a number is. `spoken` is the
+    format of numbers in tooltips, `numbers` that in cells, where there are few. `texts` (row, column) stand in cells,
+    `notes` in tooltips. `colors` go from low to high, by default from paper to blue, or from orange to blue.
     """
     known = [v for of in cells.values() for v in of.values() if v is not None and math.isfinite(v)]
     low = min(known, default=0.0) if low is None else low
@@ -265,15 +245,10 @@ def intervals(
     texts: Mapping[str, str] = {},
     signed: bool = True,
 ) -> Chart:
-    """Draw a dot with its interval for each name, the first on top.
+    """Draw a dot with its interval for each name -> (number, low, high), the first on top.
 
-    Args:
-        several: Name -> (number, low, high); ends that are nan are left out.
-        x: The title of the axis.
-        title: What stands above the chart.
-        small: Name -> further numbers, as of seeds.
-        texts: Name -> what stands beside it.
-        signed: Whether 0 is marked, and numbers below it have another colour.
+    Ends that are nan are left out. `small` are further numbers by name, as of seeds, and `texts` stand beside the
+    intervals. If `signed`, 0 is marked, and numbers below it have another colour.
     """
     rows: list[Row] = []
     for name, (v, low, high) in several.items():
@@ -320,21 +295,10 @@ def scatter(
     axes: bool = True,
     colors: Sequence[str] = COLORS,
 ) -> Chart:
-    """Draw points with `name`, `x` and `y`, with tooltips.
+    """Draw points with `name`, `x` and `y`, and perhaps further fields, with tooltips.
 
-    Args:
-        points: The points; one may have further fields.
-        x: The title of the axis across.
-        y: The title of the axis upwards.
-        title: What stands above the chart.
-        labels: Whether the names stand beside the points.
-        color_by: A field that says which colour a point has.
-        shape_by: A field that says which shape a point has.
-        spoken: The format of numbers across.
-        zero: Whether 0 is marked on the axis upwards.
-        size: The points' size.
-        axes: Whether there are axes.
-        colors: Those of `color_by`.
+    With `labels` the names stand beside the points. `color_by` and `shape_by` are fields that choose a point's colour
+    (of `colors`) and shape. `spoken` is the format of numbers across. With `zero`, 0 is marked on the axis upwards.
     """
     far: Chart = {"scale": {"zero": zero, "nice": True}} | ({} if axes else {"axis": None})
     marked = {"axis": {"format": spoken, "tickCount": 4}} if axes else {}
@@ -365,15 +329,10 @@ def bars(
     dots: Mapping[str, Sequence[float]] = {},
     texts: Mapping[str, str] = {},
 ) -> Chart:
-    """Draw horizontal bars in groups, the first on top.
+    """Draw horizontal bars in groups, group -> part -> length, the first group on top; parts have colours.
 
-    Args:
-        several: Group -> part -> length; parts have colours.
-        x: The title of the axis.
-        title: What stands above the chart.
-        ends: (group, part) -> the ends of an interval.
-        dots: Group -> numbers that are marked, as of seeds.
-        texts: Group -> what stands beside its bars.
+    `ends` are intervals by (group, part), `dots` numbers that are marked in a group, as of seeds, and `texts` stand
+    beside its bars.
     """
     parts = list(dict.fromkeys(part for of in several.values() for part in of))
     rows: list[Row] = []
@@ -479,7 +438,7 @@ def _number(field: str, title: str, **more: Any) -> Chart:
 
 
 def _ordinal(field: str, names: Sequence[str], title: str = "", axis: Mapping[str, Any] | None = None) -> Chart:
-    """Return the encoding of names as places; their order is that of the scale, for sorting takes no hostile names."""
+    """Return the encoding of names as places, ordered by the scale: sorting takes no hostile names."""
     made = {"field": field, "type": "ordinal", "sort": None, "title": title or None, "scale": {"domain": list(names)}}
     return made if axis is None else made | {"axis": axis}
 

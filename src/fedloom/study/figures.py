@@ -21,16 +21,17 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study import charts
 from fedloom.study.charts import Chart
 from fedloom.study.grid import Grid, cells, select, together
-from fedloom.study.panels import Panels, Point, lines
 from fedloom.study.significance.ranks import Ranks
 from fedloom.study.significance.statistics import LEVEL, p_text
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.results import (
+    OVERALL,
     Column,
     Combination,
     Side,
     Values,
     about_model,
+    change,
     columns_of,
     estimate,
     over_rounds,
@@ -39,6 +40,82 @@ from fedloom.study.tables.results import (
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> chart."""
+Point = tuple[float, Estimate]
+ALSO = tuple(name for name in OVERALL if name != "delta_m")
+WIDEST = 6
+"""Panels in a row, at most."""
+
+
+def lines(several: Mapping[str, Sequence[Point]], metric: str, x: str, y: str, **look: Any) -> Chart:
+    """Draw a metric over x with its intervals; points whose number is nan are left out."""
+    known = {
+        name: sorted((p for p in of if not math.isnan(p[1].mean)), key=lambda p: p[0]) for name, of in several.items()
+    }
+    means = {name: {at: e.mean for at, e in of} for name, of in known.items() if of}
+    bands = {
+        name: ends
+        for name, of in known.items()
+        if (ends := {at: e.ends(metric) for at, e in of if not math.isnan(e.half)})
+    }
+    return charts.lines(means, x, y, bands=bands, **look)
+
+
+class Panels:
+    """One panel per data set (in rows of its own) and column; iterates over (data set, column, title).
+
+    Delta comes first, then the other columns over all tasks, then tasks (or domains). `overall` names the columns over
+    all tasks that the figure can draw. Without a choice of `tasks` it draws those that the grid has in its table, and
+    the average over domains.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        results: Mapping[Combination, Side],
+        tasks: Sequence[str] | None,
+        overall: Sequence[str],
+    ) -> None:
+        asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
+        wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
+        self.grid, self.results = grid, results
+        self.values = {where: result.values for where, result in results.items()}
+        self.columns = {data: columns_of(wider, data, results) for data in grid.data}
+        names = [
+            (c.task or c.metric) for columns in self.columns.values() for c in columns if c.task or c.metric in overall
+        ]
+        for task in tasks or ():
+            if task not in names:
+                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
+        self.panels: list[tuple[str, Column]] = []
+        for data, columns in self.columns.items():
+            drawn = [c for c in columns if c.task or c.metric in overall]
+            chosen = [c for c in drawn if tasks is None or (c.task or c.metric) in tasks or c.metric == "delta_m"]
+            self.panels += [(data, c) for c in sorted(chosen, key=lambda c: (c.metric != "delta_m", bool(c.task)))]
+
+    def __iter__(self) -> Iterator[tuple[str, Column, str]]:
+        several = len({data for data, _ in self.panels}) > 1
+        for data, column in self.panels:
+            yield data, column, f"{data}: {column}" if several else str(column)
+
+    def estimate(self, where: Combination, column: Column) -> Estimate | None:
+        """Return a cell's number in a column; the reference of Delta is at 0."""
+        data, base, addon = where
+        values = self.values[where]
+        if column.metric != "delta_m":
+            return estimate(column, self.columns[data], self.results[where].runs, values)
+        reference = self.grid.reference(base)
+        other = self.values.get((data, *reference)) if reference else None
+        if other is None:
+            return None
+        if reference == (base, addon):
+            return Estimate(0.0, math.nan, len(values))
+        return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
+
+    def finished(self, drawn: Sequence[Chart], about: str) -> Chart:
+        """Put all panels on one sheet, each data set in rows of its own where that fits."""
+        each = max(sum(data == one for data, _ in self.panels) for one in self.columns)
+        width = math.ceil(each / math.ceil(each / WIDEST))
+        return charts.concat(drawn, width, self.grid.title or self.grid.name, about)
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | None = None) -> None:
@@ -60,8 +137,10 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | 
 
 
 def of_ranks(ranks: Ranks) -> Chart:
-    """Draw mean ranks, the best on top, each with a line as long as the critical difference (Demsar, Statistical
-    comparisons of classifiers over multiple data sets, 2006): methods whose lines overlap are not told apart.
+    """Draw mean ranks, the best on top, each with a line as long as the critical difference.
+
+    Methods whose lines overlap do not differ significantly (Demsar, Statistical comparisons of classifiers over
+    multiple data sets, 2006).
     """
     r = ranks.ranking
     half = r.critical / 2
@@ -71,9 +150,9 @@ def of_ranks(ranks: Ranks) -> Chart:
     p = p_text(r.p)
     friedman = "" if math.isnan(r.p) else f" Friedman's test p {p if p.startswith('<') else f'= {p}'}."
     about = (
-        f"{ranks.split} split; mean ranks over N = {r.blocks} blocks ({ranks.block}). Methods whose lines overlap are "
-        f"not told apart: their ranks differ by less than the critical difference of Nemenyi at {LEVEL:.0%}, "
-        f"{r.critical:.2f}.{friedman}{' So none is told apart.' if r.p > LEVEL else ''}"
+        f"{ranks.split} split; mean ranks over N = {r.blocks} blocks ({ranks.block}). Methods whose lines overlap "
+        f"do not differ significantly: by less than the critical difference of Nemenyi at {LEVEL:.0%}, "
+        f"{r.critical:.2f}.{friedman}{' So no methods differ significantly.' if r.p > LEVEL else ''}"
     )
     return charts.concat([made], title=ranks.title, about=about)
 
@@ -89,7 +168,7 @@ def sweep(
     tasks: list[str] | None = None,
     log: bool = False,
 ) -> Chart:
-    """Delta and each task's metric over a key of the cells' recipes, one line per base.
+    """Draw Delta and each task's metric over a key of the cells' recipes, one line per base.
 
     `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
     logarithmic. Cells without the key are horizontal lines. `tasks` are as in `convergence`.
@@ -135,7 +214,7 @@ def convergence(
     tasks: list[str] | None = None,
     clients: bool = False,
 ) -> Chart:
-    """Each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
+    """Draw each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
 
     A grid that shows domains has them in the place of tasks, and their average. `tasks` chooses among all these, and
     may name 'average' and 'spread' too. `clients` draws a line for each client that holds the task in all runs, instead
@@ -177,7 +256,7 @@ def convergence(
 def activated_dimensions(
     grid: Grid, folder: Path, split: str, *, scope: Literal["encoder", "all"] | None = None
 ) -> Chart:
-    """Which dimensions each update activates in the first and the last round, and the clients' overlap, cell by cell.
+    """Draw the dimensions that each update activates in the first and the last round, and the clients' overlap.
 
     The cells need the add-on activated-dimensions. Only the first seed of each cell is drawn; `split` plays no part.
     """
@@ -189,7 +268,7 @@ def activated_dimensions(
 
 @FIGURES.register("hyper-weights", source="FedHCA2, Figures 6 and 7; 2 and 3 of its supplement")
 def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
-    """How much each client takes of what the others learned, over the rounds, for each cell that has hyper weights.
+    """Draw the weight of the others' updates at each client over the rounds, for each cell that has hyper weights.
 
     The cells need the method fedhca2. Only the first seed of each cell is drawn; `split` plays no part.
     """
@@ -205,7 +284,7 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
 
 @FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
 def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
-    """The best validation loss of each cell, the least on top, with a dot for each seed; `split` plays no part.
+    """Draw the best validation loss of each cell, the least on top, with a dot for each seed; `split` plays no part.
 
     `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
     """
@@ -216,7 +295,7 @@ def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = 
 
 @FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
 def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None, tasks: bool = False) -> Chart:
-    """The validation loss over rounds, a line for each seed, and with `tasks` that of each task; `split` plays no part.
+    """Draw the validation loss over rounds, one line per seed, and with `tasks` that of each task; without `split`.
 
     `only` is as in `best-loss`.
     """
@@ -229,7 +308,7 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
 def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
-    """Rounds configured, run and until the best loss, and what early stopping saved; `split` plays no part.
+    """Draw the rounds configured, run and until the best loss, and the savings of early stopping; without `split`.
 
     `only` is as in `best-loss`.
     """
@@ -239,17 +318,17 @@ def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | No
 
 
 def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:
-    """(what it is called, the run of the first seed) of each combination of the grid that has finished runs."""
+    """Return (label, the run of the first seed) of each combination of the grid that has finished runs."""
     for labels, result in read(grid, folder, split)[0].items():
         seed = min(result.runs)
         yield " / ".join(label for label in labels if label != "-") + f", seed {seed}", result.runs[seed]
 
 
 def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[str]:
-    """Clients that hold a task in all runs of a data set."""
+    """Return the clients that have a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
-    held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
-    return [client for client in held[0] if all(client in others for others in held)] if held else []
+    clients = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
+    return [client for client in clients[0] if all(client in others for others in clients)] if clients else []
 
 
 def _over_rounds(
@@ -258,7 +337,7 @@ def _over_rounds(
     columns: Sequence[Column],
     histories: Mapping[int, Mapping[int, Mapping[str, float]]],
 ) -> list[Point]:
-    """A column's number in the rounds that every seed has measured; `histories` is seed -> round -> task -> value."""
+    """Return a number in the rounds that every seed measured; `histories` is seed -> round -> task -> value."""
     by_round: dict[int, dict[int, Mapping[str, float]]] = {}
     for seed, history in histories.items():
         for number, by_task in history.items():
@@ -269,7 +348,7 @@ def _over_rounds(
 
 @FIGURES.register("radar", source="MaTU, Figure 4")
 def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Chart:
-    """Each task's metric in percent of a reference cell's: a bar per task and cell, for each data set.
+    """Draw each task's metric in percent of a reference cell's: a bar per task and cell, for each data set.
 
     `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its bars are at 100 %. A
     number is the mean over the seeds that both cells have; for metrics of which less is better it is the inverse.
@@ -299,7 +378,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
 def tasks_per_client(
     grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = ""
 ) -> Chart:
-    """Megabits that a client sends a round for each of its tasks, and the mean over tasks, by tasks per client.
+    """Draw megabits that a client sends per round and task, and the mean over tasks, by tasks per client.
 
     There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
     The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, tasks are in percent of that cell's.
@@ -324,7 +403,7 @@ def tasks_per_client(
 
 @FIGURES.register("data-sets", source="MaTU, Figure 6")
 def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = "") -> Chart:
-    """The mean over tasks in each data set of the grid, as bars: one colour per cell.
+    """Draw the mean over tasks in each data set of the grid, as bars: one colour per cell.
 
     The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, a first panel has the tasks in percent
     of that cell's, and its data set has no bars.
@@ -373,7 +452,7 @@ class _Means:
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
     def of(self, where: Combination, name: str) -> Estimate | None:
-        """A cell's mean over tasks ("mean"), that in percent of the reference's ("share"), or megabits ("bits")."""
+        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabits ("bits")."""
         result = self.results.get(where)
         if result is None:
             return None
@@ -389,7 +468,7 @@ class _Means:
 
     @property
     def titles(self) -> dict[str, str]:
-        """What the panels show, by the names of `of`."""
+        """Return the titles of the panels, by the names of `of`."""
         return {
             "bits": str(Column("", "", "bits", "min")),
             "mean": str(self.metric),
@@ -397,15 +476,15 @@ class _Means:
         }
 
     def finished(self, drawn: Sequence[Chart]) -> Chart:
-        """The sheet of the panels."""
+        """Put the panels on one sheet."""
         title = self.grid.title or self.grid.name
         return charts.concat(drawn, title=title, about=f"{self.split} split; ± 95 % t-interval over seeds")
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:
-    """The cell that a figure's numbers are shares of."""
+    """Return the reference cell of a figure's percentages."""
     if not named and grid.delta in ("base", "none"):
-        raise RecipeError(f"grid {grid.name}: figure.reference: expected a cell as BASE/ADDON, for delta names none")
+        raise RecipeError(f"grid {grid.name}: figure.reference: expected BASE/ADDON, because delta names no cell")
     base, _, addon = (named or grid.delta).partition("/")
     if base not in grid.bases or addon not in grid.addons:
         cells = [f"{b}/{a}" for b in grid.bases for a in grid.addons]
@@ -414,7 +493,7 @@ def _reference(grid: Grid, named: str) -> tuple[str, str]:
 
 
 def _chosen(columns: Sequence[Column], tasks: Sequence[str] | None) -> list[Column]:
-    """The columns of tasks, or of those named. Raises RecipeError for one that is not there."""
+    """Return the columns of tasks, or of those named. Raises RecipeError for one that is not there."""
     known = [column for column in columns if column.task]
     for task in tasks or ():
         if task not in [column.task for column in known]:
@@ -424,7 +503,7 @@ def _chosen(columns: Sequence[Column], tasks: Sequence[str] | None) -> list[Colu
 
 
 def _share(values: Values, base: Values, column: Column) -> float:
-    """A task's metric in percent of the base's, mean over the seeds of both; nan where it is not defined."""
+    """Return a task's metric in percent of the base's, mean over the seeds of both; nan where it is not defined."""
     shares = []
     for seed in values.keys() & base.keys():
         mine, other = values[seed].get(column.task, math.nan), base[seed].get(column.task, math.nan)

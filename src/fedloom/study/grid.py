@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
+from fedloom.core.settings import renamed
 from fedloom.core.settings.section import Section, carry, differs, explain, found, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
@@ -33,32 +34,32 @@ FILE = "grid.yaml"
 REFUSED = "refused.json"
 OWN = ("references", "seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
-BED = ("data", "tasks", "partition", "model")
-"""Sections of a recipe that are its bed: a grid on another bed does not change them in every cell."""
+BENCHMARK = ("data", "tasks", "partition", "model")
+"""Sections of a recipe that are its benchmark: a grid on another benchmark does not change them in every cell."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
 
 
-Reference = Literal["joint", "joint-by-task", "separate", "simple", "trivial"]
-"""The methods `joint` (for all tasks at once and for each alone), `separate`, `simple` and `trivial`."""
+Reference = Literal["centralised", "centralised-by-task", "separate", "simple", "constant"]
+"""The methods `centralised` (for all tasks at once and for each alone), `separate`, `simple` and `constant`."""
 
 _POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
 CHANGES: dict[str, Changes] = {
-    "joint": {"method": "joint", **_POOLED},
-    "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
+    "centralised": {"method": "centralised", **_POOLED},
+    "centralised-by-task": {"method": {"name": "centralised", "by": "task"}, **_POOLED},
     "separate": {"method": "separate", "peers": None},
     "simple": {"method": "simple", "peers": None},
-    "trivial": {
-        "method": "trivial",
+    "constant": {
+        "method": "constant",
         **_POOLED,
         "training.rounds": 1,  # there is nothing to train
         "training.schedule": {"name": "constant"},
         "early_stopping": None,
     },
 }
-"""What makes a cell of them from a grid's recipe: one model, measured on the data of every client."""
+"""The changes of a grid's recipe that make a cell of them: one model, measured on the data of every client."""
 
 
 class DataRow(Section):
@@ -72,7 +73,7 @@ class DataRow(Section):
 
 
 class FigureSection(Named):
-    """What `fedloom figure` draws."""
+    """The figure that `fedloom plot figure` draws."""
 
     home = ("fedloom.study.figures", "FIGURES")
 
@@ -89,15 +90,15 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases, without add-ons (see `CHANGES`); by default all, in a grid that is drawn none."""
+    """The references below the bases, without add-ons (see `CHANGES`); by default all, in a grid with a figure none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
-    """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
+    """The reference of Delta: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
     show: Literal["unified", "clients", "domains"] = "unified"
-    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have.
+    """unified: one line per cell. clients: one line per client's personal model, as papers on one-task clients have.
     domains: as unified, with the domains of the only task as columns in the place of tasks."""
     at: Literal["last", "best-validation"] = "last"
-    """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
+    """The model of a run that counts. last: the one it keeps at the end. best-validation: the one of the round with the
     best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
     metric: str | None = None
     """Show this metric, of the tasks that have it; by default each task's own."""
@@ -105,70 +106,60 @@ class Grid(Section):
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
     """More columns: mean and standard deviation over the tasks (or domains), which must have one metric; megabits sent
-    a client, round and task."""
+    per client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     tuned: dict[str, dict[str, Changes]] = Field(default_factory=dict)
     """Data set -> BASE/ADDON -> the settings that `fedloom tune` chose on validation data, after all others."""
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
-    """More figures by their names, which `fedloom figure --named` asks for."""
+    """More figures by their names, which `fedloom plot figure --named` asks for."""
     _origin: Origin = PrivateAttr(Origin.TYPED)
     """Where names of code in its recipes come from."""
 
     @model_validator(mode="after")
     def _fits(self) -> Grid:
+        if problems := [*self._problems()]:
+            raise carry(problems)
+        return self
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, message) of values that do not fit each other."""
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
-        changes |= {f"bases.{label}": keys for label, keys in self.bases.items()}
-        changes |= {f"cells.{label}": keys for label, keys in self.cells.items()}
-        changes |= {f"addons.{label}": keys for label, keys in self.addons.items()}
-        problems = [
-            (f"{where}.seed", "a cell's seed comes from 'seeds'") for where, keys in changes.items() if "seed" in keys
-        ]
+        for key, several in (("bases", self.bases), ("cells", self.cells), ("addons", self.addons)):
+            changes |= {f"{key}.{label}": keys for label, keys in several.items()}
+        for where, keys in changes.items():
+            if "seed" in keys:
+                yield f"{where}.seed", "a cell's seed comes from 'seeds'"
         for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
             seen: dict[str, str] = {}
             for label in labels:
                 if "/" in label or not label.strip():
-                    problems.append((f"{key}.{label}", "a label is a text without '/'"))
+                    yield f"{key}.{label}", "a label is a text without '/'"
                 elif len(safe(label).encode()) > 200:
-                    problems.append((f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"))
-                other = seen.setdefault(safe(label).lower(), label)
-                if other != label:
-                    problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
+                    yield f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"
+                if (other := seen.setdefault(safe(label).lower(), label)) != label:
+                    yield f"{key}.{label}", f"would share its folder with {other!r}: choose another label"
         if len(set(self.seeds)) < len(self.seeds):
-            problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
-        problems += [
-            (f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'")
-            for label in self.bases
-            if label in self.reference_rows
-        ]
+            yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
+        for label in filter(self.reference_rows.__contains__, self.bases):
+            yield f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'"
         cells = [f"{base}/{addon}" for base, addon in self.combinations]
-        problems += [
-            (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
-            for label in self.cells
-            if label not in cells
-        ]
-        problems += [
-            (
-                f"tuned.{data}.{label}",
-                f"no such data set and cell, expected DATA and BASE/ADDON.{nearest(label, cells)}",
-            )
-            for data, labels in self.tuned.items()
-            for label in labels
-            if data not in self.data or label not in cells
-        ]
-        problems += [
-            (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
-            for label, row in self.data.items()
-            for base in row.bases or ()
-            if base not in self.bases
-        ]
+        for label in self.cells:
+            if label not in cells:
+                yield f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}"
+        for data, by_label in self.tuned.items():
+            for label in by_label:
+                if data not in self.data or label not in cells:
+                    hint = nearest(label, cells)
+                    yield f"tuned.{data}.{label}", f"no such data set and cell, expected DATA and BASE/ADDON.{hint}"
+        for label, row in self.data.items():
+            for base in row.bases or ():
+                if base not in self.bases:
+                    yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
-            problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
-        if problems:
-            raise carry(problems)
-        return self
+            yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
 
     def __eq__(self, other: object) -> bool:
         """Return whether two grids have the same content, wherever it came from."""
@@ -185,11 +176,11 @@ class Grid(Section):
         """`references`, or their default."""
         default: tuple[Reference, ...] = () if self.figure else get_args(Reference)
         if self.show == "domains":  # one task, so both are the same
-            default = tuple(name for name in default if name != "joint-by-task")
+            default = tuple(name for name in default if name != "centralised-by-task")
         return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
-        """(base, add-on) that cells of `base` are compared with, None for none."""
+        """Return (base, add-on) that cells of `base` are compared with, None for none."""
         if self.delta == "none":
             return None
         if self.delta == "base":
@@ -216,23 +207,25 @@ class Cell:
         return " / ".join(label for label in (self.data, self.base, self.addon) if label != "-")
 
     def folder(self, grid_folder: Path) -> Path:
-        """Where its run is."""
+        """Return the folder of its run."""
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
-        return grid_folder.joinpath("cells", *parts)
+        folder = grid_folder.joinpath("cells", *parts)
+        begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
+        return begun if begun.is_dir() else folder
 
 
 def together(base: str, addon: str) -> str:
-    """'base', or 'base add-on'."""
+    """Return 'base', or 'base add-on'."""
     return base if addon == "-" else f"{base} {addon}"
 
 
 def safe(label: str) -> str:
-    """A label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
+    """Return a label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
     return re.sub(r"[^\w.+=,-]+", "_", label).strip("_.-") or "plain"
 
 
 def cells(grid: Grid) -> Iterator[Cell]:
-    """Seed by seed, so that every cell has a first number early."""
+    """Yield the cells seed by seed, so that every combination has a first number early."""
     for seed in grid.seeds:
         for data, row in grid.data.items():
             for base, addon in grid.combinations:
@@ -241,12 +234,12 @@ def cells(grid: Grid) -> Iterator[Cell]:
 
 
 def names() -> list[str]:
-    """Names of the packaged grids."""
+    """Return the names of the packaged grids."""
     return sorted(loader.packaged(HOME))
 
 
 def summary(name: str) -> str:
-    """The first comment line of a packaged grid."""
+    """Return the first comment line of a packaged grid."""
     return loader.summary(name, HOME)
 
 
@@ -254,17 +247,17 @@ def load_grid(
     source: str | Path | Mapping[str, Any],
     changes: Sequence[str] = (),
     origin: Origin | None = None,
-    bed: str | None = None,
+    benchmark: str | None = None,
 ) -> Grid:
-    """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
+    """Return a checked grid from a packaged name, a file or a mapping; the result contains its recipes.
 
-    A key `like` names another grid, of which it takes all keys that it does not have itself. `bed` is one of its beds,
-    or a recipe (a packaged name, a file) that takes the place of its data sets.
+    A key `like` names another grid, of which it takes all keys that it does not have itself. `benchmark` is
+    one of its benchmarks, or a recipe (a packaged name, a file) that takes the place of its data sets.
     `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
     `origin` says where names of code in it come from, by default as for recipes; a grid's folder counts as a run's.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
-    where, value, its_origin, beds = loader.read(source, "grid", HOME, bed)
+    where, value, its_origin, benchmarks = loader.read(source, "grid", HOME, benchmark)
     if origin is None:
         origin = its_origin
         admit(loader.names_typed(changes), Origin.TYPED, where)
@@ -272,11 +265,12 @@ def load_grid(
             origin = Origin.FOLDER
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
-    if bed is not None and bed not in beds:
-        value = _on_recipe(value, bed, where, beds)
+    if benchmark is not None and benchmark not in benchmarks:
+        value = _on_recipe(value, benchmark, where, benchmarks)
     try:
         grid = strict(Grid, value)
         own, all_cells = _split(changes)
+        own = renamed.grid(own)
         grid = strict(Grid, {**value, **own, "set": {**grid.set, **all_cells}})
     except ValidationError as error:
         lines = [f"{path}: {message}" for path, message in explain(error, Grid)]
@@ -285,7 +279,7 @@ def load_grid(
     rows = {}
     for label, row in grid.data.items():
         recipe = row.recipe
-        if isinstance(recipe, str) and recipe not in (*loader.names(), bed) and (beside / recipe).is_file():
+        if isinstance(recipe, str) and recipe not in (*loader.names(), benchmark) and (beside / recipe).is_file():
             recipe = str(beside / recipe)
         try:
             content = loader.read(recipe, follow=not isinstance(recipe, dict))
@@ -300,18 +294,18 @@ def load_grid(
     return grid
 
 
-def _on_recipe(value: Mapping[str, Any], bed: str, where: str, beds: Collection[str]) -> dict[str, Any]:
+def _on_recipe(value: Mapping[str, Any], benchmark: str, where: str, benchmarks: Collection[str]) -> dict[str, Any]:
     """Return a grid's plain content with a recipe in the place of its data sets and of what belongs to these."""
-    if bed not in loader.names() and not Path(bed).is_file():
+    if benchmark not in loader.names() and not Path(benchmark).is_file():
         raise RecipeError(
-            f"{where}: no bed {bed!r}, expected one of its beds or a recipe (a file, a packaged name)."
-            f"{choices('Its beds', bed, beds)}"
+            f"{where}: no benchmark {benchmark!r}, expected one of its own or a recipe (a file, a packaged name)."
+            f"{choices('Its benchmarks', benchmark, benchmarks)}"
         )
-    label = re.sub(r"[^\w.-]+", "-", bed if bed in loader.names() else Path(bed).stem)
+    label = re.sub(r"[^\w.-]+", "-", benchmark if benchmark in loader.names() else Path(benchmark).stem)
     rest = {key: kept for key, kept in value.items() if key not in ("columns", "tuned")}
     if isinstance(changes := value.get("set"), dict):
-        rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BED}
-    return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": bed}}}
+        rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BENCHMARK}
+    return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": benchmark}}}
 
 
 def _code(grid: Grid) -> Iterator[str]:
@@ -324,12 +318,12 @@ def _code(grid: Grid) -> Iterator[str]:
 
 
 def against(grid: Grid, reference: str) -> Grid:
-    """The grid with another `delta`. Raises RecipeError where that is no cell."""
+    """Return the grid with another `delta`. Raises RecipeError where that is no cell."""
     return load_grid(grid.model_dump(mode="json"), [f"delta={json.dumps(reference)}"], grid._origin)
 
 
 def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
-    """KEY=VALUE texts as (what they change in the grid, what they change in every cell)."""
+    """Split KEY=VALUE texts into (changes of the grid, changes of every cell)."""
     own: Changes = {}
     all_cells: Changes = {}
     for change in changes:
@@ -344,7 +338,7 @@ def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
 
 
 def recipes(grid: Grid) -> dict[Cell, Recipe]:
-    """The recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
+    """Return the recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
     admit(_code(grid), grid._origin, f"grid {grid.name}")
     result: dict[Cell, Recipe] = {}
     wrong: dict[str, str] = {}
@@ -378,7 +372,7 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """The cells that have one of the labels of each kind (data set, base, add-on) of which there are some in `labels`.
+    """Return the cells with one of `labels` of each kind (data set, base, add-on) that occurs in `labels`.
 
     Raises RecipeError for an unknown label.
     """
@@ -396,7 +390,7 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
 
 def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "interrupted", "finished"]:
-    """What is in a cell's folder. Raises StateError where another recipe was run there."""
+    """Return the state of a cell's folder. Raises StateError where another recipe was run there."""
     folder = cell.folder(grid_folder)
     if not (folder / "recipe.yaml").is_file():
         return "new"
@@ -416,7 +410,7 @@ def same(what: str, before: Recipe, now: Recipe) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
+    """Return whether a run has ended, with whatever status. Raises StateError where its run.json is damaged."""
     file = folder / "run.json"
     if not file.is_file():
         return False
@@ -426,7 +420,7 @@ def is_over(folder: Path) -> bool:
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
-    """Write what a table needs beside the runs: the grid, and the refused combinations with the reasons."""
+    """Write the files that a table needs beside the runs: the grid, and the refused combinations with reasons."""
     write(folder, {FILE: to_yaml(grid.model_dump(mode="json")), REFUSED: json.dumps(dict(refused), indent=1)})
 
 
@@ -434,14 +428,14 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write files of a folder, {name: text}; a reader finds the old or the new file, never a part of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        part = folder / f"{name}.{os.getpid()}.part"  # its own, for another grid may write the same file
+        part = folder / f"{name}.{os.getpid()}.part"  # its own, because another grid may write the same file
         with naming(part):
             part.write_text(text, encoding="utf-8")
         part.replace(folder / name)
 
 
 def open_folder(source: str | Path) -> tuple[Grid, Path]:
-    """(grid, folder) of a grid's folder; or of a packaged grid, a grid file or a grid's name, from where it ran."""
+    """Return (grid, folder) of a grid's folder; or of a packaged grid, a grid file or a name, from where it ran."""
     folder = _folder(source)
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
@@ -461,18 +455,18 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
 
 
 def ran() -> list[str]:
-    """Names of the grids that ran in their default place."""
+    """Return the names of the grids that ran in their default place."""
     return sorted(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))
 
 
 def _folder(source: str | Path) -> Path:
-    """The folder itself, or that of the grid that ran under this name in its default place."""
+    """Return the folder itself, or that of the grid that ran under this name in its default place."""
     folder = Path(source)
     return GRIDS / folder if not folder.exists() and (GRIDS / folder / FILE).is_file() else folder
 
 
 def runs_in(source: Path) -> list[Path]:
-    """The finished runs of a grid's first seed, in the order of its cells; what is no grid is a run's folder itself.
+    """Return the finished runs of a grid's first seed, in the order of its cells; or the folder of a single run.
 
     `source` is as in `open_folder`. Raises StateError where no run of the seed has finished.
     """
@@ -489,12 +483,12 @@ GRIDS = Path("grids")
 
 
 def default_folder(grid: Grid) -> Path:
-    """Where a grid runs unless told otherwise."""
+    """Return the folder in which a grid runs by default."""
     return GRIDS / grid.name
 
 
 def refused_in(folder: Path) -> dict[str, str]:
-    """Combination -> why the library refused it, as recorded when the grid ran."""
+    """Return combination -> the reason why the library refused it, as recorded when the grid ran."""
     try:
         value = json_of(folder / REFUSED)
     except FileNotFoundError:

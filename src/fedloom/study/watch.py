@@ -1,6 +1,6 @@
-"""How far runs have come, from their files alone, and a server that shows it to one user. Free of torch.
+"""The progress of runs, from their files alone, and a server that shows it to one user. Free of torch.
 
-The server answers whoever knows its token, which is in the address that it prints and in the links of its pages,
+The server answers only requests with its token, which is in the address that it prints and in the links of its pages,
 because other users of the machine can reach its port, too. (A cookie would be sent to all ports of the machine.)
 A request whose Host or Origin is another one is refused, so that no site can reach it through a name that leads here.
 """
@@ -75,7 +75,7 @@ class TaskNow:
     """Round -> value, of all rounds in which it was measured."""
 
     def sparkline(self, most: int = 24) -> str:
-        """A block for each round, from the least to the largest value, for at most so many rounds; blank for nan."""
+        """Return one block per round, from the least to the largest value, for at most `most` rounds; blank for nan."""
         values = [self.series[r] for r in thinned(sorted(self.series), most)]
         known = [v for v in values if math.isfinite(v)]
         if not known:
@@ -86,16 +86,16 @@ class TaskNow:
 
 @dataclass(frozen=True)
 class Now:
-    """What there is to say about a run."""
+    """The progress of a run."""
 
     title: str
     status: str
     round: int
     rounds: int | None
-    """How many rounds it will have, where the recipe says so."""
+    """The number of rounds that the recipe asks for."""
     clients: int
     cohort: int
-    """How many clients took part in the last round."""
+    """The number of clients that took part in the last round."""
     tasks: tuple[TaskNow, ...]
     up: int
     down: int
@@ -103,7 +103,7 @@ class Now:
     seconds: float | None
     """Seconds of a recent round."""
     left: float | None
-    """Seconds that are left, about; None where that cannot be said."""
+    """Seconds that are left, about; None where unknown."""
     quiet: float | None
     """Seconds since the last line was written; None of a run that is over."""
     events: tuple[str, ...]
@@ -111,7 +111,7 @@ class Now:
     """The client whose local training took longest in the last round, and its seconds."""
 
     def facts(self) -> str:
-        """Status, rounds, clients, bytes and time in one line."""
+        """Return status, rounds, clients, bytes and time in one line."""
         clients = words.count(self.clients, "client")
         facts = [self.status, f"round {self.round}" + ("" if self.rounds is None else f" of {self.rounds}")]
         facts.append(f"{self.cohort} of {clients} in the last one" if self.round else clients)
@@ -142,6 +142,12 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
     each = median(times) if times else None
     open_ = not run.is_finished and asked is not None and each is not None
     total = run.bytes_total()
+    trained = {name: number_of(value) for name, value in ((done and done[-1].get("seconds_of")) or {}).items()}
+    events = [
+        f"round {line['round']}: {event['event']}{described({k: v for k, v in event.items() if k != 'event'})}"
+        for line in done
+        for event in line.get("events", ())
+    ]
     return Now(
         f"{run.recipe['name']}: {run.label}, seed {run.seed}",
         str(run.info["status"]),
@@ -155,24 +161,19 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
         each,
         each * max(0, int(asked) - run.last_round) if open_ and each is not None and asked is not None else None,
         None if run.is_finished else 0.0,
-        tuple(f"round {line['round']}: {_event(e)}" for line in done for e in line.get("events", ()))[-_EVENTS:],
-        _slowest(done[-1].get("seconds_of") or {}) if done else None,
+        tuple(events[-_EVENTS:]),
+        max(trained.items(), key=lambda item: item[1]) if len(trained) > 1 else None,
     )
 
 
-def _slowest(seconds: Mapping[str, Any]) -> tuple[str, float] | None:
-    found = {name: number_of(value) for name, value in seconds.items()}
-    return max(found.items(), key=lambda item: item[1]) if len(found) > 1 else None
-
-
 def _seconds(line: Mapping[str, Any]) -> float:
-    """Seconds of a round: the sum of its phases, without sums over clients and without parts of other phases."""
+    """Return the seconds of a round: the sum of its phases, without sums over clients and parts of phases."""
     phases = (line.get("seconds") or {}).items()
     return total(number_of(s) for phase, s in phases if "sum over" not in phase and phase != "diagnostics")
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, float], ...]:
-    """Size and time of change of the files that say how far a run has come."""
+    """Return size and time of change of the files of a run that grow."""
     files = [folder / name for name in ("run.json", "metrics.jsonl", "bytes.jsonl")]
     return tuple((file.stat().st_size, file.stat().st_mtime) for file in files if file.is_file())
 
@@ -204,10 +205,6 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     )
 
 
-def _event(event: Mapping[str, Any]) -> str:
-    return f"{event['event']}{described({key: value for key, value in event.items() if key != 'event'})}"
-
-
 def runs(root: Path) -> dict[str, Path]:
     """Return the runs below a folder by their path in it; none that lies elsewhere."""
     root = root.resolve()
@@ -232,7 +229,7 @@ def _report(folder: Path, stamp: tuple[tuple[int, float], ...]) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """A server of a folder on the loopback address, for whoever has its token; port 0 takes a free one.
+    """A server of a folder on the loopback address, for requests with its token; port 0 takes a free one.
 
     Raises UserError where the folder is none, or the port is taken.
     """
@@ -248,7 +245,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the list, with the token."""
+        """Return the address of the list, with the token."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
 
@@ -294,4 +291,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Requests are not worth a line."""
+        """Log nothing."""

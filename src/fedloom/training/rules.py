@@ -184,7 +184,7 @@ class LabelMeans(LocalRule):
         assert view.labels is not None
         view.params.copy_(view.base)
         heads = {name: head for name, head in view.module.heads.items() if isinstance(head, ConstantHead)}  # type: ignore[union-attr, operator]
-        if not state:
+        if not state.get("known"):
             answers = label_means({name: head.task for name, head in heads.items()}, view.labels())
             with torch.no_grad():
                 for name, answer in answers.items():

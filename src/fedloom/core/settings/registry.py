@@ -23,6 +23,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
+from fedloom.core.settings import renamed
 from fedloom.core.settings.section import PARTS, one_of
 from fedloom.core.settings.trust import announced, imported, is_import, source
 
@@ -82,6 +83,8 @@ class Registry:
     gives: tuple[str, ...] = ()
     """module:Class of what an imported function of this kind must return, or an imported object be. Empty: names of
     code are refused."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Names of older versions, and what they are called now."""
     waiting: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
     """Registered functions that nobody has asked for yet: `--help` does not pay for their schemas."""
 
@@ -164,9 +167,13 @@ class Registry:
         """All names, but for those that are imported."""
         return sorted({*self.waiting, *self._entries, *self.announced})
 
+    def current(self, name: str) -> str:
+        """Return today's name for a name of an older version."""
+        return renamed.current(self.kind, name, self.older)
+
     def problem(self, name: str) -> str | None:
         """What to say about a name that stands for nothing here."""
-        if name in self:
+        if name in self or name in self.older:
             return None
         if is_import(name) and self.gives:
             try:
@@ -192,6 +199,7 @@ class Registry:
         return section
 
     def __getitem__(self, name: str) -> Registered:
+        name = self.current(name)
         if name in self.waiting or name in self._entries:
             return self._entry(name)
         if name in self.announced:

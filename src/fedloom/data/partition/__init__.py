@@ -1,4 +1,4 @@
-"""Who holds what: pure functions of (pool, seed, parameters) that return a table of clients.
+"""Partitioners: pure functions of (pool, seed, parameters) that return a table of clients.
 
 Rules shared by all partitioners:
 
@@ -17,8 +17,7 @@ the DFMTL thesis (task weights), FedHEAL and F2DC (domain allocation).
 
 from __future__ import annotations
 
-from fedloom.data.partition import rules  # noqa: F401  (registers the partitioners)
-from fedloom.data.partition.dealing import PARTITIONERS, ValFraction
+from fedloom.data.partition.rules import PARTITIONERS, ValFraction
 from fedloom.data.partition.table import Indices, Partition, Pool, Share, class_counts, labelled
 
 __all__ = ["PARTITIONERS", "Indices", "Partition", "Pool", "Share", "ValFraction", "class_counts", "labelled"]

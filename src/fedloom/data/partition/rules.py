@@ -1,21 +1,37 @@
-"""The rules that deal examples out to clients, by class, by task or by domain, and partitions that are written down."""
+"""The rules that deal examples out to clients, by class, by task or by domain, and partitions that are written down.
+
+The second half deals examples evenly or by Dirichlet draws, and sets validation data apart. `Groups` are examples per
+client, in the order of the clients.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, unknown
-from fedloom.core.settings.section import ClientId, Count, NonNegative
-from fedloom.data.partition import dealing
-from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, Groups, Held, ValFraction
-from fedloom.data.partition.table import Indices, Labels, Partition, Pool
+from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative
+from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 
+PARTITIONERS = Registry(
+    "partition",
+    "fedloom.partitions",
+    ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list"),
+)
+
+Groups = list[Indices]
+Held = Sequence[Mapping[str, float]]
+"""Per client: the tasks that it holds, with their loss weights."""
+Alpha = Annotated[float, Field(gt=0, le=1e6)]
+ValFraction = BelowOne
 Names = Annotated[list[str], Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positions = list[int]
@@ -24,8 +40,8 @@ Positions = list[int]
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")
 def iid(pool: Pool, seed: int, *, clients: Count, val_fraction: ValFraction = 0.1) -> Partition:
     """Every client holds every task and an equal, random share of the examples."""
-    groups = dealing.deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, dealing.stream(seed, "iid"))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)
+    groups = deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, stream(seed, "iid"))
+    return finish(pool, seed, val_fraction, ids(clients), groups)
 
 
 @PARTITIONERS.register("class-dirichlet", source="NIID-Bench (Li et al., 2022), noniid-labeldir")
@@ -50,14 +66,14 @@ def class_dirichlet(
     name = pool.tasks[0] if task is None else task
     if name not in pool.labels:
         raise RecipeError(f"class-dirichlet: {unknown('task', name, pool.tasks)}")
-    rng = dealing.stream(seed, "class-dirichlet")
+    rng = stream(seed, "class-dirichlet")
     by_class = ByClass(alpha, min_examples, max_tries, balanced)
     with_class = np.flatnonzero(pool.labelled(name))
     groups = by_class.split(pool, name, with_class, clients, rng, f"class-dirichlet over task {name!r}")
-    for tasks, index in dealing.patterns(pool, rng):
+    for tasks, index in patterns(pool, rng):
         if name not in tasks:
-            dealing.add(groups, range(clients), dealing.cut(index, [len(g) for g in groups]))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)
+            add(groups, range(clients), cut(index, [len(g) for g in groups]))
+    return finish(pool, seed, val_fraction, ids(clients), groups)
 
 
 @PARTITIONERS.register("one-task", source="FedDEA, toy study; FedHCA2, one task per client beside multi-task clients")
@@ -81,16 +97,21 @@ def one_task(
         if "all" in pool.tasks:
             raise RecipeError("one-task: a task named 'all' cannot be told from clients that hold all tasks")
         kinds.append(("all", dict.fromkeys(pool.tasks, 1.0), all_task_clients))
-    clients = [client for name, _, count in kinds for client in dealing.numbered(f"{name}-", count)]
-    held = [tasks for _, tasks, count in kinds for _ in range(count)]
+    clients, held = _clients(kinds)
     if images == "disjoint":
-        groups = dealing.deal(pool, held, dealing.stream(seed, "one-task"))
+        groups = deal(pool, held, stream(seed, "one-task"))
     else:
         groups = []
         for name, tasks, count in kinds:
             own = Pool({task: pool.labels[task] for task in tasks})
-            groups += dealing.deal(own, [tasks] * count, dealing.stream(seed, "one-task", name))
-    return dealing.finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
+            groups += deal(own, [tasks] * count, stream(seed, "one-task", name))
+    return finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
+
+
+def _clients(kinds: Iterable[tuple[str, dict[str, float], int]]) -> tuple[list[str], list[dict[str, float]]]:
+    """Return the names and the tasks of clients of some kinds: (name, tasks, number of clients)."""
+    pairs = [(who, tasks) for name, tasks, count in kinds for who in numbered(f"{name}-", count)]
+    return [who for who, _ in pairs], [tasks for _, tasks in pairs]
 
 
 @PARTITIONERS.register("task-weights", source="DFMTL thesis: SingleTask, Pairwise, MultiTask")
@@ -124,14 +145,14 @@ def task_weights(
         rows = [{task: weight for task, weight in row.items() if weight > 0} for row in weights]
         if clients not in (None, len(rows)):
             raise RecipeError(f"task-weights: expected {clients} rows of weights, found {len(rows)}")
-        dealing.known_tasks(pool, rows, "task-weights, row")
+        known_tasks(pool, rows, "task-weights, row")
     count = clients or len(rows)
     held = [rows[i % len(rows)] for i in range(count)]
     for task in tasks:
         if not any(task in row for row in held):
             raise RecipeError(f"task-weights: no client holds task {task!r}; found {count} clients")
-    groups = dealing.deal(pool, held, dealing.stream(seed, "task-weights"))
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(count), groups, held)
+    groups = deal(pool, held, stream(seed, "task-weights"))
+    return finish(pool, seed, val_fraction, ids(count), groups, held)
 
 
 @PARTITIONERS.register("task-dirichlet", source="MaTU, section 4; the paper gives no formula, this is our reading")
@@ -157,7 +178,7 @@ def task_dirichlet(
     several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
     succeeds.
     """
-    rng = dealing.stream(seed, "task-dirichlet")
+    rng = stream(seed, "task-dirichlet")
     total = len(pool.tasks)
     if alpha_tasks == 0:
         if clients < total:
@@ -167,16 +188,15 @@ def task_dirichlet(
             )
         holds = np.eye(total, dtype=bool)[rng.permutation(np.arange(clients) % total)]
     else:
-        drawn = np.stack([dealing.proportions(rng, alpha_tasks, total) for _ in range(clients)])
+        drawn = np.stack([proportions(rng, alpha_tasks, total) for _ in range(clients)])
         holds = drawn >= 1 / (2 * total)
         holds[np.arange(clients), drawn.argmax(1)] = True
         for orphan in np.flatnonzero(~holds.any(0)):
             holds[np.lexsort((-drawn[:, orphan], holds.sum(1)))[0], orphan] = True
 
     held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
-    by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
-    groups = _split(pool, held, by_class, rng, "task-dirichlet")
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups, held)
+    groups = _split(pool, held, alpha_classes, min_examples, max_tries, rng, "task-dirichlet")
+    return finish(pool, seed, val_fraction, ids(clients), groups, held)
 
 
 @PARTITIONERS.register("task-groups", source="MaTU, Figures 5 and 6: clients with fixed groups of tasks")
@@ -203,21 +223,20 @@ def task_groups(
     None. Raises RecipeError for both or neither of the two, too few clients, a task that is unknown, named twice in a
     group or held by no client, and where no draw succeeds.
     """
-    rng = dealing.stream(seed, "task-groups")
+    rng = stream(seed, "task-groups")
     if groups is not None and tasks_per_client is None:
         held = _given(pool, groups, clients)
     elif groups is None and tasks_per_client is not None:
         held = _drawn(pool, tasks_per_client, clients, rng)
     else:
         raise RecipeError("task-groups: expected either groups or tasks_per_client")
-    by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
-    shares = _split(pool, held, by_class, rng, "task-groups")
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(held)), shares, held)
+    shares = _split(pool, held, alpha_classes, min_examples, max_tries, rng, "task-groups")
+    return finish(pool, seed, val_fraction, ids(len(held)), shares, held)
 
 
 def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
-    """The groups, going round until there are `clients`; RecipeError where they do not fit."""
-    dealing.known_tasks(pool, groups, "task-groups, group")
+    """Return the groups, repeated until there are `clients`; RecipeError where they do not fit."""
+    known_tasks(pool, groups, "task-groups, group")
     for number, group in enumerate(groups):
         for task in group:
             if group.count(task) > 1:
@@ -231,7 +250,7 @@ def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
 
 
 def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Generator) -> Held:
-    """Random groups of `per_client` tasks, each of those that the fewest clients hold so far."""
+    """Draw groups of `per_client` tasks, each of those that the fewest clients hold so far."""
     if clients is None:
         raise RecipeError("task-groups: tasks_per_client needs the number of clients")
     total = len(pool.tasks)
@@ -249,22 +268,25 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
     return held
 
 
-def _split(pool: Pool, held: Held, by_class: ByClass | None, rng: np.random.Generator, partitioner: str) -> Groups:
-    """Split the examples of each task over the clients that hold it: by class, or evenly."""
-    examples: dict[str, Groups] = {task: [] for task in pool.tasks}
-    for tasks, index in dealing.patterns(pool, rng):
+def _split(
+    pool: Pool, held: Held, alpha: float | None, least: int, tries: int, rng: np.random.Generator, partitioner: str
+) -> Groups:
+    """Split the examples of each task over the clients that hold it: by Dirichlet(alpha) per class, or evenly."""
+    examples: dict[str, Groups] = {task: [np.empty(0, np.int64)] for task in pool.tasks}
+    for tasks, index in patterns(pool, rng):
         sizes = [sum(map(len, examples[task])) for task in tasks]
-        for task, part in zip(tasks, dealing.cut(index, sizes), strict=True):
+        for task, part in zip(tasks, cut(index, sizes), strict=True):
             examples[task].append(part)
-    groups = dealing.empty(len(held))
+    groups = empty(len(held))
     for task in pool.tasks:
         holders = [k for k, tasks in enumerate(held) if task in tasks]
-        index = np.concatenate([*examples[task], np.empty(0, np.int64)])
-        if by_class is None:
-            parts = dealing.cut(index, [len(groups[k]) for k in holders])
+        index = np.concatenate(examples[task])
+        if alpha is None:
+            parts = cut(index, [len(groups[k]) for k in holders])
         else:
+            by_class = ByClass(alpha, least, tries)
             parts = by_class.split(pool, task, index, len(holders), rng, f"{partitioner}, task {task!r}")
-        dealing.add(groups, holders, parts)
+        add(groups, holders, parts)
     return groups
 
 
@@ -290,17 +312,17 @@ def single_and_multi(
     clients: list[str] = []
     groups: Groups = []
     held: list[Mapping[str, float]] = []
-    domains_: list[str] = []
+    origins: list[str] = []
     for name, here in _members(pool, (*single, *multi), "single-and-multi").items():
-        tasks = [task for task in pool.tasks if pool.labelled(task)[here].any()]
+        tasks = tasks_of(pool, here)
         kinds = [(task, {task: 1.0}, single.get(name, 0)) for task in tasks]
         kinds.append((f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0)))
-        mine = [client for label, _, count in kinds for client in dealing.numbered(f"{label}-", count)]
+        mine, rows = _clients(kinds)
         clients += mine
-        held += [row for _, row, count in kinds for _ in range(count)]
-        domains_ += [name] * len(mine)
-        groups += np.array_split(dealing.stream(seed, "single-and-multi", name).permutation(here), len(mine))
-    return dealing.finish(pool, seed, val_fraction, clients, groups, held, domains_)
+        held += rows
+        origins += [name] * len(mine)
+        groups += np.array_split(stream(seed, "single-and-multi", name).permutation(here), len(mine))
+    return finish(pool, seed, val_fraction, clients, groups, held, origins)
 
 
 @PARTITIONERS.register("domains", source="FedHEAL and F2DC: fixed and random allocation, without replacement")
@@ -333,9 +355,9 @@ def domains(
         if name not in fractions:
             raise RecipeError(f"domains: no fraction is given for domain {name!r}")
     labelled = np.any([pool.labelled(task) for task in pool.tasks], axis=0)
-    rng = dealing.stream(seed, "domains")
+    rng = stream(seed, "domains")
     order = _allocated(counts, fractions, allocation == "random", max_tries, rng)
-    groups = dealing.empty(len(order))
+    groups = empty(len(order))
     for name in counts:
         members = everything[name][labelled[everything[name]]]
         mine = [k for k, domain in enumerate(order) if domain == name]
@@ -344,14 +366,14 @@ def domains(
             sizes = [n // len(mine) + (i < n % len(mine)) for i in range(len(mine))]
         else:
             sizes = [int(part * n + 1e-9)] * len(mine)
-        labels = dealing.classes_of(pool, pool.tasks[0]) if cover_classes else None
+        labels = classes_of(pool, pool.tasks[0]) if cover_classes else None
         for k, index in zip(mine, _draw(members, sizes, labels, rng, name), strict=True):
             groups[k] = index
-    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(order)), groups, domains=order)
+    return finish(pool, seed, val_fraction, ids(len(order)), groups, domains=order)
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:
-    """Domain -> its examples, labelled or not. DataError where the data set has no domains or lacks one of these."""
+    """Return domain -> its examples, labelled or not. DataError where the data set lacks one of these domains."""
     if pool.domain is None or not pool.domains:
         raise DataError(f"{partitioner}: the data set has no domains")
     for name in names:
@@ -367,7 +389,7 @@ def _allocated(
     tries: int,
     rng: np.random.Generator,
 ) -> list[str]:
-    """The domain of each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
+    """Allocate a domain to each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
     if not drawn:
         if problem := _excess(counts, fractions):
@@ -377,18 +399,18 @@ def _allocated(
     names = list(counts)
     for _ in range(tries):
         order = [names[i] for i in rng.integers(len(names), size=len(order))]
-        found = {name: order.count(name) for name in names}
-        problem = _excess(found, fractions)
-        if all(found.values()) and not problem:
+        drawn_counts = {name: order.count(name) for name in names}
+        problem = _excess(drawn_counts, fractions)
+        if all(drawn_counts.values()) and not problem:
             return order
     raise RecipeError(
         f"domains: no random allocation of {len(order)} clients in {tries} draws gave every domain a "
-        f"client and overdrew none; the last one: {problem or found}"
+        f"client and overdrew none; the last one: {problem or drawn_counts}"
     )
 
 
 def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) -> str:
-    """What to say of the first domain whose clients would together take more than all of it; else an empty string."""
+    """Return a message for the first domain whose clients would take more than all of it; else an empty string."""
     for name, count in counts.items():
         part = fractions[name]
         if part is not None and part * count > 1 + 1e-9:
@@ -399,8 +421,8 @@ def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) ->
 def _draw(
     members: Indices, sizes: Sequence[int], labels: Labels | None, rng: np.random.Generator, domain: str
 ) -> Groups:
-    """Disjoint groups of the given sizes; with `labels`, each group has every class of the domain's members."""
-    groups = dealing.empty(len(sizes))
+    """Draw disjoint groups of these sizes; with `labels`, each group has every class of the domain's members."""
+    groups = empty(len(sizes))
     if labels is not None:
         classes = [int(c) for c in np.unique(labels[members]) if c >= 0]
         if min(sizes) < len(classes):
@@ -409,13 +431,13 @@ def _draw(
                 f"{min(sizes)}"
             )
         for value in classes:
-            found = rng.permutation(members[labels[members] == value])
-            if len(found) < len(sizes):
+            chosen = rng.permutation(members[labels[members] == value])
+            if len(chosen) < len(sizes):
                 raise DataError(
                     f"domain {domain!r}, class {value}: expected an example for each of {len(sizes)} clients, found "
-                    f"{len(found)}"
+                    f"{len(chosen)}"
                 )
-            groups = [np.append(g, one) for g, one in zip(groups, found[: len(sizes)], strict=True)]
+            groups = [np.append(g, one) for g, one in zip(groups, chosen[: len(sizes)], strict=True)]
     rest = rng.permutation(np.setdiff1d(members, np.concatenate(groups)))
     ends = np.cumsum([size - len(g) for size, g in zip(sizes, groups, strict=True)])
     return [np.concatenate(pair) for pair in zip(groups, np.split(rest, ends)[: len(sizes)], strict=True)]
@@ -435,49 +457,45 @@ def listed(
     `tasks` {client: its tasks}; by default a client holds the tasks that it has labels of. Raises DataError for a
     position that is not in the data set or that two clients have.
     """
-    named = clients if isinstance(clients, dict) else dict(zip(dealing.ids(len(clients)), clients, strict=True))
+    named = clients if isinstance(clients, dict) else dict(zip(ids(len(clients)), clients, strict=True))
     for client in tasks or {}:
         if client not in named:
             raise RecipeError(f"listed, tasks: no client is called {client!r}; clients: {', '.join(named)}")
     groups = []
     for client, positions in named.items():
         index = np.asarray(positions, np.int64).reshape(-1)
-        wrong = index[(index < 0) | (index >= len(pool))]
-        if len(wrong):
+        if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"client {client!r}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         groups.append(np.sort(index))
-    labels = {client: tasks[client] if tasks and client in tasks else _labelled(pool, index)
-              for client, index in zip(named, groups, strict=True)}  # fmt: skip
-    held = [dict.fromkeys(each, 1.0) for each in labels.values()]
-    return dealing.finish(pool, seed, val_fraction, list(named), groups, held)
-
-
-def _labelled(pool: Pool, index: Any) -> list[str]:
-    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
+    held = [
+        dict.fromkeys((tasks or {}).get(client) or tasks_of(pool, index), 1.0)
+        for client, index in zip(named, groups, strict=True)
+    ]
+    return finish(pool, seed, val_fraction, list(named), groups, held)
 
 
 @PARTITIONERS.register("own")
 def own(pool: Pool, seed: int) -> Partition:
-    """As the data set says itself: a `fedloom.Federation` has clients of its own."""
+    """Use the partition of the data set itself: a `fedloom.Federation` has clients of its own."""
     if pool.deal is None:
         raise DataError("partition: own found, but the data set does not say who holds what; name another partition")
     return pool.deal(pool, seed)
 
 
-def as_partition(made: Any, pool: Pool, seed: int) -> Partition:
-    """A Partition as it is; lists of positions, or {client: positions}, as `listed` reads them.
+def as_partition(value: Any, pool: Pool, seed: int) -> Partition:
+    """Return a Partition as it is; read lists of positions, or {client: positions}, as `listed` does.
 
     Raises DataError for anything else.
     """
-    if isinstance(made, Partition):
-        made.check(pool, shared=True)
-        return made
-    if isinstance(made, Mapping):
-        return listed(pool, seed, clients={str(name): _positions(each, name) for name, each in made.items()})
-    if isinstance(made, list | tuple) and made:
-        return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(made)])
+    if isinstance(value, Partition):
+        value.check(pool, shared=True)
+        return value
+    if isinstance(value, Mapping):
+        return listed(pool, seed, clients={str(name): _positions(each, name) for name, each in value.items()})
+    if isinstance(value, list | tuple) and value:
+        return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(value)])
     raise DataError(
-        f"partition: {made!r} found, expected a name, a section, lists of positions, {{client: positions}} or a "
+        f"partition: {value!r} found, expected a name, a section, lists of positions, {{client: positions}} or a "
         "function of (pool, seed) that gives one of the last two or a Partition"
     )
 
@@ -496,3 +514,177 @@ def _positions(each: Any, who: object) -> Positions:
 def nodes(pool: Pool, seed: int) -> Partition:
     """Nothing is dealt out: clients hold what they hold (for data: nodes)."""
     at_nodes()
+
+
+def stream(seed: int, *purpose: object) -> np.random.Generator:
+    """Return the random stream of a partitioner."""
+    return np.random.default_rng(derive_seed(seed, "partition", *purpose))
+
+
+def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+    """Return PREFIX0, PREFIX1, ... of at least `digits` digits: leading zeros make lexical order numeric order."""
+    return [f"{prefix}{i:0{max(digits, len(str(count - 1)))}d}" for i in range(count)]
+
+
+def ids(count: int) -> list[str]:
+    """Return c00, c01, ..."""
+    return numbered("c", count, 2)
+
+
+def empty(count: int) -> Groups:
+    """Return groups without an example."""
+    return [np.empty(0, np.int64) for _ in range(count)]
+
+
+def by_rank(pool: Pool, seed: int) -> Indices:
+    """Return the order (N) in which examples are taken for validation, the same for all clients."""
+    return stream(seed, "val").permutation(len(pool))
+
+
+def set_apart(index: Indices, val_fraction: float, priority: Indices) -> tuple[Indices, Indices]:
+    """Split a client's examples into a training and a validation part, both sorted."""
+    val = round(val_fraction * len(index))
+    if val_fraction > 0:
+        val = min(max(1, val), len(index) - 1)
+    ranked = index[np.argsort(priority[index])]
+    return np.sort(ranked[val:]), np.sort(ranked[:val])
+
+
+def finish(
+    pool: Pool,
+    seed: int,
+    val_fraction: float,
+    clients: Sequence[str],
+    groups: Sequence[Indices],
+    tasks: Held | None = None,
+    domains: Sequence[str] | None = None,
+    shared: bool = False,
+) -> Partition:
+    """Set validation data apart, sort, and check. `tasks` None: each client holds the tasks it has labels of."""
+    priority = by_rank(pool, seed)
+    shares = []
+    for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
+        if not len(index):
+            raise DataError(f"client {client!r} would get no example: too many clients, or too small a fraction")
+        own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
+        weights = {task: float(weight) for task, weight in own.items()}
+        parts = set_apart(index, val_fraction, priority)
+        shares.append(Share(client, weights, *parts, None if domains is None else domains[k]))
+    partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))
+    partition.check(pool, shared)
+    return partition
+
+
+def tasks_of(pool: Pool, index: Indices) -> list[str]:
+    """Return the tasks of which some examples have labels."""
+    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
+
+
+def patterns(pool: Pool, rng: np.random.Generator) -> list[tuple[tuple[str, ...], Indices]]:
+    """Group examples by the tasks they have labels of, each group shuffled; leave unlabelled examples out."""
+    labelled = np.stack([pool.labelled(task) for task in pool.tasks], axis=1)
+    rows, which = np.unique(labelled, axis=0, return_inverse=True)
+    return [
+        (tuple(itertools.compress(pool.tasks, row)), rng.permutation(np.flatnonzero(which.reshape(-1) == number)))
+        for number, row in enumerate(rows)
+        if row.any()
+    ]
+
+
+def cut(index: Indices, sizes: Sequence[int]) -> Groups:
+    """Cut `index` into parts of about equal size; holders with the smaller sizes so far get the larger parts."""
+    parts = np.array_split(index, len(sizes))
+    ranks = np.argsort(np.argsort(sizes, kind="stable"), kind="stable")
+    return [parts[rank] for rank in ranks]
+
+
+def deal(pool: Pool, held: Held, rng: np.random.Generator) -> Groups:
+    """Deal every labelled example to one client that holds a task it is labelled for, in about equal numbers."""
+    groups = empty(len(held))
+    for tasks, index in patterns(pool, rng):
+        able = [k for k, row in enumerate(held) if any(task in row for task in tasks)]
+        if not able:
+            raise RecipeError(f"no client holds the task {tasks[0]!r}: give it to one, or leave the task out")
+        add(groups, able, cut(index, [len(groups[k]) for k in able]))
+    return groups
+
+
+def add(groups: Groups, clients: Iterable[int], parts: Groups) -> None:
+    """Give each of the clients one more part, in place."""
+    for k, part in zip(clients, parts, strict=True):
+        groups[k] = np.concatenate([groups[k], part])
+
+
+def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray[Any, Any]:
+    """Draw from the symmetric Dirichlet distribution, also where a tiny alpha makes numpy's draw 0/0."""
+    q = rng.dirichlet(np.full(count, alpha))
+    if not np.isfinite(q).all():
+        q = np.eye(count)[rng.integers(count)]  # the limit for alpha to 0
+    return q
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """A split of examples by their class: a Dirichlet(alpha) draw over clients for each class.
+
+    The whole split is drawn again, at most `tries` times, until every client has at least `least` examples. `balanced`:
+    a client that holds its equal share gets nothing of the classes that follow.
+    """
+
+    alpha: float
+    least: int
+    tries: int
+    balanced: bool = False
+
+    def split(self, pool: Pool, task: str, index: Indices, count: int, rng: np.random.Generator, what: str) -> Groups:
+        """Split `index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
+        labels = classes_of(pool, task)
+        if count * self.least > len(index):
+            raise RecipeError(
+                f"{what}: {count} clients with at least {self.least} examples each need {count * self.least}, found "
+                f"{len(index)}"
+            )
+        smallest = 0
+        for _ in range(self.tries):
+            groups = self._draw(labels, index, count, rng)
+            found = min(len(g) for g in groups)
+            if found >= self.least:
+                return groups
+            smallest = max(smallest, found)
+        raise RecipeError(
+            f"{what}: after {self.tries} draws with alpha {self.alpha} the smallest of {count} clients had at best "
+            f"{smallest} examples, expected {self.least}: raise alpha or lower the clients or min_examples"
+            + ("" if self.balanced else ", or set balanced")
+        )
+
+    def _draw(self, labels: Labels, index: Indices, count: int, rng: np.random.Generator) -> Groups:
+        groups = empty(count)
+        for value in np.unique(labels[index]):
+            members = rng.permutation(index[labels[index] == value])
+            q = proportions(rng, self.alpha, count)
+            if self.balanced:
+                space = np.array([len(g) < len(index) / count for g in groups])
+                q = q * space
+                q = q / q.sum() if q.sum() > 0 else space / space.sum()
+            # Rounded, not cut off: int() would hand the last client every lost fraction.
+            cuts = np.rint(np.cumsum(q)[:-1] * len(members)).astype(int)
+            add(groups, range(count), np.split(members, cuts))
+        return groups
+
+
+def classes_of(pool: Pool, task: str) -> Labels:
+    """Return the task's labels, which must be classes; RecipeError otherwise."""
+    labels = pool.labels[task]
+    if not are_classes(labels):
+        raise RecipeError(
+            f"task {task!r}: expected one class per example (N integers), found {labels.dtype} of shape {labels.shape}"
+        )
+    return labels
+
+
+def known_tasks(pool: Pool, rows: Iterable[Iterable[str]], what: str) -> None:
+    """Raise RecipeError where a row, called `what` and its number, names a task that is not in the pool."""
+    for number, row in enumerate(rows):
+        for task in row:
+            if task not in pool.labels:
+                raise RecipeError(f"{what} {number}: {unknown('task', task, pool.tasks)}")

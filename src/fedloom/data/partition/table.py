@@ -1,4 +1,4 @@
-"""Who holds what, as a table of clients, and what a partitioner may look at to make it."""
+"""A partition as a table of clients, and the pool of labels that a partitioner sees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Position = Annotated[int, Field(ge=0, lt=10**15)]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What a partitioner may look at: labels and domains, never inputs. Index i is the i-th train example."""
+    """Labels and domains of all train examples, never inputs: index i is the i-th train example."""
 
     labels: Mapping[str, Labels]
     """Task name -> labels (N) of the train part; the order of the tasks is the data set's."""
@@ -33,11 +33,11 @@ class Pool:
     domains: tuple[str, ...] = ()
     """Names of the values of `domain`."""
     deal: Callable[[Pool, int], Partition] | None = None
-    """Who holds what, where the data set says so itself."""
+    """The function that deals the examples out, where the data set has one."""
 
     @staticmethod
     def of(dataset: Dataset) -> Pool:
-        """The pool of a data set's train part."""
+        """Return the pool of a data set's train part."""
         part = dataset.train
         labels = {task.name: part.labels_of(task.name) for task in dataset.tasks}
         return Pool(labels, None if part.domain is None else part.domain.numpy(), dataset.domains, dataset.deal)
@@ -48,7 +48,7 @@ class Pool:
         return tuple(self.labels)
 
     def labelled(self, task: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which examples (N) have a label of `task`: not -1; every example where labels are maps or real numbers."""
+        """Return which examples (N) have a label of `task`."""
         return labelled(self.labels[task])
 
     def __len__(self) -> int:
@@ -56,17 +56,17 @@ class Pool:
 
 
 def are_classes(labels: Labels) -> bool:
-    """Whether labels are one class per example (N integers), not maps or real numbers."""
+    """Return whether labels are one class per example (N integers), not maps or real numbers."""
     return labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
 
 
 def labelled(labels: Labels) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which examples (N) have a label: not -1; every example where labels are maps or real numbers."""
+    """Return which examples (N) have a label: not -1; every example where labels are maps or real numbers."""
     return np.asarray(labels >= 0) if are_classes(labels) else np.ones(len(labels), bool)
 
 
 def class_counts(labels: Labels, classes: int) -> Indices:
-    """How many of the labels (N integers) are of each class (C); -1, no label, is not counted."""
+    """Count the labels (N integers) of each class (C); -1, no label, is not counted."""
     return np.bincount(labels[labelled(labels)], minlength=classes)
 
 
@@ -88,6 +88,11 @@ class Share:
             raise DataError(f"clients: {error}") from None
 
     @property
+    def about(self) -> dict[str, Any]:
+        """Its name, tasks and domain."""
+        return {"client": self.client, "tasks": dict(self.tasks), "domain": self.domain}
+
+    @property
     def index(self) -> Indices:
         """All its positions."""
         return np.concatenate([self.train, self.val])
@@ -100,8 +105,7 @@ class Share:
         if not self.tasks:
             raise DataError(f"{who} has no task")
         index = self.index
-        wrong = index[(index < 0) | (index >= len(pool))]
-        if len(wrong):
+        if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         if len(np.unique(index)) < len(index):
             raise DataError(f"{who} holds an example twice, in its train or validation part or in both")
@@ -125,17 +129,8 @@ class Partition:
     """The file that it was read from, for messages."""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value: clients with tasks, domain and indices, and the hash of all that."""
-        clients = [
-            {
-                "client": s.client,
-                "tasks": dict(s.tasks),
-                "domain": s.domain,
-                "train": s.train.tolist(),
-                "val": s.val.tolist(),
-            }
-            for s in self.shares
-        ]
+        """Return a JSON value: clients with tasks, domain and indices, and the hash of all that."""
+        clients = [s.about | {"train": s.train.tolist(), "val": s.val.tolist()} for s in self.shares]
         return {"hash": self.hash, "clients": clients}
 
     @staticmethod
@@ -175,49 +170,39 @@ class Partition:
         return digest.hexdigest()[:16]
 
     def table(self, pool: Pool) -> list[dict[str, Any]]:
-        """One row per client: client, tasks (with weights), domain, train and val (sizes), and labels.
+        """Return one row per client: client, tasks (with weights), domain, train and val (sizes), and labels.
 
         `labels` maps each of the client's tasks to its counts per class (index = class) over train and validation, or
         to the number of examples where the task's labels are not classes.
         """
-        return [
-            {
-                "client": s.client,
-                "tasks": dict(s.tasks),
-                "domain": s.domain,
-                "train": len(s.train),
-                "val": len(s.val),
-                "labels": {task: _counts(pool.labels[task], s.index) for task in s.tasks},
-            }
-            for s in self.shares
-        ]
+        rows = []
+        for s in self.shares:
+            labels = {task: _counts(pool.labels[task], s.index) for task in s.tasks}
+            rows.append(s.about | {"train": len(s.train), "val": len(s.val), "labels": labels})
+        return rows
 
     def check(self, pool: Pool, shared: bool = False) -> None:
         """Raise DataError unless this partition fits the pool and obeys the rules that all partitioners share.
 
         `shared` says that clients may hold the same example.
         """
-        with at(self.where):
-            self._check(pool, shared)
-
-    def _check(self, pool: Pool, shared: bool) -> None:
         names = [s.client for s in self.shares]
-        if names != sorted(set(names)):
-            raise DataError(f"expected different client ids in sorted order, found {names}")
         holder = np.full(len(pool), -1)
-        for number, s in enumerate(self.shares):
-            s.check(pool)
-            taken = s.index[holder[s.index] >= 0]
-            if len(taken) and not shared:
-                other = names[holder[taken[0]]]
-                raise DataError(
-                    f"clients {other!r} and {s.client!r} both hold example {taken[0]} ({len(taken)} in common); "
-                    "expected disjoint shares"
-                )
-            holder[s.index] = number
-        for task in pool.tasks:
-            if not any(task in s.tasks for s in self.shares):
-                raise DataError(f"task {task!r} is held by no client")
+        with at(self.where):
+            if names != sorted(set(names)):
+                raise DataError(f"expected different client ids in sorted order, found {names}")
+            for number, s in enumerate(self.shares):
+                s.check(pool)
+                taken = s.index[holder[s.index] >= 0]
+                if len(taken) and not shared:
+                    raise DataError(
+                        f"clients {names[holder[taken[0]]]!r} and {s.client!r} both hold example {taken[0]} "
+                        f"({len(taken)} in common); expected disjoint shares"
+                    )
+                holder[s.index] = number
+            for task in pool.tasks:
+                if not any(task in s.tasks for s in self.shares):
+                    raise DataError(f"task {task!r} is held by no client")
 
 
 class _Saved(BaseModel):

@@ -27,7 +27,7 @@ SETTINGS: dict[str, tuple[Kind, ...]] = {
     "strong": ("semseg", "normals", "depth"),
     "weak": ("semseg", "human_parts", "edge"),
 }
-"""Which tasks belong together: all of them, or the DFMTL thesis' groups of strong and weak correlation."""
+"""Tasks that belong together: all of them, or the DFMTL thesis' groups of strong and weak correlation."""
 PIXELS = 65536  # rendered together; more would not fit into a processor's own cache
 SMALL = 96  # below this, images lose their objects where they are scaled by less than 0.75
 
@@ -50,7 +50,7 @@ def scenes(
     noise: Annotated[float, Field(ge=0, le=0.5)] = 0.015,
     augment: bool | Augment = True,
 ) -> Dataset:
-    """Rendered rooms and open places (two domains, `indoor` and `outdoor`) with six exact dense labels.
+    """Render rooms and open places (two domains, `indoor` and `outdoor`) with six exact dense labels.
 
     `count` train and `test_count` test images of `height` x `width`. Each depends on (seed, split, its number) alone,
     so a smaller count is the beginning of a larger one. A share `outdoor` lies outdoors (0 and 1 leave one domain); in
@@ -116,7 +116,7 @@ def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Aug
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """20 hexadecimal digits that change with any setting and with the code that renders."""
+    """Return 20 hexadecimal digits that change with any setting and with the code that renders."""
     from fedloom.data.scenes import render, world
 
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -126,37 +126,34 @@ def key(settings: Mapping[str, Any]) -> str:
 
 
 def split(settings: Mapping[str, Any]) -> dict[str, Array]:
-    """One split, from the cache where it is there and undamaged, else rendered (and kept, where that is possible).
+    """Return one split from the cache; where it is absent or damaged, render it, and keep it where that is possible.
 
     `settings`: seed, split, count, height, width, outdoor, people, shadows, noise. The arrays are those of
     `render.render`, and per example `indoor` (uint8) and `person` (uint8, whether any part of a person is visible).
     """
-    place = cache_folder() / "scenes" / key(settings)
-    return kept(place, lambda: _render(settings))
+    size, count = settings["height"] * settings["width"], settings["count"]
+
+    def rendered() -> dict[str, Array]:
+        # One thread: numpy holds the interpreter's lock for too much of this for a second one to help.
+        rows = max(1, PIXELS // size)
+        arrays: dict[str, Array] = {}
+        for start in range(0, count, rows):
+            for name, array in examples(settings, range(start, min(start + rows, count))).items():
+                whole = arrays.setdefault(name, np.empty((count, *array.shape[1:]), array.dtype))
+                whole[start : start + rows] = array
+        return arrays
+
+    return kept(cache_folder() / "scenes" / key(settings), rendered)
 
 
 def examples(settings: Mapping[str, Any], numbers: range) -> dict[str, Array]:
-    """The examples with the given numbers; each depends on the settings (without count) and its number alone."""
+    """Render the examples with these numbers; each depends on the settings (without count) and its number alone."""
     from fedloom.data.scenes import render, world
 
     seeds = [derive_seed(settings["seed"], "scenes", settings["split"], i) for i in numbers]
     scenes = [world.scene(seed, settings["outdoor"], settings["people"]) for seed in seeds]
     height, width = settings["height"], settings["width"]
-    made = render.render(scenes, seeds, height, width, settings["shadows"], settings["noise"])
-    made["indoor"] = np.array([s.indoor for s in scenes], np.uint8)
-    made["person"] = np.asarray(made["human_parts"].reshape(len(scenes), -1).max(1) > 0, np.uint8)
-    return made
-
-
-def _render(settings: Mapping[str, Any]) -> dict[str, Array]:
-    # One thread: numpy holds the interpreter's lock for too much of this for a second one to help.
-    count = settings["count"]
-    rows = max(1, PIXELS // (settings["height"] * settings["width"]))
-    arrays: dict[str, Array] = {}
-    for start in range(0, count, rows):
-        numbers = range(start, min(start + rows, count))
-        for name, array in examples(settings, numbers).items():
-            if name not in arrays:
-                arrays[name] = np.empty((count, *array.shape[1:]), array.dtype)
-            arrays[name][start : numbers.stop] = array
+    arrays = render.render(scenes, seeds, height, width, settings["shadows"], settings["noise"])
+    arrays["indoor"] = np.array([s.indoor for s in scenes], np.uint8)
+    arrays["person"] = np.asarray(arrays["human_parts"].reshape(len(scenes), -1).max(1) > 0, np.uint8)
     return arrays

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,40 +22,40 @@ NEAR = 0.05
 SKY = 1e3  # ground ends here, and the sky lies behind it
 
 
-@dataclass
 class _Chunk:
     """Images rendered together: B images of P = height x width pixels, S solids in all."""
 
-    height: int
-    width: int
-    scenes: Sequence[Scene]
-    u: Array  # P
-    v: Array  # P
-    focal: Array  # B, in units of (u, v): pixels per unit
-    view: Array  # B x 3 x 3, rows are the camera's axes in the world
-    eye: Array  # B x 3
-    owner: Array  # S, the image of a solid
-    first: Array  # B, the first solid of an image
-    numbers: Array  # S x 25
-    kinds: Array  # S x 5
-    rays: Array  # 3 x B x P, world directions that go one metre deep
-
-    @property
-    def axes(self) -> Array:
-        """Rows: a solid's axes divided by its half sizes (S x 3 x 3)."""
-        return self.numbers[:, 3:12].reshape(-1, 3, 3)
+    def __init__(self, scenes: Sequence[Scene], height: int, width: int) -> None:
+        self.scenes, self.height, self.width = scenes, height, width
+        y, x = np.mgrid[:height, :width].astype(np.float32)
+        self.u, self.v = (x + 0.5 - width / 2).ravel(), (height / 2 - y - 0.5).ravel()  # P
+        half = max(height, width) / 2
+        # Pixels per unit of (u, v); rows of `view` are the camera's axes in the world.
+        self.focal = np.array([half / math.tan(s.field_of_view / 2) for s in scenes], np.float32)  # B
+        self.view = np.array([s.view for s in scenes], np.float32)  # B x 3 x 3
+        self.eye = np.array([s.eye for s in scenes], np.float32)  # B x 3
+        counts = np.array([len(s.numbers) for s in scenes])
+        self.owner = np.repeat(np.arange(len(scenes)), counts)  # S, the image of a solid
+        self.first = np.cumsum(counts) - counts  # B, the first solid of an image
+        self.numbers = np.array([row for s in scenes for row in s.numbers], np.float32)  # S x 25
+        self.kinds = np.array([row for s in scenes for row in s.kinds], np.int32)  # S x 5
+        self.axes = self.numbers[:, 3:12].reshape(-1, 3, 3)  # rows: a solid's axes divided by its half sizes
+        # World directions of all rays, one metre deep: 3 x B x P.
+        scale = np.stack([self.focal, self.focal, np.ones_like(self.focal)], 1)[:, :, None]
+        right, up, back = (self.view / scale).transpose(1, 2, 0)
+        self.rays = right[:, :, None] * self.u + up[:, :, None] * self.v - back[:, :, None]
 
 
 def render(
     scenes: Sequence[Scene], seeds: Sequence[int], height: int, width: int, shadows: bool, noise: float
 ) -> dict[str, Array]:
-    """Images and raw labels of the given scenes, N in all; `seeds` (N) are those of the sensor's noise.
+    """Render images and raw labels of the scenes, N in all; `seeds` (N) are those of the sensor's noise.
 
     image: N x 3 x H x W uint8. semseg, human_parts, saliency, edge: N x H x W uint8. depth: N x H x W float16, metres,
     0 beyond 20 m and in the sky. normals: N x 3 x H x W int8, 127 times the unit vector, 0 in the sky. Depth has a
     relative precision of 0.05 %, normals one of 0.4 degrees at worst and 0.2 in the mean.
     """
-    chunk = _gather(scenes, height, width)
+    chunk = _Chunk(scenes, height, width)
     depth, solid = _background(chunk)
     _intersect(chunk, depth, solid)
     local, normal, place = _surface(chunk, depth, solid)
@@ -80,43 +79,13 @@ def render(
     }
 
 
-def _gather(scenes: Sequence[Scene], height: int, width: int) -> _Chunk:
-    y, x = np.mgrid[:height, :width].astype(np.float32)
-    u, v = (x + 0.5 - width / 2).ravel(), (height / 2 - y - 0.5).ravel()
-    counts = np.array([len(s.numbers) for s in scenes])
-    longer = max(height, width)
-    focal = np.array([longer / 2 / math.tan(s.field_of_view / 2) for s in scenes], np.float32)
-    view = np.array([s.view for s in scenes], np.float32)
-    return _Chunk(
-        height,
-        width,
-        scenes,
-        u,
-        v,
-        focal,
-        view,
-        np.array([s.eye for s in scenes], np.float32),
-        np.repeat(np.arange(len(scenes)), counts),
-        np.cumsum(counts) - counts,
-        np.array([row for s in scenes for row in s.numbers], np.float32),
-        np.array([row for s in scenes for row in s.kinds], np.int32),
-        _rays(view, focal, u, v),
-    )
-
-
 def _dot(a: Array, b: Array) -> Array:
-    """Scalar products of vectors whose three coordinates come first."""
+    """Return scalar products of vectors whose three coordinates come first."""
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
-def _rays(view: Array, focal: Array, u: Array, v: Array) -> Array:
-    """World directions of all rays (3 x B x P), one metre deep."""
-    right, up, back = (view / np.stack([focal, focal, np.ones_like(focal)], 1)[:, :, None]).transpose(1, 2, 0)
-    return right[:, :, None] * u + up[:, :, None] * v - back[:, :, None]
-
-
 def _background(chunk: _Chunk) -> tuple[Array, Array]:
-    """Depth (B P) and solid (B P) of walls, floors, ground and sky."""
+    """Return depth (B P) and solid (B P) of walls, floors, ground and sky."""
     depth = np.empty(chunk.rays.shape[1:], np.float32)
     solid = np.empty(depth.shape, np.int64)
     for i, scene in enumerate(chunk.scenes):
@@ -125,13 +94,8 @@ def _background(chunk: _Chunk) -> tuple[Array, Array]:
         if scene.indoor:
             wide, high, deep = scene.room
             with np.errstate(divide="ignore"):
-                t = np.stack(
-                    [
-                        (np.where(dx > 0, wide, -wide) - ex) / dx,
-                        (np.where(dy > 0, high, 0) - ey) / dy,
-                        (np.where(dz > 0, deep, -deep) - ez) / dz,
-                    ]
-                )
+                walls = ((dx, ex, wide, -wide), (dy, ey, high, 0), (dz, ez, deep, -deep))
+                t = np.stack([(np.where(d > 0, far, near) - e) / d for d, e, far, near in walls])
             wall = t.argmin(0)
             depth[i] = t.min(0)
             # Solids 0..5 of a room: floor, ceiling, walls at -x, +x, -z, +z.
@@ -179,7 +143,7 @@ def _intersect(chunk: _Chunk, depth: Array, solid: Array) -> None:
 
 
 def _windows(chunk: _Chunk, turned: Array, start: Array) -> tuple[Array, Array, Array, Array]:
-    """The rectangle of pixels that each solid may cover: left, right, top, bottom (S each, ends excluded)."""
+    """Return the pixels that each solid may cover: left, right, top, bottom (S each, ends excluded)."""
     # Corners of the solid's own bounding box, taken to the camera: p = inv(turned') (corner - start).
     corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float32)
     reach = np.ones((len(start), 1, 3), np.float32)
@@ -192,20 +156,19 @@ def _windows(chunk: _Chunk, turned: Array, start: Array) -> tuple[Array, Array, 
     behind = (z < NEAR).any(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         u, v = ends[:, :, 0] / z, ends[:, :, 1] / z
-    left = np.floor(u.min(1) + chunk.width / 2)
-    right = np.ceil(u.max(1) + chunk.width / 2)
-    top = np.floor(chunk.height / 2 - v.max(1))
-    bottom = np.ceil(chunk.height / 2 - v.min(1))
-    left, top = np.where(behind, 0, left), np.where(behind, 0, top)
-    right, bottom = np.where(behind, chunk.width, right), np.where(behind, chunk.height, bottom)
-    nothing = surface | (z < NEAR).all(1)
-    right = np.where(nothing, -1, right)
-    low = [np.clip(edge, 0, None).astype(np.int64) for edge in (left, top)]
-    return low[0], np.clip(right, 0, chunk.width).astype(np.int64), low[1], np.clip(bottom, 0, chunk.height).astype(int)
+    edges = []
+    for low, high, size in (
+        (u.min(1) + chunk.width / 2, u.max(1) + chunk.width / 2, chunk.width),
+        (chunk.height / 2 - v.max(1), chunk.height / 2 - v.min(1), chunk.height),
+    ):
+        low, high = np.where(behind, 0, np.floor(low)), np.where(behind, size, np.ceil(high))
+        high = np.where(surface | (z < NEAR).all(1), -1, high)
+        edges += [np.clip(low, 0, size).astype(np.int64), np.clip(high, 0, size).astype(np.int64)]
+    return edges[0], edges[1], edges[2], edges[3]
 
 
 def _hit(shape: int, o: list[Array], d: list[Array], length: Array) -> Array:
-    """Where rays o + t d first meet the unit shape; infinite where they do not."""
+    """Return t where rays o + t d first meet the unit shape; infinite where they do not."""
     ox, oy, oz = o
     dx, dy, dz = d
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -244,14 +207,14 @@ def _ball(ox: Array, oy: Array, oz: Array, dx: Array, dy: Array, dz: Array) -> A
 
 
 def _slab(o: Array, d: Array) -> tuple[Array, Array]:
-    """Where rays enter and leave |x| <= 1."""
+    """Return t where rays enter and leave |x| <= 1."""
     inverse = 1 / np.where(d == 0, np.float32(1e-12), d)
     near, far = (-1 - o) * inverse, (1 - o) * inverse
     return np.minimum(near, far), np.maximum(near, far)
 
 
 def _surface(chunk: _Chunk, depth: Array, solid: Array) -> tuple[Array, Array, Array]:
-    """Per pixel: the point in the solid's coordinates, the unit normal and the point in the world (3 x B P each)."""
+    """Return per pixel: the point in the solid's coordinates, the unit normal and the point in the world (3 x B P)."""
     place = (chunk.eye.T[:, :, None] + depth.reshape(len(chunk.scenes), -1) * chunk.rays).reshape(3, -1)
     m = chunk.axes.reshape(-1, 9).T[:, solid]
     p = place - chunk.numbers[:, :3].T[:, solid]
@@ -286,12 +249,12 @@ def _surface(chunk: _Chunk, depth: Array, solid: Array) -> tuple[Array, Array, A
 
 
 def _to_camera(chunk: _Chunk, normal: Array) -> Array:
-    """World vectors (3 x B P) in camera coordinates (B x 3 x P)."""
+    """Return world vectors (3 x B P) in camera coordinates (B x 3 x P)."""
     return np.matmul(chunk.view, normal.reshape(3, len(chunk.scenes), -1).transpose(1, 0, 2))
 
 
 def _noise(p: Array, q: Array, salt: Array) -> Array:
-    """Smooth noise in 0..1 of two coordinates, with a period of about one."""
+    """Return smooth noise in 0..1 of two coordinates, with a period of about one."""
     i, j = np.floor(p), np.floor(q)
     a, b = p - i, q - j
     a, b = a * a * (3 - 2 * a), b * b * (3 - 2 * b)
@@ -301,14 +264,14 @@ def _noise(p: Array, q: Array, salt: Array) -> Array:
 
 
 def _hash(x: Array, y: Array, salt: Array) -> Array:
-    """A number in 0..1 for each cell (float32)."""
+    """Return a number in 0..1 for each cell (float32)."""
     n: Array = (x.astype(np.uint32) * np.uint32(374761393)) ^ (y.astype(np.uint32) * np.uint32(668265263)) ^ salt
     n = (n ^ (n >> np.uint32(13))) * np.uint32(1274126177)
     return ((n ^ (n >> np.uint32(16))) & np.uint32(0xFFFF)).astype(np.float32) / np.float32(65535)
 
 
 def _pattern(kind: int, p: Array, q: Array, local: Array, salt: Array) -> Array:
-    """How much of the second colour (0..1) a pattern shows at surface coordinates (p, q), in units of its size."""
+    """Return the share (0..1) of the second colour at (p, q), in units of the pattern's size."""
     if kind == world.PLAIN:
         return 0.3 * _noise(p * 2, q * 2, salt)
     if kind == world.TILES:
@@ -345,7 +308,7 @@ MEAN = {world.PLAIN: 0.15, world.STRIPES: 0.5, world.CHECKS: 0.5, world.NOISE: 0
 
 
 def _albedo(chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Array, place: Array) -> Array:
-    """Colours of the surfaces (3 x B P), before any light."""
+    """Return colours of the surfaces (3 x B P), before any light."""
     pattern = chunk.kinds[:, 4][solid]
     surface = chunk.kinds[:, 0][solid] == world.SURFACE
     metric = np.where(surface, place, local * chunk.numbers[:, 12:15].T[:, solid])
@@ -365,18 +328,18 @@ def _albedo(chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Arr
         these = np.flatnonzero(pattern == kind)
         if not len(these):
             continue
-        found = _pattern(kind, p[these], q[these], local[:, these], salt[these])
+        share = _pattern(kind, p[these], q[these], local[:, these], salt[these])
         if kind in (world.PANE, world.HAIR):
-            mix[these] = found
+            mix[these] = share
         else:
             mean = MEAN.get(kind, 0.3)
-            mix[these] = mean + (found - mean) * fade[these]
+            mix[these] = mean + (share - mean) * fade[these]
     first, second = chunk.numbers[:, 16:19].T, chunk.numbers[:, 19:22].T
     return first[:, solid] + (second - first)[:, solid] * mix
 
 
 def _own(chunk: _Chunk, solid: Array, normal: Array) -> Array:
-    """World vectors along a solid's own axes, unscaled (3 x B P)."""
+    """Return world vectors along a solid's own axes, unscaled (3 x B P)."""
     m = (chunk.axes * chunk.numbers[:, 12:15, None]).reshape(-1, 9).T[:, solid]
     return np.stack([_dot(m[3 * i : 3 * i + 3], normal) for i in range(3)])
 
@@ -384,7 +347,7 @@ def _own(chunk: _Chunk, solid: Array, normal: Array) -> Array:
 def _shade(
     chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Array, place: Array, shadows: bool
 ) -> Array:
-    """Colours as light makes them (B x 3 x P, about 0..1)."""
+    """Return colours as light makes them (B x 3 x P, about 0..1)."""
     albedo = _albedo(chunk, depth, solid, local, normal, place)
     out = np.empty((len(chunk.scenes), 3, len(chunk.u)), np.float32)
     glosses, kinds = chunk.numbers[:, 24][solid], chunk.kinds[:, 1][solid]
@@ -426,7 +389,7 @@ def _shade(
 
 
 def _outside(scene: Scene, colour: Array, d: Array, depth: Array, kind: Array) -> Array:
-    """Sky with clouds, and haze in the distance (3 x P)."""
+    """Add haze in the distance, and a sky with clouds, to colours (3 x P)."""
     top, low = (np.array(c, np.float32)[:, None] for c in scene.sky)
     haze = 1 - np.exp(-np.maximum(depth - 4, 0) / 60)
     colour = colour + (low - colour) * haze
@@ -443,7 +406,7 @@ def _outside(scene: Scene, colour: Array, d: Array, depth: Array, kind: Array) -
 
 
 def _lit(chunk: _Chunk, image: int, solid: Array, at: Array, to: Array) -> Array:
-    """How much of the lamp each point (P) sees (0..1): ellipsoids stand for what is in between, with a soft rim."""
+    """Return the share of the lamp that each point (P) sees: ellipsoids stand for the solids, with a soft rim."""
     free = np.ones(len(solid), np.float32)
     instance = chunk.kinds[:, 3][solid]
     lamp = np.array(chunk.scenes[image].lamp, np.float32)
@@ -462,11 +425,11 @@ def _lit(chunk: _Chunk, image: int, solid: Array, at: Array, to: Array) -> Array
 
 
 def _develop(colour: Array, seeds: Sequence[int], noise: float) -> Array:
-    """Colours (N x 3 x H x W) as a camera's 8 bits: a slightly soft lens, a curve, noise."""
+    """Return colours (N x 3 x H x W) as a camera's 8 bits: a slightly soft lens, a curve, noise."""
     for axis in (2, 3):
-        wide = np.pad(colour, [(0, 0), (0, 0), (int(axis == 2),) * 2, (int(axis == 3),) * 2], mode="edge")
-        before = wide[:, :, :-2] if axis == 2 else wide[..., :-2]
-        after = wide[:, :, 2:] if axis == 2 else wide[..., 2:]
+        size = colour.shape[axis]
+        before = np.take(colour, np.maximum(np.arange(size) - 1, 0), axis)
+        after = np.take(colour, np.minimum(np.arange(size) + 1, size - 1), axis)
         colour = 0.8 * colour + 0.1 * (before + after)
     bright = np.flatnonzero(colour > 0.7)
     flat = colour.reshape(-1)
@@ -480,7 +443,7 @@ def _develop(colour: Array, seeds: Sequence[int], noise: float) -> Array:
 
 
 def _edges(z: Array, instance: Array, normal: Array, chunk: _Chunk) -> Array:
-    """Boundaries (N x H x W, 0 or 1), one pixel wide, on the nearer side.
+    """Return boundaries (N x H x W, 0 or 1), one pixel wide, on the nearer side.
 
     Between two pixels there is one where the instances differ, or where neither surface, continued as a plane, comes
     near the other's depth.
@@ -489,31 +452,26 @@ def _edges(z: Array, instance: Array, normal: Array, chunk: _Chunk) -> Array:
     focal = chunk.focal[:, None, None]
     u = chunk.u.reshape(1, chunk.height, chunk.width) / focal
     v = chunk.v.reshape(1, chunk.height, chunk.width) / focal
-    for first, second in (
-        ((slice(None, -1), slice(None)), (slice(1, None), slice(None))),
-        ((slice(None), slice(None, -1)), (slice(None), slice(1, None))),
-    ):
-        a, b = (slice(None), *first), (slice(None), *second)
-        gap = np.minimum(
-            np.abs(_continued(z, normal, u, v, a, b) - z[b]), np.abs(_continued(z, normal, u, v, b, a) - z[a])
-        )
+    for a, b in ((np.s_[:, :-1], np.s_[:, 1:]), (np.s_[:, :, :-1], np.s_[:, :, 1:])):
+        ahead, back = _continued(z, normal, u, v, a, b), _continued(z, normal, u, v, b, a)
+        gap = np.minimum(np.abs(ahead - z[b]), np.abs(back - z[a]))
         jump = (gap > 0.05 + 0.02 * np.minimum(z[a], z[b])) & (z[a] < SKY)
-        found = (instance[a] != instance[b]) | jump
+        between = (instance[a] != instance[b]) | jump
         nearer = z[a] <= z[b]
-        edge[a] |= found & nearer
-        edge[b] |= found & ~nearer
+        edge[a] |= between & nearer
+        edge[b] |= between & ~nearer
     return edge
 
 
 def _continued(z: Array, normal: Array, u: Array, v: Array, a: tuple[slice, ...], b: tuple[slice, ...]) -> Array:
-    """The depth at pixels `b` of the planes that touch the surfaces at their neighbours `a`."""
+    """Return the depth at pixels `b` of the planes that touch the surfaces at their neighbours `a`."""
     n = normal.swapaxes(0, 1)
     n = n[(slice(None), *a)]
     here = n[0] * u[a] + n[1] * v[a] - n[2]
     there = n[0] * u[b] + n[1] * v[b] - n[2]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = z[a] * here / there
-    return np.where(np.isfinite(found), found, np.inf)
+        depth = z[a] * here / there
+    return np.where(np.isfinite(depth), depth, np.inf)
 
 
 # How much a class draws the eye, per pixel; what is not named does not.
@@ -522,7 +480,7 @@ DRAW[[world.PERSON, world.BALL, world.BOX, world.CYLINDER, world.TABLE, world.TR
 
 
 def _saliency(semseg: Array, instance: Array) -> Array:
-    """The object that draws the eye most (N x H x W, 0 or 1): large, central, people first; and people like it."""
+    """Return the most salient object (N x H x W, 0 or 1): large, central, people first; and people like it."""
     n, height, width = semseg.shape
     y, x = np.mgrid[:height, :width]
     centre = np.exp(-2 * (((x + 0.5) / width - 0.5) ** 2 + ((y + 0.5) / height - 0.5) ** 2) / 0.5).astype(np.float32)

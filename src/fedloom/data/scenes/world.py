@@ -1,4 +1,4 @@
-"""What stands where in a scene: a random room or an open place as a list of simple solids.
+"""Random scenes: a room or an open place as a list of simple solids.
 
 World coordinates are metres, x right, y up, right-handed; the ground is y = 0. Everything is drawn with the standard
 library's generator, one number at a time, so that a scene depends on its seed and on nothing else.
@@ -16,19 +16,8 @@ Basis = tuple[Vector, Vector, Vector]
 T = TypeVar("T")
 
 CLASSES = (
-    "floor",
-    "wall",
-    "ceiling",
-    "window",
-    "table",
-    "ground",
-    "sky",
-    "building",
-    "tree",
-    "box",
-    "ball",
-    "cylinder",
-    "person",
+    *("floor", "wall", "ceiling", "window", "table", "ground", "sky", "building", "tree"),
+    *("box", "ball", "cylinder", "person"),
 )
 """Names of the semantic classes 0..12."""
 PARTS = ("background", "head", "torso", "upper arms", "lower arms", "upper legs", "lower legs")
@@ -83,7 +72,7 @@ class Scene:
     instances: int = 0
 
     def new(self) -> int:
-        """The number of a new instance."""
+        """Return the number of a new instance."""
         self.instances += 1
         return self.instances - 1
 
@@ -99,16 +88,22 @@ class Scene:
         part: int = 0,
         length: float = 0.0,
         phase: float = 0.0,
+        shade: Vector | None = None,
     ) -> None:
-        """Put a solid into the scene."""
-        scaled = [a / h for axis, h in zip(axes, half, strict=True) for a in axis]
+        """Put a solid into the scene. `shade` are the half sizes of the ellipsoid that casts its shadow, if any."""
         look = [*material.first, *material.second, material.size, phase, material.gloss]
-        self.numbers.append([*centre, *scaled, *half, length, *look])
+        self.numbers.append([*centre, *_scaled(axes, half), *half, length, *look])
         self.kinds.append([shape, kind, part, instance, material.pattern])
+        if shade is not None:
+            self.block(centre, shade, instance, axes)
 
     def block(self, centre: Vector, half: Vector, instance: int, axes: Basis = IDENTITY) -> None:
         """Let an ellipsoid cast a shadow."""
-        self.blockers.append([*centre, *(a / h for axis, h in zip(axes, half, strict=True) for a in axis), instance])
+        self.blockers.append([*centre, *_scaled(axes, half), instance])
+
+
+def _scaled(axes: Basis, half: Vector) -> list[float]:
+    return [a / h for axis, h in zip(axes, half, strict=True) for a in axis]
 
 
 class Draw:
@@ -118,51 +113,46 @@ class Draw:
         self._next = random.Random(seed).random
 
     def real(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Uniform in [low, high)."""
+        """Draw uniformly from [low, high)."""
         return low + (high - low) * self._next()
 
     def whole(self, low: int, high: int) -> int:
-        """Uniform in low..high, both included."""
+        """Draw uniformly from low..high, both included."""
         return low + int((high - low + 1) * self._next())
 
     def chance(self, p: float) -> bool:
-        """True with probability p."""
+        """Return True with probability p."""
         return self._next() < p
 
     def one(self, *choices: T) -> T:
-        """One of the choices."""
+        """Draw one of the choices."""
         return choices[int(len(choices) * self._next())]
 
     def colour(self, low: float = 0.1, high: float = 0.9, saturation: float = 0.6) -> Vector:
-        """A colour of random hue: value between low and high, saturation up to the one given."""
+        """Draw a colour of any hue: value between low and high, saturation up to `saturation`."""
         hue, s, v = self.real(0, 6), self.real(0, saturation), self.real(low, high)
-        return _rgb(hue, s, v)
+
+        def channel(n: float) -> float:
+            k = (n + hue) % 6
+            return v - v * s * max(0.0, min(k, 4 - k, 1.0))
+
+        return channel(5), channel(3), channel(1)
 
     def near(self, colour: Vector, spread: float = 0.08) -> Vector:
-        """A colour near the one given."""
+        """Draw a colour near another."""
         shift = self.real(-spread, spread)
         r, g, b = (min(0.98, max(0.02, c + shift + self.real(-spread, spread) / 2)) for c in colour)
         return r, g, b
 
 
-def _rgb(hue: float, s: float, v: float) -> Vector:
-    """HSV with the hue in 0..6."""
-
-    def channel(n: float) -> float:
-        k = (n + hue) % 6
-        return v - v * s * max(0.0, min(k, 4 - k, 1.0))
-
-    return channel(5), channel(3), channel(1)
-
-
 def darker(colour: Vector, factor: float) -> Vector:
-    """The colour, scaled and kept in 0..1."""
+    """Return the colour, scaled and kept in 0..1."""
     r, g, b = (min(1.0, c * factor) for c in colour)
     return r, g, b
 
 
 def turned(yaw: float) -> Basis:
-    """Axes turned about the vertical."""
+    """Return axes turned about the vertical."""
     c, s = math.cos(yaw), math.sin(yaw)
     return (c, 0.0, -s), (0.0, 1.0, 0.0), (s, 0.0, c)
 
@@ -181,7 +171,7 @@ def _unit(a: Vector) -> Vector:
 
 
 def _along(up: Vector, near: Vector) -> Basis:
-    """Axes whose second is `up` and whose third is as near as possible to `near`."""
+    """Return axes whose second is `up` and whose third is as near as possible to `near`."""
     if abs(up[0] * near[0] + up[1] * near[1] + up[2] * near[2]) > 0.99:
         near = (near[1], near[2], near[0])
     right = _unit(_cross(up, near))
@@ -194,7 +184,7 @@ GREENS = ((0.2, 0.4, 0.14), (0.3, 0.45, 0.16), (0.16, 0.33, 0.17), (0.42, 0.42, 
 
 
 def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: float) -> None:
-    """A person of the given height (metres) at (x, z), facing `yaw` (0 = towards +z), in a random pose."""
+    """Add a person of some height (metres) at (x, z), facing `yaw` (0 = towards +z), in a random pose."""
     person = scene.new()
     pose = draw.one("stand", "stand", "walk", "walk", "wave", "reach", "sit")
     ahead: Vector = (math.sin(yaw), 0.0, math.cos(yaw))
@@ -212,15 +202,13 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
     shorts = draw.chance(0.25)
 
     def limb(start: Vector, end: Vector, radius: float, part: int, material: Material) -> None:
-        axis = (end[0] - start[0], end[1] - start[1], end[2] - start[2])
-        span = math.sqrt(axis[0] ** 2 + axis[1] ** 2 + axis[2] ** 2)
-        centre = _plus(start, axis, 0.5)
-        axes = _along((axis[0] / span, axis[1] / span, axis[2] / span), ahead)
-        half = (radius, radius, radius)
-        scene.add(CAPSULE, centre, half, PERSON, person, material, axes, part, span / 2 / radius)
+        axis = _plus(end, start, -1)
+        length = math.sqrt(axis[0] ** 2 + axis[1] ** 2 + axis[2] ** 2) / 2 / radius
+        centre, axes = _plus(start, axis, 0.5), _along(_unit(axis), ahead)
+        scene.add(CAPSULE, centre, (radius, radius, radius), PERSON, person, material, axes, part, length)
 
     def toward(forward: float, outward: float, which: float) -> Vector:
-        """The direction of a limb that hangs down, swung forward and outward (radians); `which` is the side."""
+        """Return the direction of a limb that hangs down, swung forward and outward (radians); `which` is the side."""
         down, out, front = -math.cos(outward) * math.cos(forward), which * math.sin(outward), math.cos(outward)
         front *= math.sin(forward)
         return _plus(_plus((0.0, down, 0.0), side, out), ahead, front)
@@ -230,19 +218,19 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
     swing = draw.real(0.25, 0.6) * draw.one(-1, 1)
     lean = draw.real(-0.05, 0.15)
     sitting = pose == "sit"
-    hip_angle = (
-        [draw.real(1.3, 1.55)] * 2 if sitting else [swing, -swing] if pose == "walk" else [draw.real(-0.1, 0.1), 0]
-    )
-    knee = [draw.real(1.2, 1.6)] * 2 if sitting else [0.15 + max(0.0, -a) for a in hip_angle]
+    if sitting:
+        hips = [draw.real(1.3, 1.55)] * 2
+        knees = [draw.real(1.2, 1.6)] * 2
+    else:
+        hips = [swing, -swing] if pose == "walk" else [draw.real(-0.1, 0.1), 0]
+        knees = [0.15 + max(0.0, -a) for a in hips]
     spread = draw.real(0.03, 0.15)
     thigh, shin = 0.245 * h, 0.235 * h
     # The pelvis is as high as the lower foot demands.
-    reach = [
-        thigh * math.cos(spread) * math.cos(a) + shin * math.cos(spread) * math.cos(a - k)
-        for a, k in zip(hip_angle, knee, strict=True)
-    ]
-    pelvis: Vector = (x, max(reach) + 0.045 * h, z)
-    for which, a, k in zip((-1.0, 1.0), hip_angle, knee, strict=True):
+    upper, lower = thigh * math.cos(spread), shin * math.cos(spread)
+    reach = max(upper * math.cos(a) + lower * math.cos(a - k) for a, k in zip(hips, knees, strict=True))
+    pelvis: Vector = (x, reach + 0.045 * h, z)
+    for which, a, k in zip((-1.0, 1.0), hips, knees, strict=True):
         hip = _plus(pelvis, side, which * 0.06 * h)
         joint = _plus(hip, toward(a, spread, which), thigh)
         ankle = _plus(joint, toward(a - k, spread, which), shin)
@@ -254,17 +242,8 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
     spine = _unit(_plus(up, ahead, lean))
     neck = _plus(pelvis, spine, 0.3 * h)
     wide, deep = 0.1 * h * thick, 0.068 * h * thick
-    scene.add(
-        CAPSULE,
-        _plus(pelvis, spine, 0.135 * h),
-        (wide, deep, deep),
-        PERSON,
-        person,
-        shirt,
-        _along(spine, ahead),
-        TORSO,
-        0.14 * h / deep,
-    )
+    chest, upright = _plus(pelvis, spine, 0.135 * h), _along(spine, ahead)
+    scene.add(CAPSULE, chest, (wide, deep, deep), PERSON, person, shirt, upright, TORSO, 0.14 * h / deep)
     limb(neck, _plus(neck, spine, 0.05 * h), 0.032 * h, HEAD, skin)
     skull = _plus(neck, spine, 0.115 * h)
     look = turned(yaw + draw.real(-0.5, 0.5))
@@ -296,17 +275,16 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
         seat = scene.new()
         half = (0.24, (pelvis[1] - 0.05 * h) / 2, 0.22)
         centre = (x - 0.04 * ahead[0], half[1], z - 0.04 * ahead[2])
-        scene.add(CUBE, centre, half, BOX, seat, _stuff(draw), turned(yaw))
-        scene.block(centre, _blocking(half), seat, turned(yaw))
+        scene.add(CUBE, centre, half, BOX, seat, _stuff(draw), turned(yaw), shade=_blocking(half))
 
 
 def _blocking(half: Vector) -> Vector:
-    """Half sizes of the ellipsoid that stands for a box when shadows are cast."""
+    """Return half sizes of the ellipsoid that stands for a box when shadows are cast."""
     return half[0] * 1.15, half[1] * 1.1, half[2] * 1.15
 
 
 def _stuff(draw: Draw) -> Material:
-    """The material of some object."""
+    """Draw the material of some object."""
     first = draw.colour(0.25, 0.95, 0.8)
     pattern = draw.one(PLAIN, PLAIN, NOISE, STRIPES, PLANKS, TILES)
     return Material(pattern, first, draw.near(darker(first, draw.real(0.4, 0.8)), 0.1), draw.real(0.08, 0.25))
@@ -318,43 +296,46 @@ def _wood(draw: Draw) -> Material:
 
 
 def box(scene: Scene, draw: Draw, x: float, y: float, z: float, size: float) -> None:
-    """A box that stands at height y."""
-    thing = scene.new()
+    """Add a box that stands at height y."""
     half = (size * draw.real(0.6, 1.0), size * draw.real(0.5, 1.3), size * draw.real(0.6, 1.0))
     axes = turned(draw.real(0, math.pi))
     centre = (x, y + half[1], z)
-    scene.add(CUBE, centre, half, BOX, thing, _stuff(draw), axes, phase=draw.real())
-    scene.block(centre, _blocking(half), thing, axes)
+    look = _stuff(draw)
+    scene.add(CUBE, centre, half, BOX, scene.new(), look, axes, phase=draw.real(), shade=_blocking(half))
 
 
 def ball(scene: Scene, draw: Draw, x: float, y: float, z: float, radius: float) -> None:
-    """A ball that lies at height y."""
-    thing = scene.new()
+    """Add a ball that lies at height y."""
     first = draw.colour(0.4, 0.95, 0.95)
     pattern = draw.one(PLAIN, STRIPES, CHECKS)
     look = Material(pattern, first, draw.one((0.95, 0.95, 0.92), darker(first, 0.5)), radius * 0.8, draw.real(0.1, 0.6))
-    axes = turned(draw.real(0, math.pi))
-    scene.add(SPHERE, (x, y + radius, z), (radius, radius, radius), BALL, thing, look, axes)
-    scene.block((x, y + radius, z), (radius, radius, radius), thing)
+    centre, half, thing = (x, y + radius, z), (radius, radius, radius), scene.new()
+    scene.add(SPHERE, centre, half, BALL, thing, look, turned(draw.real(0, math.pi)))
+    scene.block(centre, half, thing)
 
 
-def cylinder(scene: Scene, draw: Draw, x: float, y: float, z: float, radius: float, height: float) -> None:
-    """An upright cylinder that stands at height y."""
-    thing = scene.new()
-    half = (radius, height / 2, radius)
-    centre = (x, y + height / 2, z)
-    scene.add(ROUND, centre, half, CYLINDER, thing, _stuff(draw), phase=draw.real())
-    scene.block(centre, (radius, height * 0.55, radius), thing)
+def cylinder(
+    scene: Scene, draw: Draw, x: float, y: float, z: float, radius: float, heights: tuple[float, float] = (0.3, 1.3)
+) -> None:
+    """Add an upright cylinder that stands at height y."""
+    height = draw.real(*heights)
+    centre, half, shade = (x, y + height / 2, z), (radius, height / 2, radius), (radius, height * 0.55, radius)
+    look = _stuff(draw)
+    scene.add(ROUND, centre, half, CYLINDER, scene.new(), look, phase=draw.real(), shade=shade)
+
+
+THINGS = ((0.14, 0.42, 1.4, 1.3, box), (0.12, 0.38, 1.0, 1.2, ball), (0.08, 0.3, 1.0, 1.3, cylinder))
+"""Least and greatest size, radius of the free place in sizes, least distance, and the function that adds it."""
 
 
 def table(scene: Scene, draw: Draw, x: float, z: float) -> None:
-    """A table with four legs and up to two small things on it."""
+    """Add a table with four legs and up to two small things on it."""
     thing, look = scene.new(), _wood(draw)
     wide, deep, high = draw.real(0.45, 0.8), draw.real(0.32, 0.5), draw.real(0.6, 0.78)
     axes = turned(draw.real(-0.5, 0.5))
     right, _, back = axes
-    scene.add(CUBE, (x, high, z), (wide, 0.03, deep), TABLE, thing, look, axes)
-    scene.block((x, high, z), (wide * 1.05, 0.06, deep * 1.05), thing, axes)
+    shade = (wide * 1.05, 0.06, deep * 1.05)
+    scene.add(CUBE, (x, high, z), (wide, 0.03, deep), TABLE, thing, look, axes, shade=shade)
     for a in (-1, 1):
         for b in (-1, 1):
             foot = _plus(_plus((x, high / 2, z), right, a * (wide - 0.05)), back, b * (deep - 0.05))
@@ -367,64 +348,55 @@ def table(scene: Scene, draw: Draw, x: float, z: float) -> None:
         elif what == 1:
             box(scene, draw, px, high + 0.03, pz, draw.real(0.08, 0.15))
         elif what == 2:
-            cylinder(scene, draw, px, high + 0.03, pz, draw.real(0.04, 0.08), draw.real(0.12, 0.3))
+            cylinder(scene, draw, px, high + 0.03, pz, draw.real(0.04, 0.08), (0.12, 0.3))
 
 
 def tree(scene: Scene, draw: Draw, x: float, z: float) -> None:
-    """A tree: a trunk and a crown of two or three ellipsoids."""
+    """Add a tree: a trunk and a crown of two or three ellipsoids."""
     thing = scene.new()
     height = draw.real(2.2, 5.5)
     bark = draw.near((0.33, 0.24, 0.16), 0.05)
-    trunk = 0.045 * height * draw.real(0.7, 1.2)
-    scene.add(
-        ROUND,
-        (x, height * 0.27, z),
-        (trunk, height * 0.27, trunk),
-        TREE,
-        thing,
-        Material(NOISE, bark, darker(bark, 0.6), 0.12),
-    )
+    trunk, up = 0.045 * height * draw.real(0.7, 1.2), height * 0.27
+    wood = Material(NOISE, bark, darker(bark, 0.6), 0.12)
+    scene.add(ROUND, (x, up, z), (trunk, up, trunk), TREE, thing, wood)
     leaf = draw.near(draw.one(*GREENS), 0.05)
     leaves = Material(NOISE, leaf, darker(leaf, 0.45), 0.06 * height)
     slim = draw.chance(0.3)
     for number in range(draw.whole(2, 3)):
         r = height * (draw.real(0.12, 0.18) if slim else draw.real(0.17, 0.27))
-        centre = (
-            x + (0 if slim else draw.real(-0.12, 0.12) * height),
-            height * (0.55 + 0.14 * number),
-            z + (0 if slim else draw.real(-0.1, 0.1) * height),
-        )
+        east = 0 if slim else draw.real(-0.12, 0.12) * height
+        south = 0 if slim else draw.real(-0.1, 0.1) * height
+        centre = (x + east, height * (0.55 + 0.14 * number), z + south)
         half = (r, height * (0.26 if slim else 0.17), r)
         scene.add(SPHERE, centre, half, TREE, thing, leaves, turned(draw.real(0, 3)), phase=draw.real())
         scene.block(centre, half, thing)
 
 
 def scene(seed: int, outdoor: float, people: float) -> Scene:
-    """The scene of a seed: outdoors with probability `outdoor`, with people in it with probability `people`."""
+    """Draw the scene of a seed: outdoors with probability `outdoor`, with people in it with probability `people`."""
     draw = Draw(seed)
-    made = _place(draw) if draw.chance(outdoor) else _room(draw)
-    _furnish(made, draw, draw.chance(people))
-    return made
+    place = _place(draw) if draw.chance(outdoor) else _room(draw)
+    _furnish(place, draw, draw.chance(people))
+    return place
 
 
-def _look(made: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> None:
+def _look(place: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> None:
     """Put the camera at `eye`: yaw 0 looks towards -z, a negative pitch looks down."""
     roll = draw.real(-0.04, 0.04)
     c, s = math.cos(yaw), math.sin(yaw)
     ahead = (-s * math.cos(pitch), math.sin(pitch), -c * math.cos(pitch))
     right = _unit(_cross(ahead, (0.0, 1.0, 0.0)))
     up = _cross(right, ahead)
-    tilted = _plus((0.0, 0.0, 0.0), right, math.cos(roll))
-    tilted = _plus(tilted, up, math.sin(roll))
-    made.eye = eye
-    made.view = (tilted, _cross((-ahead[0], -ahead[1], -ahead[2]), tilted), (-ahead[0], -ahead[1], -ahead[2]))
-    made.field_of_view = draw.real(0.95, 1.25)
+    tilted = _plus(_plus((0.0, 0.0, 0.0), right, math.cos(roll)), up, math.sin(roll))
+    backward = (-ahead[0], -ahead[1], -ahead[2])
+    place.eye, place.view = eye, (tilted, _cross(backward, tilted), backward)
+    place.field_of_view = draw.real(0.95, 1.25)
 
 
 def _room(draw: Draw) -> Scene:
-    """A room seen from one end, with windows and cupboards at its walls."""
+    """Draw a room seen from one end, with windows and cupboards at its walls."""
     wide, high, deep = draw.real(1.7, 3.2), draw.real(2.4, 3.0), draw.real(2.2, 3.8)
-    made = Scene(True, (wide, high, deep))
+    place = Scene(True, (wide, high, deep))
     paint = draw.one(draw.colour(0.7, 0.95, 0.25), draw.colour(0.5, 0.85, 0.45))
     accent = draw.near(darker(paint, 0.85), 0.05)
     floor = draw.one(
@@ -441,67 +413,63 @@ def _room(draw: Draw) -> Scene:
         second = draw.near(darker(paint, shade), 0.03) if pattern != PLAIN else darker(paint, 0.94)
         surfaces.append((WALL, Material(pattern, accent if draw.chance(0.2) else paint, second, size)))
     for kind, material in surfaces:
-        made.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), kind, made.new(), material)
+        _background(place, kind, material)
 
     eye = (draw.real(-0.4, 0.4) * wide, draw.real(1.05, 1.75), deep - draw.real(0.15, 0.6))
-    _look(made, draw, eye, draw.real(-0.4, 0.4) + 0.35 * eye[0] / wide, draw.real(-0.3, -0.02))
-    made.lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
-    made.light = (draw.real(0.45, 0.8), draw.real(0.35, 0.55))
+    _look(place, draw, eye, draw.real(-0.4, 0.4) + 0.35 * eye[0] / wide, draw.real(-0.3, -0.02))
+    place.lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
+    place.light = (draw.real(0.45, 0.8), draw.real(0.35, 0.55))
     warm = draw.real(-0.08, 0.1)
-    made.tint = (1 + warm, 1.0, 1 - warm)
+    place.tint = (1 + warm, 1.0, 1 - warm)
 
     for wall in ("back", "left", "right"):
         if draw.chance(0.45):
-            pane = made.new()
+            pane = place.new()
             half = (draw.real(0.35, 0.8), draw.real(0.35, 0.6), 0.02)
             y = draw.real(1.3, 1.6)
             look = Material(PANE, draw.near((0.72, 0.85, 0.97), 0.06), draw.near((0.9, 0.88, 0.84), 0.08))
             if wall == "back":
-                centre = (draw.real(-0.6, 0.6) * wide, y, -deep + 0.02)
-                made.add(CUBE, centre, half, WINDOW, pane, look)
+                centre, axes = (draw.real(-0.6, 0.6) * wide, y, -deep + 0.02), IDENTITY
             else:
                 sign = -1 if wall == "left" else 1
-                centre = (sign * (wide - 0.02), y, draw.real(-0.7, 0.3) * deep)
-                made.add(CUBE, centre, half, WINDOW, pane, look, turned(math.pi / 2))
+                centre, axes = (sign * (wide - 0.02), y, draw.real(-0.7, 0.3) * deep), turned(math.pi / 2)
+            place.add(CUBE, centre, half, WINDOW, pane, look, axes)
     for _ in range(draw.whole(0, 2)):
-        thing = made.new()
         half = (draw.real(0.3, 0.6), draw.real(0.4, 1.0), draw.real(0.2, 0.3))
         centre = (draw.real(-0.8, 0.8) * (wide - half[0]), half[1], -deep + half[2])
-        look = draw.one(_wood(draw), _stuff(draw))
-        made.add(CUBE, centre, half, BOX, thing, look)
-        made.block(centre, _blocking(half), thing)
-    return made
+        place.add(CUBE, centre, half, BOX, place.new(), draw.one(_wood(draw), _stuff(draw)), shade=_blocking(half))
+    return place
+
+
+def _background(place: Scene, kind: int, material: Material) -> None:
+    place.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), kind, place.new(), material)
 
 
 def _place(draw: Draw) -> Scene:
-    """An open place with houses, trees and a sky."""
-    made = Scene(False, (0.0, 0.0, 0.0))
+    """Draw an open place with houses, trees and a sky."""
+    place = Scene(False, (0.0, 0.0, 0.0))
     grass = draw.near(draw.one((0.36, 0.48, 0.22), (0.45, 0.5, 0.28), (0.55, 0.52, 0.45), (0.5, 0.5, 0.5)), 0.05)
     ground = draw.one(
-        Material(NOISE, grass, darker(grass, 0.7), draw.real(0.15, 0.5)),
-        Material(NOISE, grass, darker(grass, 0.7), draw.real(0.15, 0.5)),
+        *(Material(NOISE, grass, darker(grass, 0.7), draw.real(0.15, 0.5)) for _ in range(2)),
         Material(TILES, stone := draw.colour(0.45, 0.75, 0.15), darker(stone, 0.75), draw.real(0.5, 1.0)),
     )
-    made.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), GROUND, made.new(), ground)
+    _background(place, GROUND, ground)
     grey = draw.chance(0.3)
     top = draw.near((0.62, 0.68, 0.75) if grey else (0.3, 0.52, 0.88), 0.06)
-    made.sky = (top, draw.near((0.85, 0.88, 0.9), 0.04))
-    made.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), SKY, made.new(), Material(PLAIN, top, made.sky[1]))
+    place.sky = (top, draw.near((0.85, 0.88, 0.9), 0.04))
+    _background(place, SKY, Material(PLAIN, top, place.sky[1]))
 
     eye = (0.0, draw.real(1.2, 2.0), 0.0)
-    _look(made, draw, eye, 0.0, draw.real(-0.16, 0.0))
+    _look(place, draw, eye, 0.0, draw.real(-0.16, 0.0))
     around, rise = draw.real(0, 2 * math.pi), draw.real(0.55, 1.2)
-    made.lamp = (
-        80 * math.cos(around) * math.cos(rise),
-        80 * math.sin(rise),
-        80 * math.sin(around) * math.cos(rise),
-    )
-    made.light = (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5))
+    flat = math.cos(rise)
+    place.lamp = (80 * math.cos(around) * flat, 80 * math.sin(rise), 80 * math.sin(around) * flat)
+    place.light = (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5))
     warm = draw.real(-0.04, 0.08)
-    made.tint = (1 + warm, 1.0, 1 - warm)
+    place.tint = (1 + warm, 1.0, 1 - warm)
 
     for _ in range(draw.whole(0, 3)):
-        house = made.new()
+        house = place.new()
         half = (draw.real(2, 5), draw.real(1.5, 5), draw.real(2, 4))
         z = -draw.real(9, 18) - half[2]
         centre = (draw.real(-0.8, 0.8) * -z * 0.7, half[1], z)
@@ -509,73 +477,53 @@ def _place(draw: Draw) -> Scene:
         pane = draw.near((0.25, 0.32, 0.42), 0.08)
         look = Material(FACADE, wall, pane, draw.real(1.2, 2.2))
         axes = turned(draw.real(-0.5, 0.5))
-        made.add(CUBE, centre, half, BUILDING, house, look, axes, phase=draw.real())
-        made.block(centre, half, house, axes)
+        place.add(CUBE, centre, half, BUILDING, house, look, axes, phase=draw.real(), shade=half)
         roof = Material(TILES, red := draw.near((0.5, 0.27, 0.2), 0.1), darker(red, 0.7), 0.4)
-        made.add(
-            CUBE, (centre[0], 2 * half[1] + 0.12, z), (half[0] + 0.2, 0.12, half[2] + 0.2), BUILDING, house, roof, axes
-        )
+        top, flat_top = (centre[0], 2 * half[1] + 0.12, z), (half[0] + 0.2, 0.12, half[2] + 0.2)
+        place.add(CUBE, top, flat_top, BUILDING, house, roof, axes)
     for _ in range(draw.whole(1, 4)):
         z = -draw.real(5, 15)
-        tree(made, draw, draw.real(-0.75, 0.75) * -z * 0.75, z)
+        tree(place, draw, draw.real(-0.75, 0.75) * -z * 0.75, z)
     if draw.chance(0.4):
-        hedge = made.new()
         z = -draw.real(7, 12)
         leaf = draw.near(draw.one(*GREENS), 0.05)
         axes = turned(draw.real(-0.2, 0.2))
         half = (draw.real(2, 6), draw.real(0.4, 0.8), 0.35)
         centre = (draw.real(-3, 3), half[1], z)
-        made.add(CUBE, centre, half, TREE, hedge, Material(NOISE, leaf, darker(leaf, 0.5), 0.25), axes)
-        made.block(centre, _blocking(half), hedge, axes)
-    return made
+        hedge = Material(NOISE, leaf, darker(leaf, 0.5), 0.25)
+        place.add(CUBE, centre, half, TREE, place.new(), hedge, axes, shade=_blocking(half))
+    return place
 
 
-def _furnish(made: Scene, draw: Draw, people: bool) -> None:
+def _furnish(place: Scene, draw: Draw, people: bool) -> None:
     """Put people and things where the camera sees them, apart from each other."""
     taken: list[tuple[float, float, float]] = []
-    across, backward = made.view[0], made.view[2]
-    far = min(2 * made.room[2] - 0.4, 5.0) if made.indoor else 7.0
+    across, backward = place.view[0], place.view[2]
+    far = min(2 * place.room[2] - 0.4, 5.0) if place.indoor else 7.0
 
     def spot(radius: float, near: float, until: float, edge: float) -> tuple[float, float] | None:
-        """A free place of some radius at a distance between near and until; `edge` 1 is the border of the view."""
+        """Find a free place of some radius at a distance from near to until; `edge` 1 is the border of the view."""
         for _ in range(12):
             ahead = draw.real(near, max(near + 0.1, min(until, far)))
-            beside = draw.real(-edge, edge) * ahead * math.tan(made.field_of_view / 2)
-            x = made.eye[0] - backward[0] * ahead + across[0] * beside
-            z = made.eye[2] - backward[2] * ahead + across[2] * beside
-            inside = not made.indoor or (
-                abs(x) < made.room[0] - radius - 0.05 and -made.room[2] + radius + 0.35 < z < made.room[2] - radius
+            beside = draw.real(-edge, edge) * ahead * math.tan(place.field_of_view / 2)
+            x = place.eye[0] - backward[0] * ahead + across[0] * beside
+            z = place.eye[2] - backward[2] * ahead + across[2] * beside
+            inside = not place.indoor or (
+                abs(x) < place.room[0] - radius - 0.05 and -place.room[2] + radius + 0.35 < z < place.room[2] - radius
             )
             if inside and all(math.hypot(x - a, z - b) > radius + r for a, b, r in taken):
                 taken.append((x, z, radius))
                 return x, z
         return None
 
-    if people:
-        for number in range(draw.one(1, 1, 1, 2, 2, 3)):
-            at = spot(0.35, 1.7 if number == 0 else 2.0, 3.2 if number == 0 else 5.0, 0.45 if number == 0 else 0.8)
-            if at is not None:
-                height = draw.real(1.05, 1.4) if draw.chance(0.15) else draw.real(1.5, 1.9)
-                figure(made, draw, *at, yaw=draw.real(-1.9, 1.9), height=height)
-    if made.indoor and draw.chance(0.45):
-        at = spot(0.75, 1.9, 4.0, 0.8)
-        if at is not None:
-            table(made, draw, *at)
-    things = draw.whole(1, 4) + (0 if people else 2)
-    for _ in range(things):
-        what = draw.whole(0, 2)
-        if what == 0:
-            size = draw.real(0.14, 0.42)
-            at = spot(size * 1.4, 1.3, 5.0, 0.9)
-            if at is not None:
-                box(made, draw, at[0], 0.0, at[1], size)
-        elif what == 1:
-            size = draw.real(0.12, 0.38)
-            at = spot(size, 1.2, 5.0, 0.9)
-            if at is not None:
-                ball(made, draw, at[0], 0.0, at[1], size)
-        else:
-            size = draw.real(0.08, 0.3)
-            at = spot(size, 1.3, 5.0, 0.9)
-            if at is not None:
-                cylinder(made, draw, at[0], 0.0, at[1], size, draw.real(0.3, 1.3))
+    for number in range(draw.one(1, 1, 1, 2, 2, 3) if people else 0):
+        if at := spot(0.35, 1.7, 3.2, 0.45) if number == 0 else spot(0.35, 2.0, 5.0, 0.8):
+            height = draw.real(1.05, 1.4) if draw.chance(0.15) else draw.real(1.5, 1.9)
+            figure(place, draw, *at, yaw=draw.real(-1.9, 1.9), height=height)
+    if place.indoor and draw.chance(0.45) and (at := spot(0.75, 1.9, 4.0, 0.8)):
+        table(place, draw, *at)
+    for _ in range(draw.whole(1, 4) + (0 if people else 2)):
+        low, high, room, near, put = THINGS[draw.whole(0, 2)]
+        size = draw.real(low, high)
+        if at := spot(size * room, near, 5.0, 0.9):
+            put(place, draw, at[0], 0.0, at[1], size)

@@ -6,7 +6,7 @@ fewer rows than a stated minimum; or it sends nothing and scales by its own numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import Positive, Section
 from fedloom.data.prepare import Array
-from fedloom.data.tables.read import Column, column_of
+from fedloom.data.tables.read import Column, Table, quoted
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
@@ -31,14 +31,14 @@ class Input(Section):
     kind: Kind
     values: tuple[str, ...] = ()
     indicator: bool
-    """Whether a further place says where the value is missing."""
+    """True: a further place says where the value is missing."""
 
 
 METRICS = {
     "classes": ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy"),
     "numbers": ("rmse", "mae", "r2"),
 }
-"""What tasks of columns can be judged by."""
+"""Metrics of the tasks of columns."""
 
 
 class Label(Section):
@@ -74,7 +74,7 @@ class Label(Section):
 
 
 class Statistics(Section):
-    """What one site sends of one column: nothing that fewer rows than the minimum make up."""
+    """The numbers that one site sends of one column: nothing that fewer rows than the minimum make up."""
 
     count: int = 0
     mean: FiniteFloat = 0.0
@@ -95,6 +95,14 @@ class Statistics(Section):
             values={v: self.values.get(v, 0) + other.values.get(v, 0) for v in {**self.values, **other.values}},
         )
 
+    @staticmethod
+    def total(of: Iterable[Statistics]) -> Statistics:
+        """Return the statistics of all sites' rows together."""
+        everyone = Statistics()
+        for one in of:
+            everyone = everyone.plus(one)
+        return everyone
+
     @property
     def scale(self) -> Scale:
         """Mean and standard deviation; 1 where all values are equal."""
@@ -102,60 +110,47 @@ class Statistics(Section):
         return self.mean, std if std > 1e-9 * max(abs(self.mean), 1e-300) else 1.0
 
 
-def numbers(column: Column, kind: Kind | Literal["regression"], where: str) -> Array:
+def _numbers(column: Column, kind: Kind) -> Array:
     """Return a column's numbers, NaN where they are missing. Raises DataError for a cell that is none."""
-    if kind == "yes/no":
-        answers = column.yes
-        if answers is None:
-            raise DataError(f"{where}, column {column.name!r}: {_some(column.distinct)} found, expected yes and no")
-        return answers
-    if column.not_numbers:
-        raise DataError(
-            f"{where}, column {column.name!r}: {_some(column.not_numbers)} found, expected numbers; if that means "
-            f"missing, name it: missing: [{column.not_numbers[0]!r}]"
-        )
-    values = column.numbers
-    if np.isinf(values).any():
-        raise DataError(f"{where}, column {column.name!r}: {int(np.isinf(values).sum())} infinite numbers found")
-    return values
+    if kind != "yes/no":
+        return column.finite()
+    if column.yes is None:
+        raise DataError(f"{column.where}: {quoted(column.distinct)} found, expected yes and no")
+    return column.yes
 
 
-def _some(texts: Sequence[str]) -> str:
-    return ", ".join(map(repr, texts[:3])) or "nothing"
+def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statistics:
+    """Compute the numbers that a site sends of a column of its training rows (positions)."""
 
-
-def statistics(column: Column, kind: Kind | Literal["regression"], rows: Array, minimum: int, where: str) -> Statistics:
-    """Compute what a site sends of a column of its training rows (positions)."""
-
-    def told(count: Any) -> int:
+    def enough(count: Any) -> int:
         return int(count) if count >= minimum else 0
 
     if kind == "category":
         index = column.index[rows]
         counts = np.bincount(index[index >= 0], minlength=len(column.distinct))
-        values = {text: told(n) for text, n in zip(column.distinct, counts, strict=True) if told(n)}
-        return Statistics(count=sum(values.values()), missing=told((index < 0).sum()), values=values)
-    cells = numbers(column, kind, where)[rows]
+        values = {text: enough(n) for text, n in zip(column.distinct, counts, strict=True) if enough(n)}
+        return Statistics(count=sum(values.values()), missing=enough((index < 0).sum()), values=values)
+    cells = _numbers(column, kind)[rows]
     there = cells[~np.isnan(cells)]
-    missing = told(len(cells) - len(there))
+    missing = enough(len(cells) - len(there))
     if kind == "yes/no":  # a sum would tell how few they are
-        no, yes = told((there == 0).sum()), told((there == 1).sum())
+        no, yes = enough((there == 0).sum()), enough((there == 1).sum())
         both = max(no + yes, 1)
         return Statistics(count=no + yes, mean=yes / both, squares=yes * no / both, missing=missing)
-    if not told(len(there)):
+    if not enough(len(there)):
         return Statistics(missing=missing)
     with np.errstate(over="ignore"):
         mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
     if not np.isfinite([mean, squares]).all():
         raise DataError(
-            f"{where}, column {column.name!r}: numbers up to {np.abs(there).max():.3g} found, whose squares are too "
-            "large to add up; leave it out, or divide it"
+            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add up; "
+            "leave it out, or divide it"
         )
     return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)
 
 
 class Preprocessing(Section):
-    """How columns become inputs, and what the labels mean: part of a run, of an exported model and of its card."""
+    """The preprocessing of columns to inputs and labels: part of a run, of an exported model and of its card."""
 
     site: str | None
     """The column that holds a row's site."""
@@ -169,37 +164,38 @@ class Preprocessing(Section):
 
     @property
     def names(self) -> list[str]:
-        """What each of the model's inputs is."""
-        found = []
+        """The name of each of the model's inputs."""
+        names = []
         for each in self.inputs:
-            found += [f"{each.column}={value}" for value in each.values] if each.kind == "category" else [each.column]
-            found += [f"{each.column} is missing"] if each.indicator else []
-        return found
+            names += [f"{each.column}={value}" for value in each.values] if each.kind == "category" else [each.column]
+            names += [f"{each.column} is missing"] if each.indicator else []
+        return names
 
-    def apply(self, frame: Any, sites: Sequence[str], which: Array, where: str) -> Array:
-        """Return inputs (N x F, float32) of a table's rows; `which` is the position of each row's site among `sites`.
+    def apply(self, table: Table, sites: Sequence[str], which: Array, rows: Array | None = None) -> Array:
+        """Return inputs (N x F, float32) of a table's rows, or of the `rows` named.
 
-        Raises DataError for an absent column, a cell that is no number where one is expected, and a row of a site whose
-        own numbers are not known.
+        `which` is the position of the site of each of the rows among `sites`. Raises DataError for an absent column, a
+        cell that is no number where one is expected, and a row of a site whose own numbers are not known.
         """
         if ALL not in self.scales:
             for site in sites:
                 if site not in self.scales:
-                    raise DataError(f"{where}: site {site!r} found, but each site is scaled by its own numbers, and "
-                                    f"those of {', '.join(self.scales)} are known")  # fmt: skip
+                    raise DataError(f"{table.where}: site {site!r} found, but each site is scaled by its own numbers, "
+                                    f"and those of {', '.join(self.scales)} are known")  # fmt: skip
+        rows = np.arange(len(table.frame)) if rows is None else rows
         scales = np.array([self.scales.get(ALL, self.scales.get(site)) for site in sites], np.float64)
-        out = np.zeros((len(frame), len(self.names)), np.float32)
+        out = np.zeros((len(rows), len(self.names)), np.float32)
         place = scaled = 0
         for each in self.inputs:
-            column = column_of(frame, each.column, self.missing, where)
+            column = table.column(each.column)
             if each.kind == "category":
-                index, _ = column.coded(each.values)
+                index = column.coded(each.values)[0][rows]
                 known = np.flatnonzero(index >= 0)
                 out[known, place + index[known]] = 1
                 place += len(each.values)
-                absent = column.index < 0
+                absent = column.index[rows] < 0
             else:
-                values = numbers(column, each.kind, where)
+                values = _numbers(column, each.kind)[rows]
                 absent = np.isnan(values)
                 mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
                 out[:, place] = np.where(absent, 0, (values - mean) / std)
@@ -211,13 +207,10 @@ class Preprocessing(Section):
 
 
 def fit(
-    frame: Any,
-    where: str,
+    table: Table,
     declared: Mapping[str, Kind | Sequence[str]],
     tasks: Mapping[str, Label],
     rows: Mapping[str, Array],
-    site: str | None,
-    missing: Sequence[str | int | float],
     mode: Mode,
     minimum: int,
 ) -> Preprocessing:
@@ -227,79 +220,62 @@ def fit(
     """
     inputs, scales = list[Input](), dict[str, list[Scale]]()
     federated = mode == "federated"
-    for name, said in declared.items():
-        kind: Kind = said if isinstance(said, str) else "category"  # type: ignore[assignment]
-        column = column_of(frame, name, missing, where)
-        found = {
-            who: statistics(column, kind, index, minimum if federated else 1, f"{where}, site {who!r}")
-            for who, index in rows.items()
-            if federated or kind != "category"
-        }
-        everyone = _total(found.values())
-        values = () if isinstance(said, str) else tuple(said)
+    minimum_sent = minimum if federated else 1
+    for name, stated in declared.items():
+        kind, values = _kind(stated)
+        column = table.column(name)
+        sent = {}
+        if federated or kind != "category":
+            sent = {who: statistics(column, kind, index, minimum_sent) for who, index in rows.items()}
+        everyone = Statistics.total(sent.values())
         if federated and not everyone.count:
             raise DataError(
-                f"{where}, column {name!r}: no site has {minimum} training rows with one value, so nothing of it is "
-                "sent; leave the column out, lower data.minimum, or take data.preprocess: local"
+                f"{column.where}: no site has {minimum} training rows with one value, so nothing of it is sent; leave "
+                "the column out, lower data.minimum, or take data.preprocess: local"
             )
         if kind == "category" and not values:
             if not federated:
                 raise DataError(
-                    f"{where}, column {name!r}: with preprocess: local sites send nothing, so the recipe must list the "
+                    f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
                     f"categories: data.inputs: {{{name}: [a, b]}}"
                 )
-            values = tuple(text for text in sorted(everyone.values))
+            values = tuple(sorted(everyone.values))
         inputs.append(Input(column=name, kind=kind, values=values, indicator=not federated or everyone.missing > 0))
         if kind != "category":
-            for who, one in {ALL: everyone}.items() if federated else found.items():
+            for who, one in {ALL: everyone}.items() if federated else sent.items():
                 scales.setdefault(who, []).append(one.scale)
-    labels = {name: _scaled(frame, where, name, label, rows, missing, mode, minimum) for name, label in tasks.items()}
     return Preprocessing(
-        site=site,
-        missing=tuple(missing),
+        site=table.site,
+        missing=table.missing,
         mode=mode,
         minimum=minimum,
         inputs=tuple(inputs),
         scales={who: tuple(each) for who, each in scales.items()} or {ALL: ()},
-        tasks=labels,
+        tasks={name: _scaled(table, name, label, rows, mode, minimum) for name, label in tasks.items()},
     )
 
 
-def _total(found: Any) -> Statistics:
-    everyone = Statistics()
-    for one in found:
-        everyone = everyone.plus(one)
-    return everyone
+def _kind(stated: Kind | Sequence[str]) -> tuple[Kind, tuple[str, ...]]:
+    """Return the kind of an input and its categories; a list of categories stands for a category."""
+    return (stated, ()) if isinstance(stated, str) else ("category", tuple(stated))  # type: ignore[return-value]
 
 
-def _scaled(
-    frame: Any,
-    where: str,
-    name: str,
-    label: Label,
-    rows: Mapping[str, Array],
-    missing: Sequence[str | int | float],
-    mode: Mode,
-    minimum: int,
-) -> Label:
+def _scaled(table: Table, name: str, label: Label, rows: Mapping[str, Array], mode: Mode, minimum: int) -> Label:
     """Return a label with the mean and standard deviation of a real number, which all sites share."""
     if label.kind != "regression" or (label.mean is not None and label.std is not None):
         return label
     if mode == "local":
         raise DataError(
-            f"{where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say about which "
-            f"mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, mean: 0, std: 1}}}}"
+            f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say about "
+            f"which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, mean: 0, "
+            "std: 1}}"
         )
-    column = column_of(frame, label.column or name, missing, where)
-    sent = [
-        statistics(column, "regression", index, minimum, f"{where}, site {who!r}, task {name!r}")
-        for who, index in rows.items()
-    ]
-    everyone = _total(sent)
+    column = table.column(label.column or name)
+    everyone = Statistics.total(statistics(column, "number", index, minimum) for index in rows.values())
     if not everyone.count:
         raise DataError(
-            f"{where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or take "
-            "data.preprocess: local"
+            f"{table.where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or "
+            "take data.preprocess: local"
         )
     mean, std = everyone.scale
     return label.model_copy(update={"mean": mean, "std": std})

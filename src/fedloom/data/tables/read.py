@@ -7,7 +7,8 @@ import csv
 import gzip
 import lzma
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,26 @@ _YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
 _NO = {"n", "no", "false", "f", "nein", "non", "0"}
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows as they were read, words for where they stand, the column of the sites, and cells that mean missing."""
+
+    frame: pandas.DataFrame
+    where: str
+    site: str | None = None
+    missing: tuple[Code, ...] = ()
+    _columns: dict[str, Column] = field(default_factory=dict)
+
+    def column(self, name: str) -> Column:
+        """Return a column. Raises DataError where there is none of that name."""
+        if name not in self.frame.columns:
+            raise DataError(f"{self.where}: no column {name!r}.{choices('Found', name, map(str, self.frame.columns))}")
+        if name not in self._columns:
+            missing = () if name == self.site else self.missing
+            self._columns[name] = Column(self.frame[name], missing, f"{self.where}, column {name!r}")
+        return self._columns[name]
+
+
 def is_table(path: Path) -> bool:
     """Return whether a path is a table by its name, or a folder with one."""
     if path.is_dir():
@@ -45,11 +66,11 @@ def is_table(path: Path) -> bool:
     return _NAMES.fullmatch(path.name) is not None
 
 
-def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | None]:
-    """Return a table's rows, words for where it stands, and the column of the sites.
+def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
+    """Read a table from a data frame, a file, or a folder with a file for each site.
 
-    `source` is a data frame, a file, or a folder with a file for each site, whose names are then the sites unless
-    `site` is a column. Raises DataError where it cannot be read, has no rows, or two columns have one name.
+    A folder's sites are called like its files unless `site` is a column. Raises DataError where it cannot be read, has
+    no rows, or two columns have one name.
     """
     import pandas
 
@@ -58,46 +79,27 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
-            if not files:
-                raise DataError(
-                    f"{where}: no table found in the folder, expected a .csv or .parquet file for each site"
-                )
-            frames = {file.name.split(".")[0]: _file(file) for file in files}
-            named = [name for name, one in frames.items() if SITE in one.columns]
-            if site is None and named:
-                raise DataError(f"{where}, {named[0]}: a column {SITE!r} found; say which column has the sites")
-            if site is None or (site == SITE and not named):
-                site = SITE
-                frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
-            frame = pandas.concat(frames.values(), ignore_index=True)
-        else:
-            frame = _file(path)
+        frame, site = _folder(path, site) if path.is_dir() else (_file(path), site)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     if problem := _twice(list(frame.columns)):
         raise DataError(f"{where}: {problem}")
     for name in frame.columns:
-        strange = (
-            next((cell for cell in frame[name] if not _is_cell(cell)), None) if frame[name].dtype == object else None
-        )
-        if strange is not None or frame[name].dtype.kind == "c":
-            kind = "complex numbers" if strange is None else type(strange).__name__
+        cells = frame[name] if frame[name].dtype == object else ()
+        kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
+        kind = "complex numbers" if frame[name].dtype.kind == "c" else kind
+        if kind is not None:
             raise DataError(
                 f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts; drop the column"
             )
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and a line for each example")
-    return frame.reset_index(drop=True), where, site
+    return Table(frame.reset_index(drop=True), where, site, tuple(missing))
 
 
 def _is_cell(cell: Any) -> bool:
-    return (
-        cell is None
-        or isinstance(cell, str | int | float | np.generic | date)
-        or cell.__class__.__module__[:6] == "pandas"
-    )
+    plain = cell is None or isinstance(cell, str | int | float | np.generic | date)
+    return plain or cell.__class__.__module__[:6] == "pandas"
 
 
 def _twice(names: Sequence[str]) -> str:
@@ -106,6 +108,23 @@ def _twice(names: Sequence[str]) -> str:
         if len(places) > 1:
             return f"columns {' and '.join(places)} are all named {name!r}; rename them"
     return ""
+
+
+def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str]:
+    """Return the rows of all files of a folder, and the column of the sites."""
+    import pandas
+
+    files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
+    if not files:
+        raise DataError(f"{path}: no table found in the folder, expected a .csv or .parquet file for each site")
+    frames = {file.name.split(".")[0]: _file(file) for file in files}
+    named = [name for name, one in frames.items() if SITE in one.columns]
+    if site is None and named:
+        raise DataError(f"{path}, {named[0]}: a column {SITE!r} found; say which column has the sites")
+    if site is None or (site == SITE and not named):
+        site = SITE
+        frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
+    return pandas.concat(frames.values(), ignore_index=True), site
 
 
 def _file(path: Path) -> pandas.DataFrame:
@@ -141,13 +160,13 @@ def _file(path: Path) -> pandas.DataFrame:
 def _head(path: Path) -> tuple[list[str], str, int]:
     """Return the names of a CSV file's columns, its separator, and how many lines stand above the names.
 
-    Raises ValueError where a line has other cells.
+    Raises ValueError where a line has other cells, which pandas would fill up or cut.
     """
     with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
         first = file.readline()
-        said = re.fullmatch(r"sep=(.)\s*", first)  # as a line that spreadsheets write
-        separator = said[1] if said else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
-        if not said:
+        stated = re.fullmatch(r"sep=(.)\s*", first)  # a line that spreadsheets write
+        separator = stated[1] if stated else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
+        if not stated:
             file.seek(0)
         lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
         head = next((line for line in lines if line), [])
@@ -155,11 +174,12 @@ def _head(path: Path) -> tuple[list[str], str, int]:
             raise ValueError("it is empty")
         for line in lines:
             if line and len(line) != len(head):
-                raise ValueError(f"line {lines.line_num + bool(said)}: expected {len(head)} cells, found {len(line)}")
+                number = lines.line_num + bool(stated)
+                raise ValueError(f"line {number}: expected {len(head)} cells, found {len(line)}")
     names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
     if problem := _twice(names):
         raise ValueError(problem)
-    return names, separator, int(bool(said))
+    return names, separator, int(bool(stated))
 
 
 def text_of(value: Any) -> str:
@@ -180,16 +200,17 @@ def number_of(text: str, comma: bool = False) -> float | None:
 
 
 class Column:
-    """One column's cells: as texts or as numbers, whatever they were read as."""
+    """One column's cells: as texts or as numbers, whatever they were read as. `where` is for messages."""
 
-    def __init__(self, series: pandas.Series, missing: Sequence[Code] = ()) -> None:
+    def __init__(self, series: pandas.Series, missing: Sequence[Code] = (), where: str = "") -> None:
         self.name = str(series.name)
         self.series = series
         self.codes = {text_of(code) for code in missing} | set(_MISSING)
+        self.where = where
 
     @cached_property
     def is_date(self) -> bool:
-        """Whether the cells are dates or times."""
+        """Return whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
         some = [] if self.series.dtype.kind in "iufb" else self.distinct[:100]
@@ -197,15 +218,13 @@ class Column:
 
     @cached_property
     def _texts(self) -> tuple[Array, list[str]]:
-        """The number of each row's text (-1: missing), and all texts in their sorted order."""
         from pandas import factorize
 
-        index, found = factorize(self.series.astype(object), use_na_sentinel=True)
-        texts = [text_of(value) for value in found]
+        index, cells = factorize(self.series.astype(object), use_na_sentinel=True)
+        texts = [text_of(cell) for cell in cells]
         names = sorted({text for text in texts if text not in self.codes}, key=_order)
         places = {name: place for place, name in enumerate(names)}
-        lookup = np.array([*(places.get(text, -1) for text in texts), -1])
-        return lookup[index], names
+        return np.array([*(places.get(text, -1) for text in texts), -1])[index], names
 
     @property
     def distinct(self) -> list[str]:
@@ -217,19 +236,21 @@ class Column:
         """The number of each row's text among `distinct`, -1 where it is missing."""
         return self._texts[0]
 
+    def _per_row(self, values: Iterable[float], missing: float) -> Array:
+        """Return the value of each row, of one value for each text."""
+        return np.array([*values, missing])[self.index]
+
     @cached_property
     def _numbers(self) -> tuple[Array, list[str]]:
-        """Each row's number (NaN: missing), and the texts that are none."""
         if self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value"):
             values = self.series.to_numpy(np.float64)
             codes = [number for code in self.codes if (number := number_of(code)) is not None]
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
         # 1,234 may be a thousand or one and a bit: a comma is decimal only where some cell says so.
-        with_comma = [text for text in self.distinct if "," in text]
-        comma = any(not THOUSANDS.fullmatch(text) for text in with_comma)
-        found = [number_of(text, comma) for text in self.distinct]
-        lookup = np.array([*(np.nan if number is None else number for number in found), np.nan])
-        return lookup[self.index], [text for text, number in zip(self.distinct, found, strict=True) if number is None]
+        comma = any("," in text and not THOUSANDS.fullmatch(text) for text in self.distinct)
+        numbers = [number_of(text, comma) for text in self.distinct]
+        strange = [text for text, number in zip(self.distinct, numbers, strict=True) if number is None]
+        return self._per_row((np.nan if number is None else number for number in numbers), np.nan), strange
 
     @property
     def numbers(self) -> Array:
@@ -247,27 +268,36 @@ class Column:
         words = [text.lower() for text in self.distinct]
         if not words or not set(words) <= _YES | _NO or len({word in _YES for word in words}) < len(words):
             return None
-        return np.array([*(float(word in _YES) for word in words), np.nan])[self.index]
+        return self._per_row((float(word in _YES) for word in words), np.nan)
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
         """Return each row's position among `names` (-1: missing or not among them), and the texts that are not."""
-        places: Mapping[str, int] = {name: place for place, name in enumerate(names)}
-        lookup = np.array([*(places.get(text, -1) for text in self.distinct), -1])
-        return lookup[self.index], [text for text in self.distinct if text not in places]
+        places = {name: place for place, name in enumerate(names)}
+        index = self._per_row((places.get(text, -1) for text in self.distinct), -1)
+        return index, [text for text in self.distinct if text not in places]
 
     @property
     def present(self) -> Array:
-        """Which rows have a value (N, bool)."""
+        """Return which rows have a value (N, bool)."""
         return self.index >= 0 if self.series.dtype.kind not in "iuf" else ~np.isnan(self.numbers)
+
+    def finite(self) -> Array:
+        """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
+        if self.not_numbers:
+            raise DataError(
+                f"{self.where}: {quoted(self.not_numbers)} found, expected numbers; if that means missing, name it: "
+                f"missing: [{self.not_numbers[0]!r}]"
+            )
+        if infinite := int(np.isinf(self.numbers).sum()):
+            raise DataError(f"{self.where}: {infinite} infinite numbers found")
+        return self.numbers
+
+
+def quoted(texts: Sequence[str]) -> str:
+    """Return the first three of some texts for a message."""
+    return ", ".join(map(repr, texts[:3])) or "nothing"
 
 
 def _order(text: str) -> tuple[bool, float, str]:
     number = number_of(text)
     return number is None, number or 0.0, text
-
-
-def column_of(frame: pandas.DataFrame, name: str, missing: Sequence[Code], where: str) -> Column:
-    """Return a column of a table. Raises DataError where it has none of that name."""
-    if name not in frame.columns:
-        raise DataError(f"{where}: no column {name!r}.{choices('Found', name, map(str, frame.columns))}")
-    return Column(frame[name], missing)

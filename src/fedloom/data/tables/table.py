@@ -13,10 +13,10 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import Count, client_name
+from fedloom.core.settings.section import BelowOne, Count, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit, numbers
-from fedloom.data.tables.read import Code, column_of, read
+from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit
+from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
 Labels = Annotated[dict[str, Label], Field(min_length=1)]
-ValFraction = Annotated[float, Field(ge=0, lt=1)]
 EVERYONE = "all"
 """The site of a table without a column of sites."""
 
@@ -43,11 +42,11 @@ def table(
     preprocess: Mode = "federated",
     minimum: Count = 5,
     test_fraction: TestFraction = 0.2,
-    val_fraction: ValFraction = 0.1,
+    val_fraction: BelowOne = 0.1,
     limit: Count | None = None,
     least: Count = 1,
 ) -> Dataset:
-    """A table of several sites, a client each: a CSV file (also .gz, .xz), a Parquet file, or a folder with one a site.
+    """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
 
     `site` is the column of a row's site; in a folder, without one, the files' names are the sites. `tasks` are labels,
     {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
@@ -67,15 +66,14 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    frame, where, site = read(path, site)
     rules = Split(test_fraction, val_fraction, limit, least)
     named = {**inputs}
-    return build(frame, where, tasks, named, site, missing or (), preprocess, minimum, rules, seed, left_out)
+    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out)
 
 
 @dataclass(frozen=True)
 class Split:
-    """How each site's rows are split."""
+    """The split of each site's rows."""
 
     test: float = 0.2
     val: float = 0.1
@@ -105,7 +103,7 @@ def _spread(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Who holds which rows of a table, with all labels."""
+    """The rows of each site of a table, with all labels."""
 
     labels: Mapping[str, Array]
     """Task -> a label for each row: a class (-1: none) or a real number (NaN: none)."""
@@ -119,46 +117,44 @@ def name_of(site: str) -> str:
     return client_name(re.sub(r"[^\w .-]", "-", site).lstrip(" .-") or "site")
 
 
-def sites_of(frame: Any, site: str | None, where: str) -> tuple[Array, list[str]]:
+def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
     """Return each row's site by number, and the sites' names in their order. Raises DataError where one is missing."""
     if site is None:
-        return np.zeros(len(frame), np.int64), [EVERYONE]
-    column = column_of(frame, site, (), where)
+        return np.zeros(len(table.frame), np.int64), [EVERYONE]
+    column = table.column(site)
     absent = np.flatnonzero(column.index < 0)
     if len(absent):
         rows = ", ".join(str(row + 1) for row in absent[:3])
         raise DataError(
-            f"{where}, column {site!r}: {len(absent)} rows have no site, such as row {rows}; fill it in or remove them"
+            f"{column.where}: {len(absent)} rows have no site, such as row {rows}; fill it in or remove them"
         )
     names = [name_of(text) for text in column.distinct]
     for name, text in zip(names, column.distinct, strict=True):
-        if names.count(name) > 1:
-            same = [other for other, made in zip(column.distinct, names, strict=True) if made == name and other != text]
-            raise DataError(
-                f"{where}, column {site!r}: sites {text!r} and {same[0]!r} would both be client {name!r}; rename one"
-            )
+        first = column.distinct[names.index(name)]
+        if first != text:
+            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; rename one")
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[column.index], [names[i] for i in order]
 
 
-def labels_of(frame: Any, tasks: Mapping[str, Label], missing: Sequence[Code], where: str) -> dict[str, Array]:
+def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     """Return each task's labels. Raises DataError for a cell that is no label of its task."""
-    found = {}
+    labels = {}
     for name, label in tasks.items():
-        column = column_of(frame, label.column or name, missing, where)
+        column = table.column(label.column or name)
         if label.kind == "regression":
-            found[name] = numbers(column, "regression", f"{where}, task {name!r}")
-            if (np.abs(found[name]) > np.finfo(np.float32).max).any():
-                raise DataError(f"{where}, column {column.name!r}: numbers above 3e38 found; divide the label")
+            labels[name] = column.finite()
+            if (np.abs(labels[name]) > np.finfo(np.float32).max).any():
+                raise DataError(f"{column.where}: numbers above 3e38 found; divide the label")
             continue
-        found[name], strange = column.coded(label.classes)
+        labels[name], strange = column.coded(label.classes)
         if strange:
             listed = ", ".join(label.classes[:20])
             raise DataError(
-                f"{where}, column {column.name!r}: the label {strange[0]!r} found, expected {listed}; add it to "
+                f"{column.where}: the label {strange[0]!r} found, expected {listed}; add it to "
                 f"data.tasks.{name}.classes, or to data.missing if it means missing"
             )
-    return found
+    return labels
 
 
 def labelled(labels: Array) -> Array:
@@ -166,46 +162,37 @@ def labelled(labels: Array) -> Array:
     return ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
 
 
-def rows_of(
-    frame: Any,
-    where: str,
-    tasks: Mapping[str, Label],
-    site: str | None,
-    missing: Sequence[Code],
-    split: Split,
-    seed: int,
-) -> Rows:
+def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -> Rows:
     """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn."""
-    labels = labels_of(frame, tasks, missing, where)
-    which, names = sites_of(frame, site, where)
+    labels = labels_of(table, tasks)
+    which, names = sites_of(table, table.site)
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
         notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
-    parts = {}
+    parts: dict[str, tuple[Array, Array, Array]] = {}
     for number, name in enumerate(names):
         rows = np.flatnonzero((which == number) & useful)
         if len(rows) < split.least:
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
         own = [np.nan_to_num(column[rows], nan=-np.inf) for column in labels.values()]
-        parts[name] = tuple(rows[part] for part in split.of(own, seed, name))
+        train, val, test = split.of(own, seed, name)
+        parts[name] = rows[train], rows[val], rows[test]
     if not parts:
-        raise DataError(f"{where}: no row has a label of {', '.join(tasks)}")
+        raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
     for task, there in has.items():
-        holders = [name for name, (train, _, _) in parts.items() if there[train].any()]
+        trains = {name: train[there[train]] for name, (train, _, _) in parts.items()}
+        holders = [name for name, train in trains.items() if len(train)]
         if not holders:
-            column = tasks[task].column or task
-            raise DataError(f"{where}, column {column!r}: no site has a training row with a label; leave the task out")
+            column = table.column(tasks[task].column or task)
+            raise DataError(f"{column.where}: no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
-        if tasks[task].kind != "regression":
-            single = [
-                name for name in holders if len(np.unique(labels[task][parts[name][0]][there[parts[name][0]]])) < 2
-            ]
-            if single:
-                notes.append(f"one class only of task {task!r} to train on: {_some(single)}")
-    return Rows(labels, parts, tuple(notes))  # type: ignore[arg-type]
+        single = [name for name in holders if len(np.unique(labels[task][trains[name]])) < 2]
+        if single and tasks[task].kind != "regression":
+            notes.append(f"one class only of task {task!r} to train on: {_some(single)}")
+    return Rows(labels, parts, tuple(notes))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -224,18 +211,14 @@ def task_of(name: str, label: Label) -> Task:
 
 
 def build(
-    frame: Any,
-    where: str,
+    table: Table,
     tasks: Mapping[str, Label],
     inputs: Mapping[str, Kind | Sequence[str]],
-    site: str | None,
-    missing: Sequence[Code],
     mode: Mode,
     minimum: int,
     split: Split,
     seed: int,
     left_out: Mapping[str, str] | None = None,
-    name: str = "",
 ) -> Dataset:
     """Make the data set of a table that was read."""
     import torch
@@ -243,61 +226,106 @@ def build(
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.data.partition import Partition, Share
 
-    for task, label in tasks.items():
-        if (label.column or task) in inputs:
-            raise DataError(f"{where}: column {label.column or task!r} is a label and an input; leave it out of one")
-    rows = rows_of(frame, where, tasks, site, missing, split, seed)
+    where, site = table.where, table.site
+    columns = [label.column or task for task, label in tasks.items()]
+    for column in columns:
+        if column in inputs:
+            raise DataError(f"{where}: column {column!r} is a label and an input; leave it out of one")
+    rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    made = fit(frame, where, inputs, tasks, trains, site, missing, mode, minimum)
-    whose = np.full(len(frame), -1)
+    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+    whose = np.full(len(table.frame), -1)
     for number, parts in enumerate(rows.parts.values()):
         whose[np.concatenate(parts)] = number
-    keep = np.flatnonzero(whose >= 0)
-    x = made.apply(frame.iloc[keep], list(rows.parts), whose[keep], where)
+    taken = np.flatnonzero(whose >= 0)
+    x = fitted.apply(table, list(rows.parts), whose[taken], taken)
     learned = np.sort(np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)]))
     tests = np.sort(np.concatenate([test for _, _, test in rows.parts.values()]))
-    known = tuple(task_of(task, label) for task, label in made.tasks.items())
 
     def examples(index: Array) -> TensorExamples:
-        labels, annotated = {}, {}
-        for task, column in rows.labels.items():
-            mine = column[index]
-            real = mine.dtype.kind == "f"
-            labels[task] = torch.from_numpy(mine.astype(np.float32 if real else np.int64))
-            if real:
-                annotated[task] = ~np.isnan(mine)
-        domain = None if site is None else torch.from_numpy(whose[index])
-        return TensorExamples(torch.from_numpy(x[np.searchsorted(keep, index)]), labels, domain, annotated=annotated)
+        labels = {task: column[index] for task, column in rows.labels.items()}
+        real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
+        return TensorExamples(
+            torch.from_numpy(x[np.searchsorted(taken, index)]),
+            {t: torch.from_numpy(column.astype(np.float32 if t in real else np.int64)) for t, column in labels.items()},
+            None if site is None else torch.from_numpy(whose[index]),
+            annotated={task: labelled(column) for task, column in real.items()},
+        )
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
-        held = [task for task, column in rows.labels.items() if labelled(column[train]).any()]
-        if not held:
+        own = [task for task, column in rows.labels.items() if labelled(column[train]).any()]
+        if not own:
             raise DataError(f"{where}, site {who!r}: no training row has a label; leave its rows out")
-        own, apart = (np.searchsorted(learned, part) for part in (train, val))
-        shares.append(Share(who, dict.fromkeys(held, 1.0), own, apart, None if site is None else who))
+        places, apart = np.searchsorted(learned, train), np.searchsorted(learned, val)
+        shares.append(Share(who, dict.fromkeys(own, 1.0), places, apart, None if site is None else who))
     partition = Partition(tuple(shares))
 
     def deal(pool: Pool, seed: int) -> Partition:
         return partition
 
-    unknown = [c for c in map(str, frame.columns) if c not in {*inputs, *(left_out or {}), site, *_columns(tasks)}]
-    notes = [f"column {column!r} of the table is neither input nor label" for column in unknown]
+    known = {*inputs, *(left_out or {}), site, *columns}
+    notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return Dataset(
-        name or Path(where).name.split(".")[0],
-        known,
+        Path(where).name.split(".")[0],
+        tuple(task_of(task, label) for task, label in fitted.tasks.items()),
         examples(learned),
         examples(tests),
         tuple(rows.parts) if site is not None else (),
         deal,
         classes={task: label.classes for task, label in tasks.items() if label.classes},
-        table=made,
+        table=fitted,
         notes=(*rows.notes, *notes),
     )
 
 
-def _columns(tasks: Mapping[str, Label]) -> set[str]:
-    return {label.column or task for task, label in tasks.items()}
+def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a row for each site and one for each column of a table; `about` is a recipe's section of it.
+
+    Counts of fewer than `minimum` rows, and shares of them, are "<minimum".
+    """
+    table = read(about["path"], about["site"], about["missing"] or ())
+    tasks = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
+    labels = labels_of(table, tasks)
+    which, names = sites_of(table, table.site)
+    few = f"<{minimum}"
+
+    def shown(count: int, text: str) -> str:
+        return few if 0 < count < minimum else text
+
+    def shares(label: Label, y: Array) -> str:
+        if len(y) < minimum:
+            return ""
+        if label.kind == "regression":
+            return f", mean {y.mean():.4g}"
+        sizes = np.bincount(y, minlength=len(label.classes))
+        parts = [f"{c} {shown(n, f'{n / len(y):.0%}')}" for c, n in zip(label.classes[:5], sizes, strict=False)]
+        return f", {', '.join(parts[1:] if len(label.classes) == 2 else parts)}"
+
+    sizes = np.bincount(which, minlength=len(names))
+    sites = []
+    for number, name in enumerate(names):
+        row: dict[str, Any] = {"site": name, "rows": shown(sizes[number], f"{sizes[number]:,}")}
+        for task, label in tasks.items():
+            y = labels[task][which == number]
+            y = y[labelled(y)]
+            row[task] = shown(len(y), f"{len(y):,}{shares(label, y)}")
+        sites.append(row)
+    columns = []
+    for name, kind in about["inputs"].items():
+        absent = ~table.column(name).present
+        lost = np.bincount(which[absent], minlength=len(names))
+        parts = np.where((lost > 0) & (lost < minimum), 0, lost / np.maximum(sizes, 1))
+        most = int(np.argmax(parts))
+        columns.append(
+            {
+                "column": name,
+                "kind": kind if isinstance(kind, str) else "category",
+                "missing": shown(lost.sum(), f"{lost.sum() / len(absent):.1%}"),
+                "most missing at": f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 else "",
+            }
+        )
+    return sites, columns
 
 
 IST = Path(__file__).with_name("ist.csv.xz")
@@ -330,14 +358,13 @@ def ist(
     are never inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients for training and
     validation (null: 80 %); all others are for tests. `least` is how many patients a country needs to take part.
     """
-    frame, _, _ = read(IST, None)
-    which, names = sites_of(frame, "country", "ist")
+    table = replace(read(IST, None), where="ist", site="country")
+    which, names = sites_of(table, "country")
     big = [number for number in range(len(names)) if (which == number).sum() >= least]
     for place, number in enumerate(big):
         for step in range(lacked):
             outcome = _OUTCOMES[(place + step * (1 + place // len(_OUTCOMES))) % len(_OUTCOMES)]
-            frame.loc[which == number, outcome] = np.nan
+            table.frame.loc[which == number, outcome] = np.nan
     tasks = {name: Label(kind="binary", classes=("0", "1"), metric="auc") for name in _OUTCOMES}
     split = Split(limit=limit, least=least)
-    made = build(frame, "ist", tasks, _KNOWN, "country", (), "federated", 5, split, seed, _LEFT_OUT)
-    return replace(made, notes=())
+    return replace(build(table, tasks, _KNOWN, "federated", 5, split, seed, _LEFT_OUT), notes=())

@@ -10,13 +10,14 @@ from fedloom.core.errors import UserError
 from fedloom.engines import cluster
 from fedloom.engines.cluster.launch import ERROR_FILE
 from fedloom.engines.cluster.session import join
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 
 
 class Log(Progress):
-    """Prints events that a person should see, for the log."""
+    """Progress that prints events, for the log."""
 
     def event(self, text: str) -> None:
+        """Print an event."""
         print(text, file=sys.stderr, flush=True)
 
 

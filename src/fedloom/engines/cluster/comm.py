@@ -26,11 +26,11 @@ from fedloom.federation.runs.checkpoint import join_tree, split_tree
 dist: Any = distributed  # its type stubs leave out part of what is used here
 
 _PATIENCE = timedelta(hours=24)
-"""How long a process waits for another: as long as a client may train. A process that dies is noticed at once."""
+"""The patience of a process with another: as long as a client may train. A process that dies is noticed at once."""
 
 
 class Comm:
-    """This process among `size` others; `rank` counts from 0. All of them call the same methods in the same order.
+    """The connection of one process to the others of a cluster; all call the same methods in the same order.
 
     `device` is where vectors lie while they travel: the CPU (gloo), or this process's own GPU (NCCL).
     """
@@ -55,7 +55,7 @@ class Comm:
         return Comm(rank, size)
 
     def use(self, devices: Sequence[str]) -> str:
-        """This process's device: the processes of a machine get its devices in turn.
+        """Return the device of this process: the processes of a machine get its devices in turn.
 
         If every process has a GPU of its own, vectors travel between GPUs (NCCL).
         """
@@ -82,8 +82,8 @@ class Comm:
 
         Tensors for this process itself are copied. Each pair must agree on shapes, dtypes and order.
         """
-        for given, kept in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
-            kept.copy_(given)
+        for source, target in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
+            target.copy_(source)
         operations, landed = [], []
         for rank in self.others:
             for tensor in out.get(rank, ()):
@@ -103,7 +103,7 @@ class Comm:
             tensor.copy_(here)
 
     def reduce(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The sum over all processes of x, whose last dimension has parts of `sizes`: this process's part of it.
+        """Sum x over all processes, and return this process's part; `sizes` are the parts of the last dimension.
 
         Summed in the order of the ranks.
         """
@@ -116,64 +116,62 @@ class Comm:
         return total
 
     def concat(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The parts of all processes side by side along the last dimension; `sizes` are their widths."""
+        """Return the parts of all processes side by side along the last dimension; `sizes` are their widths."""
         whole = part.new_empty((*part.shape[:-1], sum(sizes)))
         views = whole.split(list(sizes), dim=-1)
         self.exchange({q: [part] for q in range(self.size)}, {q: [views[q]] for q in range(self.size)})
         return whole
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over all processes, the same bits in each."""
+        """Sum over all processes, to the same bits in each."""
         if self.size == 1:
             return x
         sizes = shares(x.numel(), self.size)
         return self.concat(self.reduce(x.reshape(-1), sizes), sizes).view(x.shape)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The largest over all processes, value by value."""
+        """Return the largest over all processes, value by value."""
         every = x.new_empty((self.size, *x.shape))
         self.exchange({q: [x] for q in range(self.size)}, {q: [every[q]] for q in range(self.size)})
         return every.amax(dim=0)
 
     def swap(self, out: Mapping[int, Any]) -> dict[int, Any]:
-        """Exchange trees: `out` has those for other ranks; returns rank -> tree of those that sent one, and its own."""
-        messages: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        made: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        for rank, tree in out.items():
-            if rank != self.rank:
-                messages[rank] = made[id(tree)] = made.get(id(tree)) or _message(tree)
-        lengths = {q: torch.tensor([len(messages[q][0]) if q in messages else 0]) for q in self.others}
-        coming = {q: torch.zeros(1, dtype=torch.int64) for q in self.others}
-        self.exchange({q: [n] for q, n in lengths.items()}, {q: [n] for q, n in coming.items()})
-        heads = {q: torch.empty(int(n), dtype=torch.uint8) for q, n in coming.items()}
+        """Exchange trees. `out` has those for other ranks; returns the tree of each rank that sent one, and its own."""
+        received = self._carry(out, self.others, self.others)
+        return {**received, **({self.rank: out[self.rank]} if self.rank in out else {})}
+
+    def _carry(self, out: Mapping[int, Any], to: Sequence[int], sources: Sequence[int]) -> dict[int, Any]:
+        """Exchange trees with some ranks: lengths of the heads first, then heads, then tensors.
+
+        A rank of `to` for which `out` has no tree gets an empty head.
+        """
+        packed = {id(tree): _message(tree) for q, tree in out.items() if q != self.rank}
+        messages = {q: packed[id(out[q])] if q in out else (torch.empty(0, dtype=torch.uint8), []) for q in to}
+        lengths = {q: torch.zeros(1, dtype=torch.int64) for q in sources}
+        ours = {q: [torch.tensor([len(head)])] for q, (head, _) in messages.items()}
+        self.exchange(ours, {q: [n] for q, n in lengths.items()})
+        heads = {q: torch.empty(int(n), dtype=torch.uint8) for q, n in lengths.items()}
         self.exchange({q: [head] for q, (head, _) in messages.items()}, {q: [head] for q, head in heads.items()})
         about = {q: json.loads(head.numpy().tobytes()) for q, head in heads.items() if len(head)}
-        tensors = {q: _blank(value) for q, value in about.items()}
+        tensors = {
+            q: [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in each["tensors"]]
+            for q, each in about.items()
+        }
         self.exchange({q: parts for q, (_, parts) in messages.items()}, tensors)
-        found = {q: _joined(value, tensors[q]) for q, value in about.items()}
-        return {**found, **({self.rank: out[self.rank]} if self.rank in out else {})}
+        return {q: join_tree(each["tree"], {str(i): t for i, t in enumerate(tensors[q])}) for q, each in about.items()}
 
     def all(self, tree: Any) -> list[Any]:
-        """The trees of all processes, by rank."""
-        found = self.swap(dict.fromkeys(range(self.size), tree))
-        return [found[q] for q in range(self.size)]
+        """Return the trees of all processes, by rank."""
+        trees = self.swap(dict.fromkeys(range(self.size), tree))
+        return [trees[q] for q in range(self.size)]
 
     def send(self, rank: int, tree: Any) -> None:
         """Send a tree to a process that receives it."""
-        head, tensors = _message(tree)
-        for parts in ([torch.tensor([len(head)])], [head], tensors):
-            self.exchange({rank: parts}, {})
+        self._carry({rank: tree}, [rank], [])
 
     def receive(self, rank: int) -> Any:
-        """A tree from a process that sends it."""
-        length = torch.zeros(1, dtype=torch.int64)
-        self.exchange({}, {rank: [length]})
-        head = torch.empty(int(length), dtype=torch.uint8)
-        self.exchange({}, {rank: [head]})
-        about = json.loads(head.numpy().tobytes())
-        tensors = _blank(about)
-        self.exchange({}, {rank: tensors})
-        return _joined(about, tensors)
+        """Return a tree from a process that sends it."""
+        return self._carry({}, [], [rank])[rank]
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -188,14 +186,14 @@ class Comm:
             raise error or UserError(texts[0])
 
     def to_first(self, tree: Any) -> list[Any]:
-        """The trees of all processes, by rank, at rank 0; an empty list elsewhere."""
+        """Return the trees of all processes, by rank, at rank 0; an empty list elsewhere."""
         if self.rank:
             self.send(0, tree)
             return []
         return [tree, *(self.receive(q) for q in range(1, self.size))]
 
     def from_first(self, trees: Sequence[Any]) -> Any:
-        """The tree that rank 0 has for this rank; `trees` of other ranks is ignored."""
+        """Return the tree that rank 0 has for this rank; `trees` of other ranks is ignored."""
         if self.rank:
             return self.receive(0)
         for q in range(1, self.size):
@@ -204,7 +202,7 @@ class Comm:
 
 
 def meeting(store: Any, rank: int, size: int) -> str:
-    """A name that only these processes know; they exchange their addresses under it.
+    """Agree on a name that only these processes know; they exchange their addresses under it.
 
     torchrun keeps its store when it restarts processes, with the addresses of the old ones. So rank 0 makes up a name
     and sends it to each process that shows a word made up just now.
@@ -215,44 +213,36 @@ def meeting(store: Any, rank: int, size: int) -> str:
         name = str(store.get(f"welcome/{rank}/{word}").decode())
         store.set(f"{name}/met/{rank}", "1")
         return name
-    told: dict[int, bytes] = {}
+    answered: dict[int, bytes] = {}
     waiting = set(range(1, size))
     while waiting:
         for other in sorted(waiting):
             if store.check([f"{word}/met/{other}"]):
                 waiting.discard(other)
-            elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != told.get(other):
-                told[other] = said  # perhaps the word of an old process, which will not answer
+            elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != answered.get(other):
+                answered[other] = said  # perhaps the word of an old process, which will not answer
                 store.set(f"welcome/{other}/{said.decode()}", word)
         time.sleep(0.01)
     return word
 
 
-def shares(count: int, parts: int) -> list[int]:
-    """The sizes of `parts` consecutive parts of `count` things, as equal as possible."""
-    return [b - a for a, b in pairwise(count * i // parts for i in range(parts + 1))]
+def shares(total: int, parts: int) -> list[int]:
+    """Return the sizes of `parts` consecutive parts of `total` things, as equal as possible."""
+    return [b - a for a, b in pairwise(total * i // parts for i in range(parts + 1))]
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """The start of each part, and the end of the last."""
+    """Return the start of each part, and the end of the last."""
     return [0, *accumulate(sizes)]
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The same memory as bytes, because not every backend knows every dtype."""
+    """Return the same memory as bytes, because not every backend knows every dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def _message(tree: Any) -> tuple[Tensor, list[Tensor]]:
-    """(head as bytes, tensors); a tensor that is several times in the tree is sent once."""
+    """Return (head as bytes, tensors); a tensor that is several times in the tree is sent once."""
     skeleton, tensors = split_tree(tree, once=True)
     about = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors.values()]
     return as_tensor(json.dumps({"tree": skeleton, "tensors": about}).encode()), [*tensors.values()]
-
-
-def _blank(about: Mapping[str, Any]) -> list[Tensor]:
-    return [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in about["tensors"]]
-
-
-def _joined(about: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
-    return join_tree(about["tree"], dict(zip(map(str, range(len(tensors))), tensors, strict=True)))

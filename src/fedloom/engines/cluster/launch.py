@@ -19,7 +19,7 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
 from fedloom.federation.runs.reader import described
 
@@ -30,7 +30,7 @@ _TAIL = 30
 
 
 class Cluster(Engine):
-    """One process a rank, in torchrun's processes; without torchrun it starts `runtime.workers` of them."""
+    """One process per rank, started by torchrun; without torchrun this engine starts `runtime.workers` of them."""
 
     def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
         """Do the whole run in the processes of a cluster, and return how it ended."""
@@ -38,7 +38,7 @@ class Cluster(Engine):
             if section.is_held:
                 raise RecipeError(
                     f"runtime.engine: a {section.section} made in Python does not travel to the processes of a "
-                    "cluster; name it in the recipe as package.module:name, or use runtime.engine=process"
+                    "cluster. Name it in the recipe as package.module:name, or use runtime.engine=process"
                 )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
@@ -58,7 +58,7 @@ class Cluster(Engine):
 
 
 class _Watched:
-    """torchrun on this machine; the lines of metrics.jsonl show its progress."""
+    """The run of torchrun on this machine; the lines of metrics.jsonl show its progress."""
 
     def __init__(self, built: Built, folder: Path, progress: Progress) -> None:
         self.built, self.folder, self.progress = built, folder, progress
@@ -133,7 +133,7 @@ class _Watched:
 
 
 def _numbers(line: dict[str, object]) -> dict[str, object]:
-    """A line with nan where its file has null."""
+    """Return a line with nan where its file has null."""
     metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]  # type: ignore[attr-defined]
     train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]  # type: ignore[attr-defined]
     return {**line, "metrics": metrics, "train": train}

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedloom.core.codecs import ByteCount
 from fedloom.core.context import State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.messages import ALL, Ledger, Message, Payload
+from fedloom.federation.rounds.messages import ALL, Message, Payload
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
@@ -23,7 +24,7 @@ _WORTH_IT = 0.9  # clients move if the slowest process will need less than this 
 
 
 class Member:
-    """This process in a run with a server; also the executor of its evaluations."""
+    """The part of one process in a run with a server; also the executor of its evaluations."""
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         self.built, self.comm, self.executor = built, comm, executor
@@ -31,13 +32,13 @@ class Member:
         self.owner = deal(self.costs.of(built.federation.clients), comm.size)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results of evaluations, all of them in every process; a personal model is measured in its process."""
+        """Yield results of all evaluations, in every process; a personal model is measured in its process."""
         measured = [job for job in jobs if isinstance(job, EvalJob)]
         places = self._places(measured)
         mine = [job for job, rank in zip(measured, places, strict=True) if rank == self.comm.rank]
         with self.comm.together():
-            found = [[key, scores] for key, scores in self.executor.run(mine, **options)]
-        for each in self.comm.all(found):
+            measured_here = [[key, scores] for key, scores in self.executor.run(mine, **options)]
+        for each in self.comm.all(measured_here):
             yield from map(tuple, each)
 
     def _places(self, jobs: Sequence[EvalJob]) -> list[int]:
@@ -58,7 +59,7 @@ class Member:
         self.executor.close()
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        """A round of clients and a server (see `fedloom.federation.rounds.rounds.run_rounds`)."""
+        """Do a round of clients and a server (see `fedloom.federation.rounds.rounds.run_rounds`)."""
         method = built.method
         members = now.cohort()
         state = self._balanced(state, members)
@@ -71,14 +72,14 @@ class Member:
         return now.after(state, server), members
 
     def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
-        """Payloads of this process's clients; after the last one all processes know all results of training."""
+        """Yield payloads of this process's clients; after the last one all processes know all results of training."""
         with self.comm.together():
             yield from now.payloads(self.executor, jobs, messages)
         meet(self.comm, now)
         self.costs.see(now.done)
 
     def _step(self, server: State, payloads: Iterator[Payload], now: Round, members: Sequence[str]) -> State:
-        """All payloads go to rank 0, which does what the server of one process does, and sends the others its state."""
+        """Send all payloads to rank 0, which does the server's step and sends its state to the others."""
         built, comm = self.built, self.comm
         if comm.rank:
             for payload in list(payloads):
@@ -101,11 +102,11 @@ class Member:
 
     @property
     def _knows_all(self) -> bool:
-        """Whether this process has the personal models of all clients."""
+        """Return whether this process has the personal models of all clients."""
         return self.comm.rank == 0 or bool(self.built.method.stage.traits.broadcasts)
 
     def _view(self, server: State, rank: int) -> State:
-        """The part of a server's state that another process needs for its clients and for their broadcasts."""
+        """Return the part of a server's state that another process needs for its clients and their broadcasts."""
         broadcasts = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
@@ -127,33 +128,27 @@ class Member:
             return state
         moved = {m: rank for m, rank in after.items() if rank != before[m]}
         self.owner |= moved
+        server = state["server"]
+        own = {"clients": dict(state["clients"]), "personal": dict(server["personal"]), "rule": dict(server["rule"])}
         out: dict[int, dict[str, State]] = {q: {} for q in comm.others}
         for m, rank in moved.items():
             if before[m] == comm.rank:
-                out[rank][m] = self._of(state, m)
-        clients, server = dict(state["clients"]), state["server"]
-        personal, rule = dict(server["personal"]), dict(server["rule"])
-        for m, rank in before.items():
-            if m in moved and rank == comm.rank:
-                clients.pop(m, None)
-                if not self._knows_all:
-                    personal.pop(m, None)
-                    rule.pop(m, None)
+                out[rank][m] = {kind: states[m] for kind, states in own.items() if m in states}
+                for kind, states in own.items():
+                    if kind == "clients" or not self._knows_all:
+                        states.pop(m, None)
         for tree in comm.swap(out).values():
-            for m, held in tree.items():
-                clients |= {m: held["client"]} if "client" in held else {}
-                personal |= {m: held["personal"]} if "personal" in held else {}
-                rule |= {m: held["rule"]} if "rule" in held else {}
-        return {**state, "clients": clients, "server": {**server, "personal": personal, "rule": rule}}
-
-    @staticmethod
-    def _of(state: State, client: str) -> State:
-        """A client's own part of a state."""
-        kinds = {"client": state["clients"], "personal": state["server"]["personal"], "rule": state["server"]["rule"]}
-        return {kind: held[client] for kind, held in kinds.items() if client in held}
+            for m, arrived in tree.items():
+                for kind, each in arrived.items():
+                    own[kind][m] = each
+        return {
+            **state,
+            "clients": own["clients"],
+            "server": {**server, "personal": own["personal"], "rule": own["rule"]},
+        }
 
     def scattered(self, state: State | None) -> State:
-        """This process's part of a whole state, which rank 0 has."""
+        """Return this process's part of a whole state, which rank 0 has."""
         comm = self.comm
         views = []
         if state is not None:
@@ -166,12 +161,12 @@ class Member:
         return mine
 
     def gathered(self, state: State) -> State:
-        """The whole state at rank 0, as one process would have it; elsewhere nothing of use."""
+        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         return {**state, "clients": self._together(state["clients"])}
 
-    def _together(self, held: State) -> State:
-        """At rank 0 all processes' states of their clients, in the order of the clients."""
-        mine = {c: x for c, x in held.items() if self.owner.get(c, 0) == self.comm.rank}
+    def _together(self, states: State) -> State:
+        """Return all processes' states of their clients at rank 0, in the order of the clients."""
+        mine = {c: x for c, x in states.items() if self.owner.get(c, 0) == self.comm.rank}
         every = {c: x for part in self.comm.to_first(mine) for c, x in part.items()}
         return {c: every[c] for c in (ALL, *self.built.federation.clients) if c in every}
 
@@ -193,14 +188,14 @@ class Costs:
         self.seconds |= {d.client: d.seconds for d in done}
 
     def of(self, clients: Sequence[str] | Mapping[str, Any]) -> dict[str, float]:
-        """Seconds, or shares of an unknown unit before anything was measured."""
+        """Return seconds, or shares of an unknown unit before anything was measured."""
         known = sum(self.guess[c] for c in self.seconds)
         unit = sum(self.seconds.values()) / known if known else 1.0
         return {c: self.seconds.get(c, unit * self.guess[c]) for c in clients}
 
 
 def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
-    """Client -> rank: the most costly first, each to the process with the least work; ties go to the lowest rank."""
+    """Assign clients to ranks: the most costly first, each to the rank with the least work (the lowest of equals)."""
     load = [0.0] * size
     owner = {}
     for client in sorted(cost, key=lambda c: (-cost[c], c)):
@@ -210,19 +205,19 @@ def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
 
 
 def longest(cost: Mapping[str, float], owner: Mapping[str, int]) -> float:
-    """The cost of the process with the most work."""
-    load: dict[int, float] = {}
+    """Return the cost of the process with the most work."""
+    load = dict.fromkeys(owner.values(), 0.0)
     for client, rank in owner.items():
-        load[rank] = load.get(rank, 0.0) + cost[client]
+        load[rank] += cost[client]
     return max(load.values(), default=0.0)
 
 
 def meet(comm: Comm, now: Round) -> None:
-    """All processes learn how a round went everywhere: losses, bytes, events, records, seconds."""
+    """Exchange how a round went: all processes learn its losses, bytes, events, records and seconds."""
     head = {
         "done": [_done_tree(d) for d in now.done],
-        "up": [_bytes_tree(c, b) for c, b in now.ledger.up.items()],
-        "down": [_bytes_tree(c, b) for c, b in now.ledger.down.items()],
+        "up": _bytes_tree(now.ledger.up),
+        "down": _bytes_tree(now.ledger.down),
         "seconds": now.ledger.seconds,
         "events": now.events,
         "records": now.records,
@@ -241,20 +236,16 @@ def meet(comm: Comm, now: Round) -> None:
     now.records[:] = [*sorted(of_peers, key=lambda r: str(r["peer"])), *others]
     for rank, head in enumerate(heads):
         if rank != comm.rank:
-            _add(now.ledger, head)
+            for direction, counts in ((now.ledger.up, head["up"]), (now.ledger.down, head["down"])):
+                for client, entries in counts:
+                    direction[client] = {(role, task): count for role, task, count in entries}
+            for name, seconds in head["seconds"].items():
+                if name.endswith("sum over clients"):
+                    now.ledger.add(name, seconds)
 
 
-def _add(ledger: Ledger, head: Mapping[str, Any]) -> None:
-    for direction in (ledger.up, ledger.down):
-        for client, entries in head["up" if direction is ledger.up else "down"]:
-            direction[client] = {(role, task): count for role, task, count in entries}
-    for name, seconds in head["seconds"].items():
-        if name.endswith("sum over clients"):
-            ledger.add(name, seconds)
-
-
-def _bytes_tree(client: str, counts: Mapping[tuple[str, str | None], int]) -> list[Any]:
-    return [client, [[role, task, count] for (role, task), count in counts.items()]]
+def _bytes_tree(counts: Mapping[str, ByteCount]) -> list[Any]:
+    return [[client, [[*key, count] for key, count in each.items()]] for client, each in counts.items()]
 
 
 def _result_tree(result: LocalResult) -> dict[str, Any]:
@@ -267,18 +258,13 @@ def _result_of(tree: Mapping[str, Any]) -> LocalResult:
 
 
 def _done_tree(done: TrainDone) -> dict[str, Any]:
-    return {
-        "client": done.client,
-        "n": done.payload.n,
-        "result": _result_tree(done.result),
-        "seconds": done.seconds,
-        "trained": done.trained,
-    }
+    result = _result_tree(done.result)
+    return {**vars(done), "payload": done.payload.n, "result": result, "state": {}}
 
 
 def _done_of(tree: Mapping[str, Any]) -> TrainDone:
-    client, result = tree["client"], _result_of(tree["result"])
-    return TrainDone(client, Payload((client, None), tree["n"]), result, {}, tree["seconds"], tree["trained"])
+    payload = Payload((tree["client"], None), tree["payload"])
+    return TrainDone(**{**tree, "payload": payload, "result": _result_of(tree["result"])})
 
 
 class SharedFolder(RunFolder):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,22 +13,114 @@ from fedloom.core.context import State
 from fedloom.core.errors import UserError
 from fedloom.data.partition import Partition
 from fedloom.engines import cluster
-from fedloom.engines.auto import executor
 from fedloom.engines.cluster.comm import Comm
-from fedloom.engines.cluster.member import Member, SharedFolder
-from fedloom.engines.cluster.peering import Peering
+from fedloom.engines.cluster.member import Member, SharedFolder, meet
 from fedloom.engines.cluster.sharing import Sharing
 from fedloom.engines.engine import Engine
+from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.peers.transport import Lost, Network, as_tensor
+from fedloom.engines.pool import executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.round import Progress, Round
 from fedloom.federation.rounds.rounds import run_rounds, status
 from fedloom.federation.rounds.showing import keep
-from fedloom.federation.rounds.worker import check_device
+from fedloom.federation.rounds.worker import Executor, Job, check_device
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.track import Tracking
+
+
+class Spanning(Network):
+    """A network that also reaches the peers of other processes: their messages travel at the end of a phase.
+
+    A message to several peers of another process travels there once.
+    """
+
+    def __init__(self, comm: Comm, owner: Mapping[str, int], lost: Lost = None) -> None:
+        super().__init__(lost)
+        self.comm, self.owner = comm, owner
+        self._out: dict[int, dict[tuple[str, int], tuple[bytes, list[str]]]] = {}
+
+    def here(self, name: str) -> bool:
+        """Return whether a peer is in this process."""
+        return self.owner[name] == self.comm.rank
+
+    def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Return one number per peer of the run, from those of the peers in this process."""
+        return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
+
+    def put(self, sender: str, receiver: str, data: bytes) -> None:
+        """Put a message into the receiver's queue, or keep it for the receiver's process."""
+        if self.here(receiver):
+            super().put(sender, receiver, data)
+        else:
+            messages = self._out.setdefault(self.owner[receiver], {})
+            messages.setdefault((sender, id(data)), (data, []))[1].append(receiver)
+
+    def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Bring messages to other processes. Returns (sender, receiver, bytes) of the messages of all processes."""
+        out: dict[int, Any] = {q: {"sent": sent, "messages": []} for q in range(self.comm.size)}
+        for rank, messages in self._out.items():
+            about = [[sender, receivers, as_tensor(data)] for (sender, _), (data, receivers) in messages.items()]
+            out[rank] = {"sent": sent, "messages": about}
+        self._out = {}
+        heads = self.comm.swap(out)
+        for rank in range(self.comm.size):
+            for sender, receivers, message in heads[rank]["messages"]:
+                data = message.numpy().tobytes()
+                for receiver in receivers:
+                    super().put(sender, receiver, data)
+        every = [(sender, to, n) for rank in range(self.comm.size) for sender, to, n in heads[rank]["sent"]]
+        return sorted(every, key=lambda entry: entry[0])
+
+
+class Peering(Member):
+    """The part of one process in a run of peers, each of which stays where it is."""
+
+    def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
+        super().__init__(built, comm, executor)
+        self._advance = without_server(built, lambda lost: Spanning(comm, self.owner, lost))
+
+    def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+        """Do a round of peers (see `fedloom.federation.rounds.rounds.run_rounds`)."""
+        state, members = self._advance(built, _Agreed(self.comm, self.executor), state, now)
+        meet(self.comm, now)
+        return state, members
+
+    def scattered(self, state: State | None) -> State:
+        """Return this process's part of a whole state, which rank 0 has; other peers have their first state here."""
+        comm = self.comm
+        views = []
+        if state is not None:
+            for rank in range(comm.size):
+                mine = {name: own for name, own in state["peers"].items() if self.owner[name] == rank}
+                views.append({**state, "peers": mine})
+        own: State = comm.from_first(views)
+        return {**own, "peers": {**initial_peers(self.built)["peers"], **own["peers"]}}
+
+    def gathered(self, state: State) -> State:
+        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
+        return {**state, "peers": self._together(state["peers"])}
+
+
+class _Agreed:
+    """The executor of a process. If training fails in one process, all of them raise the error."""
+
+    def __init__(self, comm: Comm, executor: Executor) -> None:
+        self.comm, self.executor = comm, executor
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Yield results as they arrive. Only training is waited for by others."""
+        if "evaluate_trained" not in options:
+            yield from self.executor.run(jobs, **options)
+            return
+        with self.comm.together():
+            yield from self.executor.run(jobs, **options)
+
+    def close(self) -> None:
+        """Do nothing: it owns nothing."""
 
 
 def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
@@ -43,11 +137,6 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
 
     Only rank 0 needs the folder. Raises UserError in all processes if one of them meets a mistake.
     """
-    with ExitStack() as stack:
-        return _run(comm, path, recipe, progress, stack)
-
-
-def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
     first = comm.rank == 0
     progress = progress if progress is not None and first else Progress()
     fresh = recipe is not None and not (cluster.restarted() and (path / "recipe.yaml").is_file())
@@ -60,10 +149,12 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
         check_device(device)
         built = build(recipe, partition)
     _compared(comm, built)
-    with comm.together():
-        folder, state = _opened(path, built, fresh, progress, stack) if first else (None, None)
     member = membership(built)(built, comm, executor(built.setup, (device,), 1))
-    try:
+    with ExitStack() as stack:
+        stack.callback(member.close)
+        stack.callback(progress.stop)
+        with comm.together():
+            folder, state = _opened(path, built, fresh, progress, stack) if first else (None, None)
         mine = member.scattered(state)
         progress.start(recipe.training.rounds, mine["round"])
 
@@ -78,13 +169,10 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
             if folder is not None:
                 Engine().conclude(built, member.executor, folder, whole)
         return status(mine)
-    finally:
-        progress.stop()
-        member.close()
 
 
 def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> tuple[Recipe, Partition | None]:
-    """Rank 0's recipe and partition, in every process."""
+    """Return rank 0's recipe and partition, in every process."""
     recipe, partition = mine
     about = {
         "recipe": None if recipe is None else recipe.model_dump(mode="json"),
@@ -95,7 +183,7 @@ def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> t
 
 
 def membership(built: Built) -> type[Member]:
-    """How processes work together: they share the server's work if the recipe and the method allow it."""
+    """Return how processes work together: they share the server's work if the recipe and the method allow it."""
     if built.recipe.peers is not None:
         return Peering
     method = built.method
@@ -119,7 +207,7 @@ def _compared(comm: Comm, built: Built) -> None:
 
 
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
-    """The run folder, which rank 0 holds until the end, and the state to continue from."""
+    """Open the run folder, which rank 0 locks until the end. Returns it, and the state to continue from."""
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about, progress.warn)
         if fresh

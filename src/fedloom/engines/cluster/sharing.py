@@ -1,16 +1,20 @@
-"""Processes that share the server's work: updates stay with their clients' processes; each combines some columns."""
+"""Processes that share the server's work: each keeps its clients' updates as rows, and combines some columns of all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, State
-from fedloom.core.updates import Updates, spread
-from fedloom.engines.cluster.columns import Columns, DistributedRows
-from fedloom.engines.cluster.comm import Comm
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Spread, Updates, row_norms, spread
+from fedloom.engines.cluster.comm import Comm, offsets, shares
 from fedloom.engines.cluster.member import Member
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import ALL, Payload, rows_of
@@ -18,9 +22,215 @@ from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import aggregated, assembled, bases, collect
 from fedloom.federation.rounds.worker import Executor
 
+_VALUES = 1 << 23  # values of the matrix in one message
+_GRID = 1 << 16  # columns that share a grid
+
+
+class Columns(Spread):
+    """The columns of each process: equal shares of consecutive ones (see `fedloom.core.updates.Spread`)."""
+
+    def __init__(self, comm: Comm, layout: Layout) -> None:
+        self.comm, self.layout = comm, layout
+        sizes = shares(layout.d, comm.size)
+        ends = offsets(sizes)
+        self._sizes = [
+            {
+                b.name: max(0, min(s.stop, ends[q + 1]) - max(s.start, ends[q]))
+                for b, s in zip(layout.blocks, layout.slices, strict=True)
+            }
+            for q in range(comm.size)
+        ]
+        self._blocks = {b.name: b for b in layout.blocks}
+
+    @cached_property
+    def here(self) -> Layout:
+        """All blocks, each with the columns that this process has."""
+        mine = self._sizes[self.comm.rank]
+        return Layout(
+            tuple(b if mine[b.name] == b.size else replace(b, shape=(mine[b.name],)) for b in self.layout.blocks)
+        )
+
+    def sizes(self, layout: Layout) -> list[int]:
+        """Return how many columns of a layout's blocks each process has."""
+        return [sum(have[name] for name in layout.names) for have in self._sizes]
+
+    def whole(self, layout: Layout) -> Layout:
+        """Return the blocks of a layout with all their columns."""
+        return Layout(tuple(self._blocks[name] for name in layout.names))
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum over all processes."""
+        return self.comm.total(x)
+
+    def cut(self, layout: Layout, vector: Tensor) -> Tensor:
+        """Return the columns of this process."""
+        return vector.split(self.sizes(layout), dim=-1)[self.comm.rank]
+
+    def at(self, layout: Layout, index: Tensor) -> Tensor:
+        """Return those of the columns `index` (among all) that this process has, as positions among its own."""
+        rank = self.comm.rank
+        return self.split(layout, index)[rank] - offsets(self.sizes(layout))[rank]
+
+    def split(self, layout: Layout, index: Tensor) -> list[Tensor]:
+        """Return for each process those of the columns `index` (positions among all) that it has."""
+        return [index[(index >= a) & (index < b)] for a, b in pairwise(offsets(self.sizes(layout)))]
+
+    def join(self, layout: Layout, part: Tensor) -> Tensor:
+        """Return the whole vector."""
+        return self.comm.concat(part, self.sizes(layout))
+
+    def back(self, out: Updates, owner: Mapping[str, int], everywhere: bool) -> list[tuple[Row, Tensor]]:
+        """Return whole rows of a result: shared ones in all processes, a client's in its own (or `everywhere`)."""
+        rank, size = self.comm.rank, self.comm.size
+        if isinstance(out.given, DistributedRows) and out.mixing is None and not everywhere:
+            mine = [row for row, place in zip(out.rows, out.given.places, strict=True) if place == rank]
+            return list(zip(mine, out.given.own, strict=True))
+        X = out.X
+
+        def wanted(q: int) -> list[int]:
+            return [i for i, (name, _) in enumerate(out.rows) if everywhere or owner.get(name, q) == q]
+
+        index = [wanted(q) for q in range(size)]
+        widths = self.sizes(out.layout)
+        at = offsets(widths)
+        whole = X.new_empty(len(index[rank]), sum(widths))
+        step = max(1, _VALUES // max(1, len(X)))
+        for a in range(0, max(widths), step):
+            here = slice(a, min(a + step, widths[rank]))
+            into = {q: [whole[:, at[q] + a : at[q] + min(a + step, widths[q])]] for q in range(size) if a < widths[q]}
+            send = {q: [X[index[q], here]] for q in range(size)} if a < widths[rank] else {}
+            self.comm.exchange(send, into)
+        return [(out.rows[i], x) for i, x in zip(index[rank], whole, strict=True)]
+
+
+@dataclass(eq=False)
+class DistributedRows:
+    """Rows that lie whole where their clients are; any process may get some of their columns. Fulfils `Distributed`.
+
+    own     the rows of this process (their number x all columns of the blocks)
+    places  the process of every row of the round; `own` has this process's rows in the same order
+    """
+
+    columns: Columns
+    layout: Layout
+    own: Tensor
+    places: tuple[int, ...]
+    _dense: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, and the number of columns that this process gets once the columns are exchanged."""
+        return len(self.places), self.columns.sizes(self.layout)[self._rank]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.own.dtype
+
+    @property
+    def _rank(self) -> int:
+        return self.columns.comm.rank
+
+    def _of(self, rank: int) -> list[int]:
+        return [i for i, place in enumerate(self.places) if place == rank]
+
+    def dense(self) -> Tensor:
+        """Return all rows, in the columns of this process. Each process sends every other its share of its rows."""
+        if self._dense is None:
+            comm = self.columns.comm
+            widths = self.columns.sizes(self.layout)
+            at = offsets(widths)
+            X = self.own.new_empty(self.shape)
+            index = [self._of(q) for q in range(comm.size)]
+            step = max(1, _VALUES // max(1, len(self.places)))
+            for a in range(0, max(widths), step):
+                b = min(a + step, widths[self._rank])
+                send = {
+                    q: [self.own[:, at[q] + a : at[q] + min(a + step, widths[q])]]
+                    for q in range(comm.size)
+                    if a < widths[q]
+                }
+                into = {q: [X.new_empty(len(index[q]), b - a)] for q in range(comm.size)} if a < b else {}
+                comm.exchange(send, into)
+                for q, (rows,) in into.items():
+                    X[index[q], a:b] = rows
+            self._dense = X
+        return self._dense
+
+    def keep(self, index: Sequence[int]) -> DistributedRows:
+        """Select some of the rows."""
+        place = {i: at for at, i in enumerate(self._of(self._rank))}
+        own = self.own[[place[i] for i in index if i in place]]
+        dense = None if self._dense is None else self._dense[list(index)]
+        return DistributedRows(self.columns, self.layout, own, tuple(self.places[i] for i in index), dense)
+
+    def select(self, part: Layout) -> DistributedRows:
+        """Select some of the blocks."""
+        own = self.layout.take(self.own, self.columns.whole(part))
+        here = Layout(tuple(b for b in self.columns.here.blocks if b.name in set(self.layout.names)))
+        dense = None if self._dense is None else here.take(self._dense, part)
+        return DistributedRows(self.columns, self.columns.whole(part), own, self.places, dense)
+
+    def take(self, index: Tensor) -> Tensor:
+        """Return all rows, in those of the columns `index` (positions among all) that this process has."""
+        if self._dense is not None:
+            return self._dense[:, self.columns.at(self.layout, index)]
+        comm = self.columns.comm
+        parts = self.columns.split(self.layout, index)
+        X = self.own.new_empty(len(self.places), len(parts[comm.rank]))
+        into = {q: [X.new_empty(len(self._of(q)), X.shape[1])] for q in range(comm.size)}
+        comm.exchange({q: [self.own[:, part]] for q, part in enumerate(parts)}, into)
+        for q, (rows,) in into.items():
+            X[self._of(q)] = rows
+        return X
+
+    def norms(self) -> Tensor:
+        """Return the rows' norms (K), each computed where its row is."""
+        mine = list(zip(self._of(self._rank), row_norms(self.own).tolist(), strict=True))
+        norms = {i: norm for part in self.columns.comm.all(mine) for i, norm in part}
+        return torch.tensor([norms[i] for i in range(len(self.places))], dtype=torch.float64)
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """Compute sum_k p_k X_k over runs of blocks (first, end, p), in the columns of this process.
+
+        Until the columns are needed, every process sums the rows it has, and only sums travel. They are exact sums of
+        values on a grid, so they depend neither on which process has which rows nor on the number of processes:
+        p_k X_ki is rounded to a multiple of 2^(e-51), where 2^e is at least K max |p_k X_ki| over 65,536 columns.
+        """
+        columns = self.columns
+        if self._dense is not None:
+            ends = offsets([b.size for b in columns.here.blocks if b.name in set(self.layout.names)])
+            out = self.own.new_zeros(self.shape[1])
+            for first, end, p in runs:
+                s = slice(ends[first], ends[end])
+                torch.mv(self._dense[:, s].t(), p.to(self._dense), out=out[s])
+            return out
+        ends = offsets([b.size for b in self.layout.blocks])
+        chunks = [
+            (slice(a, min(a + _GRID, ends[end])), p)
+            for first, end, p in runs
+            for a in range(ends[first], ends[end], _GRID)
+        ]
+        mine = self._of(self._rank)
+        weights = [p[mine].to(self.own).double() for _, p in chunks]  # as one process would round them
+        largest = torch.zeros(len(chunks), dtype=torch.float64)
+        if mine:
+            for i, (s, _) in enumerate(chunks):
+                largest[i] = (self.own[:, s].abs().amax(dim=1).double() * weights[i].abs()).amax()
+        largest = columns.comm.maximum(largest)
+        sums = torch.zeros(self.own.shape[1], dtype=torch.float64)
+        count = max(len(self.places), 1)
+        for i, (s, _) in enumerate(chunks):
+            if not (top := float(largest[i])):
+                continue
+            pin = math.ldexp(1.5, math.frexp(count * top)[1] + 1)  # its last bit is the grid's step
+            for w, x in zip(weights[i].tolist(), self.own, strict=True):
+                sums[s] += x[s].double().mul_(w).add_(pin).sub_(pin)
+        return columns.comm.reduce(sums, columns.sizes(self.layout)).to(self.own.dtype)
+
 
 class Sharing(Member):
-    """This process in a run where no process sees the whole matrix.
+    """The part of one process in a run where no process sees the whole matrix.
 
     Every process has the server's state, but only its own clients' personal models (all clients' models if stages make
     broadcasts from them).
@@ -43,12 +253,12 @@ class Sharing(Member):
         }
 
     def scattered(self, state: State | None) -> State:
-        """This process's part of a whole state, which rank 0 has."""
+        """Return this process's part of a whole state, which rank 0 has."""
         mine = super().scattered(state)
         return {**mine, "server": self._view(mine["server"], self.comm.rank)}
 
     def gathered(self, state: State) -> State:
-        """The whole state at rank 0, as one process would have it; elsewhere nothing of use."""
+        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         state = super().gathered(state)
         server = state["server"]
         if not self._knows_all:
@@ -57,28 +267,28 @@ class Sharing(Member):
         return {**state, "server": server}
 
     def _step(self, server: State, payloads: Iterator[Payload], now: Round, members: Sequence[str]) -> State:
-        """The server's part of a round, shared by all processes."""
+        """Do the server's part of a round, shared by all processes."""
         built, columns, ctx = self.built, self.columns, now.ctx(members)
         method, layout, federation = built.method, built.layout, built.federation
         rows = rows_of(method, federation, [m for m in members if self.owner[m] == self.comm.rank])
         mine, own = collect(method, layout, federation, payloads, rows, server["model"].dtype)
         heads = self.comm.all({"came": [[p.row[0], p.tree()] for p in own], "personal": bool(server["personal"])})
-        found = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
-        found.sort(key=lambda entry: entry[0].row[0])
-        came, places = [payload for payload, _ in found], tuple(rank for _, rank in found)
+        arrived = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
+        arrived.sort(key=lambda entry: entry[0].row[0])
+        received, places = [payload for payload, _ in arrived], tuple(rank for _, rank in arrived)
 
-        def given(X: Tensor, places: tuple[int, ...]) -> DistributedRows:
+        def spread_rows(X: Tensor, places: tuple[int, ...]) -> DistributedRows:
             return DistributedRows(columns, columns.layout, X, places)
 
-        auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
-        updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)
+        auxiliary = {name: spread_rows(X, places).dense() for name, X in mine.auxiliary.items()}
+        updates = assembled(method, federation, columns.here, received, spread_rows(mine.X, places), auxiliary)
 
         def start(clients: Sequence[str]) -> Tensor:
             if not any(head["personal"] for head in heads):
                 return columns.cut(columns.here, bases(method, server, clients))
             here = [client for client in clients if self.owner[client] == self.comm.rank]
             base = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
-            return given(base, tuple(self.owner[client] for client in clients)).dense()
+            return spread_rows(base, tuple(self.owner[client] for client in clients)).dense()
 
         def back(out: Updates) -> list[tuple[Row, Tensor]]:
             return columns.back(out, self.owner, self._knows_all)
@@ -87,4 +297,4 @@ class Sharing(Member):
             return next((one for one in self.comm.all(why) if one is not None), None)
 
         with spread(columns):
-            return aggregated(method, layout, federation, updates, came, server, ctx, start, back, agree)
+            return aggregated(method, layout, federation, updates, received, server, ctx, start, back, agree)

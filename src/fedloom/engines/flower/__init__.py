@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from fedloom.engines.flower.node import Node as Node
     from fedloom.engines.flower.strategy import as_strategy as as_strategy
 
-for _name, _value in (
-    ("FLWR_TELEMETRY_ENABLED", "0"),
-    ("FLWR_DISABLE_UPDATE_CHECK", "1"),
-    ("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"),
-    ("RAY_USAGE_STATS_ENABLED", "0"),
-):
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Settings of Flower's commands: they report to nobody and install nothing."""
+for _name, _value in {**QUIET, "RAY_USAGE_STATS_ENABLED": "0"}.items():
     os.environ.setdefault(_name, _value)
 
 __getattr__, __dir__ = lazy(__name__)

@@ -17,10 +17,9 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
-from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig, own_data
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.terms import Offer, SitePolicy
+from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
 
 Finding = tuple[str, bool, str]
@@ -39,35 +38,35 @@ _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 def findings(
     app: Path, superlink: str | None, root_certificates: Path | None, key: Path | None, home: Path | None
 ) -> Iterator[Finding]:
-    """(what was checked, whether it is good, what was found); nothing is sent but a request for the start page."""
+    """Yield (check, whether it is good, explanation); nothing is sent but a request for the start page."""
     yield _guard("versions", _versions)
-    yield _guard("app", lambda: _app(app))
-    yield _guard("sizes", lambda: _sizes(app))
+    yield _guard("app", _app, app)
+    yield _guard("sizes", _sizes, app)
     if home is not None:
-        yield _guard("node", lambda: _node(app, home))
+        yield _guard("node", _node, app, home)
     if key is not None:
-        yield _guard("key", lambda: _key(key))
+        yield _guard("key", _key, key)
     if superlink is not None:
         yield from _superlink(superlink, root_certificates)
 
 
-def _guard(what: str, look: Callable[[], str]) -> Finding:
+def _guard(what: str, look: Callable[..., str], *where: Any) -> Finding:
     try:
-        return what, True, look()
+        return what, True, look(*where)
     except (UserError, OSError, ValueError) as error:
         return what, False, str(error)
 
 
 def _versions() -> str:
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
         raise UserError("flwr is not installed: pip install 'fedloom[flower]'") from None
-    number = tuple(int(part) for part in found.split(".")[:2])
+    number = tuple(int(part) for part in installed.split(".")[:2])
     low, high = SUPPORTED
     if not low <= number < high:
-        raise UserError(f"flwr {found} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
-    return f"flwr {found}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
+        raise UserError(f"flwr {installed} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
+    return f"flwr {installed}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
@@ -144,11 +143,11 @@ def _superlink(address: str, root_certificates: Path | None) -> Iterator[Finding
         yield "superlink", False, f"{address!r} found, expected HOST:PORT"
         return
     if root_certificates is None:
-        yield _guard("superlink", lambda: _connect(host, int(port)))
+        yield _guard("superlink", _connect, host, int(port))
         yield "tls", False, "no --root-certificates: the connection would not be encrypted (--insecure)"
         return
-    yield _guard("tls", lambda: _certificate(host, int(port), root_certificates))
-    yield _guard("clock", lambda: _clock(host, int(port), root_certificates))
+    yield _guard("tls", _certificate, host, int(port), root_certificates)
+    yield _guard("clock", _clock, host, int(port), root_certificates)
 
 
 def _connect(host: str, port: int) -> str:
@@ -162,8 +161,8 @@ def _certificate(host: str, port: int, root: Path) -> str:
         socket.create_connection((host, port), timeout=_PATIENCE) as raw,
         context.wrap_socket(raw, server_hostname=host) as link,
     ):
-        found = link.getpeercert() or {}
-    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(found["notAfter"])), UTC)
+        certificate = link.getpeercert() or {}
+    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (ends - datetime.now(UTC)).days
     if days < 1:
         raise UserError(f"{host}:{port}: its certificate ends on {ends:%Y-%m-%d}")
@@ -171,7 +170,7 @@ def _certificate(host: str, port: int, root: Path) -> str:
 
 
 def _clock(host: str, port: int, root: Path) -> str:
-    """Uses the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, which has none."""
+    """Compare clocks by the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, without one."""
     link = http.client.HTTPSConnection(
         host, port, timeout=_PATIENCE, context=ssl.create_default_context(cafile=str(root))
     )

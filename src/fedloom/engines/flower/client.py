@@ -11,12 +11,10 @@ from fedloom._version import __version__
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
-from fedloom.engines.flower.keys import signed
 from fedloom.engines.flower.node import Bench, Node
 from fedloom.engines.flower.nodes import NodeConfig
-from fedloom.engines.flower.offered import Offer
-from fedloom.engines.flower.terms import SitePolicy
-from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of
+from fedloom.engines.flower.terms import Offer, SitePolicy
+from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of, signed
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.audit import FILE as AUDIT
@@ -27,10 +25,10 @@ Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]
 
 
 def client_app(recipe: Recipe | Path | str, method: Method | None = None, built: Built | None = None) -> Any:
-    """A ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
+    """Return a ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
 
     `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, if
-    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already made concrete.
+    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already built.
 
     A node reads its own terms first, then the text of the recipe and of the run's changes. Only what it agrees to is
     resolved, built or imported.
@@ -60,16 +58,16 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 if changes not in offers:
                     offers[changes] = Offer.of(recipe, changes)
                 accept(offers[changes], config.terms, audit)
-                kept = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
-                node = Node(home, config, bench_of(changes), audit, kept)
+                digests = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
+                node = Node(home, config, bench_of(changes), audit, digests)
                 head = head_of(message.content)
                 tree, numbers = what(node, head, decode(message.content))
-                context.state["fedloom"] = flwr.ConfigRecord(kept)
+                context.state["fedloom"] = flwr.ConfigRecord(digests)
                 about: dict[str, Any] = {k: head[k] for k in ("run", "round", "layout") if k in head}
                 if "nonce" in head:
                     about |= signed(node.home, str(head["nonce"]), node.client)
                     about["withheld"] = " ".join(sorted(node.withheld))
-                content = encode(tree, {**about, "client": node.client, **_versions()}, numbers)
+                content = encode(tree, {**about, "client": node.client, "fedloom": __version__}, numbers)
             except (RecipeError, RefusedError) as error:
                 if audit is not None:
                     audit.note("refuse", why=plain(str(error), 500))
@@ -77,17 +75,17 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
             except UserError as error:
                 content = encode(None, {"error": str(error), "again": True})
             except Exception as error:
-                traceback.print_exc()  # for who runs the node; the server is told what happened, not where
+                traceback.print_exc()  # for the node's operator; the server learns what happened, not where
                 content = encode(None, {"error": f"{type(error).__name__}: {error}", "again": True})
             return flwr.Message(content, reply_to=message)
 
         return handle
 
     app.query("hello")(answer(_hello))
-    app.query("export")(answer(lambda node, head, tree: node.export(head, tree)))
-    app.train("fedloom")(answer(lambda node, head, tree: node.train(head, tree)))
-    app.train("peer")(answer(lambda node, head, tree: node.peer(head, tree)))
-    app.evaluate("fedloom")(answer(lambda node, head, tree: node.evaluate(head, tree)))
+    app.query("export")(answer(Node.export))
+    app.train("fedloom")(answer(Node.train))
+    app.train("peer")(answer(Node.peer))
+    app.evaluate("fedloom")(answer(Node.evaluate))
     return app
 
 
@@ -103,24 +101,20 @@ def _hello(node: Node, head: Mapping[str, Any], tree: Any) -> tuple[Any, Mapping
     mine = recipe_hash(node.bench.recipe)
     if head.get("recipe") != mine:
         raise RefusedError(f"recipe: the server's has hash {shown(head.get('recipe'))}, this node's {mine}")
-    told = node.hello()
+    report = node.hello()
     node.audit.note("join", recipe=mine)
-    return None if told is None else told.model_dump(mode="json"), {}
-
-
-def _versions() -> dict[str, str]:
-    return {"fedloom": __version__}
+    return None if report is None else report.model_dump(mode="json"), {}
 
 
 def home_of(config: Mapping[str, Any]) -> Path:
-    """The folder that a node config names. Raises RecipeError if it names none."""
+    """Return the folder that a node config names. Raises RecipeError if it names none."""
     if not config.get("home"):
         raise RecipeError("node config: home is missing, expected the folder for this node's files")
     return Path(str(config["home"])).expanduser()
 
 
 def config_of(home: Path, config: Mapping[str, Any]) -> NodeConfig:
-    """What node.yaml in a node's home says; without it, what the node config does. Raises RecipeError for no client."""
+    """Read node.yaml in a node's home; without it, use the node config. Raises RecipeError for no client."""
     file = home / "node.yaml"
     if file.is_file():
         return NodeConfig.read(file)

@@ -1,4 +1,4 @@
-"""Which clients' nodes are connected, and how to ask them."""
+"""The client manager: it knows which clients' nodes are connected, and asks them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
-from fedloom.engines.flower.keys import key_of
 from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.received import open_reply
 from fedloom.engines.flower.terms import Beside
-from fedloom.engines.flower.wire import FailedError, RefusedError, encode, reading, said, size_of
+from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
@@ -42,9 +41,9 @@ _KEPT = TypeAdapter(frozenset[Beside])
 
 
 class ClientManager:
-    """Who is there in the run of a recipe, given by its hash, and how to ask them.
+    """The nodes of the run of a recipe, which is named by its hash.
 
-    `file` has the keys that clients' names belong to, of a run that goes on.
+    `file` has the keys that clients' names belong to, of a resumed run.
     """
 
     def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
@@ -57,9 +56,9 @@ class ClientManager:
         """Client -> the id of its node, which Flower draws anew."""
         self.reports: dict[str, NodeReport | None] = {}
         self.withheld: dict[str, frozenset[Beside]] = {}
-        """Client -> what its node does not tell."""
+        """Client -> the kinds of numbers that its node withholds."""
         self.noted: list[tuple[str, dict[str, Any]]] = []
-        """What happened before there was an audit file."""
+        """Events from before there was an audit file."""
         self.note: Log = lambda what, about: self.noted.append((what, about))
         self._seen: set[str] = set()
         self.log: Log = self._say
@@ -68,7 +67,7 @@ class ClientManager:
         self._why: dict[int, str] = {}
         """Node -> why it was refused last."""
         self._open: dict[str, int] = {}
-        """Number of a message that nobody waits for any more -> the node that it went to."""
+        """Number of a message that nobody waits for any more -> its node."""
 
     def _say(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happens before the first round."""
@@ -76,7 +75,7 @@ class ClientManager:
         self.note(event, fields)
 
     def audited(self, audit: Audit) -> None:
-        """From now on write down who joins and leaves, and what happened until now."""
+        """From now on, record who joins and leaves; also record the events until now."""
         self.note = lambda what, about: audit.note(what, **about)
         for what, about in self.noted:
             self.note(what, about)
@@ -87,7 +86,7 @@ class ClientManager:
         checkpoint.write_text(file, json.dumps(self.keys, indent=1))
 
     def there(self) -> dict[str, int]:
-        """Clients whose nodes are connected, and the nodes' ids."""
+        """Return the clients whose nodes are connected, with the nodes' ids."""
         now = set(self.grid.get_node_ids())
         here = {client: node for client, node in sorted(self.ids.items()) if node in now}
         for client in sorted(self._seen - here.keys()):
@@ -114,7 +113,7 @@ class ClientManager:
                 self._refused[node] = time.monotonic() + _AGAIN[not isinstance(answer, RefusedError)]
 
     def _greet(self, node: int, answer: Any, nonce: str, here: set[int], known: Iterable[str] | None) -> None:
-        """Take in a node by its hello. Raises RefusedError, or anything, for one that will not do."""
+        """Register a node by its hello. Raises RefusedError, or any other error, for an unfit one."""
         if isinstance(answer, RefusedError):
             raise answer
         tree, _ = open_reply(answer, _HELLO)
@@ -128,26 +127,26 @@ class ClientManager:
         if self.ids.get(client) in here:
             raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
         report = None if tree is None else NodeReport.read(tree, client)
-        kept = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
+        withheld = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
         self.ids[client], self.reports[client] = node, report
         self.note("join", {"client": client, "key": key})
-        if kept and self.withheld.get(client) != kept:
-            self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(kept))})
-        self.withheld[client] = kept
+        if withheld and self.withheld.get(client) != withheld:
+            self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(withheld))})
+        self.withheld[client] = withheld
         if client not in self.keys:
             self.keys[client] = key
             if self._file is not None:
                 self.keep(self._file)
 
     def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
-        """Wait until so many clients are there whose reports agree, or time is over. Returns how many are."""
+        """Wait for `count` clients whose reports agree, at most for `seconds`. Returns how many there are."""
         end = time.monotonic() + seconds
         while True:
             self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
-            told = {client: self.reports[client] for client in self.there()}
-            found = len(agreed(told)[0]) if known is None else len(told)
-            if found >= count or time.monotonic() >= end:
-                return found
+            reports = {client: self.reports[client] for client in self.there()}
+            agreeing = len(agreed(reports)[0]) if known is None else len(reports)
+            if agreeing >= count or time.monotonic() >= end:
+                return agreeing
             time.sleep(_POLL[1])
 
     def missing(self, known: Iterable[str] = ()) -> str:
@@ -160,7 +159,7 @@ class ClientManager:
         return "; ".join([*refused, *(f"client {name!r}: no node has said that it is this client" for name in nobody)])
 
     def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
-        """(client, answer) as answers come; a RefusedError stands for one that does not."""
+        """Yield (client, answer) as answers arrive; a RefusedError stands for a missing answer."""
         there = self.there()
         for client in contents.keys() - there.keys():
             yield client, RefusedError("its node is not connected")
@@ -174,35 +173,35 @@ class ClientManager:
             self._open |= waiting
 
     def late(self) -> list[int]:
-        """Return the nodes whose answers have come by now, after anybody waited for them; the answers are dropped."""
+        """Return the nodes whose answers arrived after nobody waited for them any more; the answers are dropped."""
         here = set(self.grid.get_node_ids())
         nodes: list[int] = []
         for number, node in [*self._open.items()]:
-            if node in here and (came := self._fetch({number: node}, {})):
+            if node in here and (arrived := self._fetch({number: node}, {})):
                 del self._open[number]
-                nodes += [node for _, answer in came if not isinstance(answer, FailedError)]
+                nodes += [node for _, answer in arrived if not isinstance(answer, FailedError)]
         return nodes
 
     def _exchange(
         self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int], retries: int = 0
     ) -> Iterator[tuple[int, Any]]:
-        """(node, answer) as answers come. A node that fails for a reason that may pass is asked again.
+        """Yield (node, answer) as answers arrive. A node that fails for a reason that may pass is asked again.
 
-        `waiting` has the node of each message that was not answered, by the message's number.
+        `waiting` has the node of each message without an answer, by the message's number.
         """
         left, to_send = dict.fromkeys(contents, retries), list(contents)
         end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
         look = time.monotonic() + _LOOK
         while True:
-            came = self._send(kind, {node: contents[node] for node in to_send}, end - time.monotonic(), waiting)
+            arrived = self._send(kind, {node: contents[node] for node in to_send}, end - time.monotonic(), waiting)
             to_send = []
-            came += self._fetch(waiting, stuck)
+            arrived += self._fetch(waiting, stuck)
             if time.monotonic() >= look:
                 here, look = set(self.grid.get_node_ids()), time.monotonic() + _LOOK
                 gone = [each for each, node in waiting.items() if node not in here]
                 self._open |= {each: waiting[each] for each in gone}
-                came += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
-            for node, answer in came:
+                arrived += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
+            for node, answer in arrived:
                 if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:
                     left[node] -= 1
                     to_send.append(node)
@@ -212,9 +211,9 @@ class ClientManager:
                 return
             if time.monotonic() >= end and not to_send:
                 break
-            if to_send or not came:
+            if to_send or not arrived:
                 time.sleep(_POLL[1] if to_send else pause)
-            pause = _POLL[0] if came else min(2 * pause, _POLL[1])
+            pause = _POLL[0] if arrived else min(2 * pause, _POLL[1])
         for node in waiting.values():
             yield node, RefusedError(f"no answer within {seconds:g} s")
 
@@ -236,13 +235,13 @@ class ClientManager:
         return [(node, FailedError("the message could not be sent")) for node, each in numbers.items() if not each]
 
     def _fetch(self, waiting: dict[str, int], stuck: dict[str, float]) -> list[tuple[int, Any]]:
-        """(node, answer) of answers that have come; their messages are taken out of `waiting`.
+        """Return (node, answer) of answers that have arrived; their messages are taken out of `waiting`.
 
-        One that Flower cannot put together must not stand in the way of others: then each is fetched alone.
+        An answer that Flower cannot decode must not block the others, so each is then fetched alone.
         """
         if not waiting:
             return []
-        came: list[tuple[int, Any]] = []
+        arrived: list[tuple[int, Any]] = []
         try:
             messages = list(self.grid.pull_messages(list(waiting)))
         except Exception:
@@ -254,7 +253,7 @@ class ClientManager:
                 except Exception as error:
                     if time.monotonic() - stuck.setdefault(each, time.monotonic()) > _STUCK:
                         why = f"its answer cannot be fetched: {plain(str(error), 200)}"
-                        came.append((waiting.pop(each), RefusedError(why)))
+                        arrived.append((waiting.pop(each), RefusedError(why)))
         nodes = {node: each for each, node in waiting.items()}
         for message in messages:
             about = message.metadata
@@ -262,12 +261,12 @@ class ClientManager:
             each = about.reply_to_message_id if message.has_error() else ""
             each = each if each in waiting else nodes.get(about.src_node_id, "")
             if each in waiting:
-                came.append((waiting.pop(each), _content(message)))
-        return came
+                arrived.append((waiting.pop(each), _content(message)))
+        return arrived
 
 
 def _content(message: Any) -> Any:
-    """The content of an answer, or why there is none."""
+    """Return the content of an answer, or the error that explains why there is none."""
     if message.has_error():
         return FailedError(said(message.error.reason, f"Flower's error {message.error.code}:"))
     try:
@@ -280,7 +279,7 @@ def _content(message: Any) -> Any:
 
 
 def _read(file: Path | None) -> dict[str, str]:
-    """The keys in a file; none where there is no file. Raises StateError for a file that is damaged."""
+    """Read the keys in a file; none where there is no file. Raises StateError for a damaged file."""
     if file is None or not file.is_file():
         return {}
     try:

@@ -9,22 +9,31 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedloom.core.errors import UserError
-from fedloom.engines.flower import kits
+from fedloom.core.settings.yaml import to_yaml
+from fedloom.data.digits import digits
+from fedloom.engines.flower import QUIET, kits
+from fedloom.engines.flower.project import new
+from fedloom.engines.result import Result
 
 BIN = Path(sys.executable).parent
 
 
 def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -42,7 +51,7 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
             **os.environ,
-            **kits.QUIET,
+            **QUIET,
             "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.folder / "flwr"),
             "OMP_NUM_THREADS": "1",
@@ -64,7 +73,7 @@ class Deployment:
             )
 
     def start_superlink(self) -> None:
-        """The server's side; its state is in a file, so that it survives a restart."""
+        """Start the SuperLink; its state is in a file, so that it survives a restart."""
         self.start("superlink", *kits.superlink(self.port))
         end = time.monotonic() + 120
         while time.monotonic() < end:
@@ -76,7 +85,7 @@ class Deployment:
         raise UserError(f"the SuperLink does not answer: see {self.logs / 'superlink.log'}")
 
     def start_node(self, name: str, config: str = "", register: bool = True, options: Sequence[object] = ()) -> None:
-        """A node with the key in keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
+        """Start a node with the key in keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
         home = self.homes / name
         home.mkdir(exist_ok=True)
         if config:
@@ -92,7 +101,7 @@ class Deployment:
         self.start(name, *command, "--node-config", f'home="{home}"', *options, at=kit)
 
     def flwr(self, *command: object) -> str:
-        """A flwr command; returns what it says."""
+        """Run a flwr command, and return its output."""
         done = subprocess.run(
             [str(BIN / "flwr"), *map(str, command)], env=self.env, cwd=self.folder, capture_output=True, text=True
         )
@@ -107,12 +116,12 @@ class Deployment:
         return str(json.loads(said)["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
-        """(status, details) of a run as Flower sees it."""
-        found = json.loads(self.flwr("list", "--run-id", run, "tls", "--format", "json"))["runs"][0]
-        return found["status"], found.get("status-details", "")
+        """Return (status, details) of a run as Flower sees it."""
+        listed = json.loads(self.flwr("list", "--run-id", run, "tls", "--format", "json"))["runs"][0]
+        return listed["status"], listed.get("status-details", "")
 
     def finished(self, run: str, out: Path, seconds: float) -> Mapping[str, object]:
-        """Wait for the end of a run; what its run.json says. `flwr run --stream` does not tell how a run ended."""
+        """Wait for the end of a run, and return its run.json: `flwr run --stream` does not say how a run ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             status, details = self.status(run)
@@ -122,11 +131,6 @@ class Deployment:
                 return dict(json.loads((out / "run.json").read_text()))
             time.sleep(2)
         raise UserError(f"{out} is not finished after {seconds} s: see {self.logs}")
-
-    def rounds(self, out: Path) -> int:
-        """Rounds that are written down."""
-        file = out / "metrics.jsonl"
-        return len(file.read_text().splitlines()) - 1 if file.is_file() else -1
 
     def stop(self, name: str, kind: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started."""
@@ -138,28 +142,15 @@ class Deployment:
                 process.wait(timeout=15)
         process.wait()
 
-    def kill_inside(self, name: str, word: str) -> int:
-        """Kill, with -9, what NAME started whose command has this word. Returns how many processes that were."""
-        killed, above = 0, [self.processes[name].pid]
-        while above:
-            listed = subprocess.run(
-                ["ps", "-o", "pid=,args=", "--ppid", ",".join(map(str, above))], capture_output=True
-            )
-            below = dict(line.split(None, 1) for line in listed.stdout.decode(errors="replace").splitlines())
-            for number in (int(pid) for pid, command in below.items() if word in command):
-                os.kill(number, signal.SIGKILL)
-                killed += 1
-            above = [int(pid) for pid in below]
-        return killed
-
     def close(self) -> None:
+        """Stop all processes."""
         for name in reversed(list(self.processes)):
             self.stop(name)
 
 
 @contextlib.contextmanager
 def deployment(folder: Path) -> Iterator[Deployment]:
-    """A running SuperLink; it and all nodes are stopped in the end, also where this process is told to stop."""
+    """Run a SuperLink; it and all nodes are stopped in the end, also where this process is terminated."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     here = Deployment(folder)
@@ -168,3 +159,56 @@ def deployment(folder: Path) -> Iterator[Deployment]:
         yield here
     finally:
         here.close()
+
+
+SITES = {"clinic": ("digit",), "lab": ("parity",), "office": ("digit", "large")}
+_RECIPE = {
+    "name": "sites",
+    "data": "nodes",
+    "partition": "nodes",
+    "model": "small-cnn",
+    "method": "fedavg",
+    "training": {"rounds": 3, "epochs": 5},
+    "runtime": {"engine": "flower", "flower": {"nodes": 3, "min_clients": 2, "deadline": 300}},
+}
+
+
+def prepare(out: Path) -> dict[str, str]:
+    """Write the app and a third of the digits for each site into a folder; return the text of node.yaml by site."""
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    (out / "recipe.yaml").write_text(to_yaml(_RECIPE))
+    new(out / "sites", str(out / "recipe.yaml"))
+    dataset = digits(0, tasks=["digit", "parity", "large"])
+    configs = {}
+    for number, (site, tasks) in enumerate(SITES.items()):
+        arrays = {}
+        for split, part in (("train", dataset.train), ("test", dataset.test)):
+            mine = np.random.default_rng(0).permutation(len(part))[number :: len(SITES)]
+            arrays[f"x_{split}"] = part.images.numpy()[mine]  # type: ignore[attr-defined]
+            arrays |= {f"{task}_{split}": part.labels_of(task)[mine] for task in tasks}
+        file = out / "data" / f"{site}.npz"
+        np.savez(file, **arrays)
+        data = {"name": "arrays", "path": str(file), "labels": {task: f"{task}_{{split}}" for task in tasks}}
+        configs[site] = to_yaml({"client": site, "data": data})
+    return configs
+
+
+def demo(out: Path | None, rounds: int, tell: Callable[[str], None]) -> str:
+    """Run the sites over Flower, with TLS and node keys, and return the table; everything that starts is stopped.
+
+    Without `out` the files are deleted in the end.
+    """
+    home = Path(tempfile.mkdtemp(prefix="fedloom-flower-")) if out is None else out.resolve()
+    try:
+        configs = prepare(home)
+        with deployment(home) as here:
+            for site, config in configs.items():
+                tell(f"start site {site}: {', '.join(SITES[site])}")
+                here.start_node(site, config)
+            tell(f"run {rounds} rounds of FedAvg over TLS; logs are in {here.logs}")
+            run = here.submit(home / "sites", home / "run", f"training.rounds={rounds}")
+            here.finished(run, home / "run", 600 + 60 * rounds)
+        return Result(home / "run", "finished").table()
+    finally:
+        if out is None:
+            shutil.rmtree(home, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Start kits for a server and its sites: keys, certificates, terms and one command to start each (`sites.yaml` in)."""
+"""Start kits for a server and its sites, from sites.yaml: keys, certificates, terms, and one command to start each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.errors import RecipeError, UserError, naming
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import ClientId, Section, explain, strict
+from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
-from fedloom.engines.flower.keys import public_key
-from fedloom.engines.flower.nodes import NodeConfig
+from fedloom.engines.flower import QUIET
+from fedloom.engines.flower.nodes import NodeConfig, checked
 from fedloom.engines.flower.project import new
+from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load, read
 
 x509, ec = need("cryptography.x509", "flower"), need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
@@ -27,22 +28,13 @@ hashes, serialization = (
     need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
 )
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-"""Settings of Flower's commands: they report to nobody and install nothing."""
 AUTH, CA = "auth", "ca.crt"
 _TERMS = {"code": "none", "changes": []}
 """A site's terms where sites.yaml has none."""
 
 
-T = TypeVar("T", bound=Section)
-
-
 class Sites(Section):
-    """sites.yaml: who takes part in a deployment."""
+    """The content of sites.yaml: the sites of a deployment."""
 
     recipe: str
     """A packaged recipe, or a file beside sites.yaml."""
@@ -54,7 +46,7 @@ class Sites(Section):
 
 
 class Authority:
-    """A certificate authority that lasts as long as this object: nobody keeps its key."""
+    """A certificate authority that lasts as long as this object: its key is never written."""
 
     def __init__(self, days: int = 365) -> None:
         self.days, self.key = days, ec.generate_private_key(ec.SECP384R1())
@@ -62,8 +54,8 @@ class Authority:
         usage = x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(others.split(), False)
         )
-        made = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
-        self.certificate = made.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
+        builder = self._start("fedloom", self.key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        self.certificate = builder.add_extension(usage, critical=True).sign(self.key, hashes.SHA256())
 
     def _start(self, subject: str, key: Any) -> Any:
         named, issuer = (
@@ -84,10 +76,10 @@ class Authority:
                 names.append(x509.IPAddress(ipaddress.ip_address(address)))
             except ValueError:
                 names.append(x509.DNSName(address))
-        made = self._start(f"fedloom {name}", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = self._start(f"fedloom {name}", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        made = made.add_extension(x509.BasicConstraints(False, None), critical=True)
-        signed = made.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
+        builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+        signed = builder.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
         for file, each in ((CA, self.certificate), (f"{name}.pem", signed)):
             (folder / file).write_bytes(each.public_bytes(serialization.Encoding.PEM))
         form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -167,12 +159,12 @@ def provision(file: Path, out: Path) -> list[Path]:
         raise UserError(f"{out} exists and is not empty; choose another folder")
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
-    about = _checked(Sites, value, f"{file}")
-    nodes = {name: {"client": name, "terms": _TERMS, **given} for name, given in about.sites.items()}
+    about = checked(Sites, value, f"{file}")
+    nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:
         raise RecipeError(f"{file}: sites: 'server' found, which is the server's own folder; choose another name")
     for name, node in nodes.items():
-        _checked(NodeConfig, node, f"{file}, site {name!r}")
+        checked(NodeConfig, node, f"{file}, site {name!r}")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
     load(recipe)  # what is wrong with it is said before anything is written
@@ -200,15 +192,6 @@ def provision(file: Path, out: Path) -> list[Path]:
     name = load(next(path for path in app if path.name == "recipe.yaml")).name
     _script(server / "run.sh", start + _RUN.format(recipe=name))
     return [server, *(out / name for name in nodes)]
-
-
-def _checked(kind: type[T], value: Any, where: str) -> T:
-    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
-    try:
-        return strict(kind, value)
-    except ValidationError as error:
-        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
-        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
 
 
 def _script(path: Path, text: str) -> None:

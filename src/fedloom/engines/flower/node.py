@@ -39,7 +39,7 @@ from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
-from fedloom.federation.rounds.messages import Ledger, Message, count_down, count_up
+from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
@@ -54,14 +54,14 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What the nodes of one process share: the recipe, and the objects built from it, built only once."""
+    """The recipe that the nodes of one process share, and the objects built from it, built only once."""
 
     recipe: Recipe
     built: Built | None = None
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
     def at(self, config: NodeConfig, tasks: str) -> tuple[Built, Worker]:
-        """The recipe made concrete for a node. `tasks` are those of the federation, if nodes have their own data."""
+        """Return the recipe built for a node. `tasks` are those of the federation, if nodes have their own data."""
         own = config.client if config.data is not None else None
         key = own, config.device, tasks
         if key not in self.workers:
@@ -76,14 +76,16 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client. `home` is its folder, `audit` has what it did in all runs; `kept` are checksums of its state files by
-    run and round, if the engine has them."""
+    """One client. `home` is its folder, and `audit` records its actions in all runs.
+
+    `digests` has the checksums of its state files by run and round, if the engine has them.
+    """
 
     home: Path
     config: NodeConfig
     bench: Bench
     audit: Audit
-    kept: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def client(self) -> str:
@@ -92,15 +94,15 @@ class Node:
 
     @cached_property
     def withheld(self) -> frozenset[Beside]:
-        """What it does not tell of what a recipe has recorded."""
+        """The kinds of numbers that the site withholds although the recipe records them."""
         return withheld(self.config.terms, self.bench.recipe.privacy, self.config.data is not None)
 
     def counts(self, method: Method) -> bool:
-        """Return whether it tells how many examples it has: its own only where the method reads the number."""
+        """Return whether it states how many examples it has: of its own only where the method reads the number."""
         return "examples" not in self.withheld and (self.config.data is None or method.counts_examples)
 
     def hello(self) -> NodeReport | None:
-        """What the node holds; None if it takes its share of the recipe's data."""
+        """Return the node's report; None if it takes its share of the recipe's data."""
         terms, recipe = self.config.terms, self.bench.recipe
         if terms is not None:
             self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
@@ -113,9 +115,9 @@ class Node:
         return about(client, dataset.input_shape, dataset.signal, self.counts(method))
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """The client's part of a round; the new state stays at the node."""
+        """Do the client's part of a round; the new state stays at the node."""
         built, worker = self._at(head)
-        round_, client = head["round"], built.federation.clients[self.client]
+        round_ = head["round"]
         message, marker = read_message(built, self.client, tree), read_state(tree)
         self._begin(built, head, tree)
         with self._folder(head) as folder:
@@ -123,8 +125,8 @@ class Node:
             done = worker.train(job, self._scored(tree))
             self._keep(folder, done.state, round_, marker)
             ledger = Ledger()
-            ledger.up[self.client] = count_up(built.method, built.layout, built.federation, done.payload)
-            ledger.down[self.client] = count_down(built.method, built.layout, built.federation, client, message)
+            ledger.up[self.client] = count_bytes(*built.parts, self.client, done.payload)
+            ledger.down[self.client] = count_bytes(*built.parts, self.client, message)
             ledger.add("local training", done.seconds)
             folder.cut(round_ - 1)
             line = {"round": round_, "metrics": [], "train": train_records([done]), "seconds": ledger.seconds}
@@ -132,7 +134,7 @@ class Node:
         return done.payload.tree(), self._numbers(built, done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """One turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
+        """Do one turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
         turn, names, peer_messages = read_turn(self.client, tree)
         built, worker = self._at(head)
         round_, marker = head["round"], read_state(tree)
@@ -160,7 +162,7 @@ class Node:
         return answer, {**self._numbers(built, left.done), "finite": int(left.done.payload.finite)}
 
     def evaluate(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """Scores of models on this client's data.
+        """Measure models on this client's data.
 
         Scores that the site withholds stay in its own metrics.jsonl, and the answer says so.
         """
@@ -188,7 +190,7 @@ class Node:
         return wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
 
     def _numbers(self, built: Built, done: TrainDone) -> Numbers:
-        """The numbers of training that stand beside the payload, without those that the site withholds."""
+        """Return the numbers of training that travel beside the payload, without those that the site withholds."""
         result = done.result
         numbers: Numbers = {"seconds": done.seconds, "waiting": result.waiting}
         if self.counts(built.method):
@@ -204,7 +206,7 @@ class Node:
         return numbers
 
     def _flat(self, prefix: str, scores: Scores) -> Numbers:
-        """Scores as PREFIX/TASK/METRIC (see `received.scores_of`), without losses where the site withholds these."""
+        """Return scores as PREFIX/TASK/METRIC (see `received.scores_of`), without losses if the site withholds them."""
         return {
             f"{prefix}/{task}/{metric}": value
             for task, values in scores.items()
@@ -227,14 +229,14 @@ class Node:
         return {}, {}
 
     def _begin(self, built: Built, head: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
-        """Write down a training before it is answered. Raises RefusedError where it may not be."""
+        """Record a training before it is answered. Raises RefusedError where the site's policy forbids it."""
         splits = built.recipe.evaluation.splits if self._scored(tree) else ()
         if self.config.terms is not None:
             self.config.terms.agree_to(built, head.get("clients"), trainings(self.audit.lines(), str(head["run"])))
         self._count(built, head, "train", tree, **({"models": ["trained"], "splits": [*splits]} if splits else {}))
 
     def _count(self, built: Built, head: Mapping[str, Any], what: str, tree: Any, **about: Any) -> None:
-        """Write down a message of a round before it is answered. Raises RefusedError where enough were answered."""
+        """Record a message of a round before it is answered. Raises RefusedError where enough were answered."""
         asked = {"what": what, "run": str(head["run"]), "round": head["round"], "asked": checksum_of(tree)}
         noised = built.deployed and built.terms is not None and built.terms.trust == "local"
         agree_to_answer(self.audit.lines(), asked, anew=noised and what == "train")
@@ -256,7 +258,7 @@ class Node:
         return built, worker
 
     def run_folder(self, run: str) -> Path:
-        """The folder with the files of one run."""
+        """Return the folder with the files of one run."""
         if not _RUN.fullmatch(run):
             raise RefusedError(f"run: expected 16 hexadecimal digits, found {run!r}")
         return self.home / "runs" / run
@@ -267,7 +269,7 @@ class Node:
         return RunFolder(path)
 
     def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
-        """What a model is loaded from: the received message and this client's state; at a peer, its own state."""
+        """Return the message and the state that a model is loaded from; at a peer both are its own."""
         if built.recipe.peers is None:
             return one["message"], self._state(folder, one["state"])
         state = self._peer_state(built, folder, one["state"])
@@ -283,29 +285,27 @@ class Node:
         return first(built.method, built.layout, initial, integer_buffers(built.module))
 
     def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
-        """The state that a marker stands for: the state of a round, or a task's part of it."""
+        """Return the state that a marker stands for: the state of a round, or a task's part of it."""
         if not marker:
             return {}
         name = f"round-{marker['node']}"
-        if not (folder.path / f"{name}.json").is_file():
+        file = folder.path / f"{name}.json"
+        if not file.is_file():
             raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} in {folder.path}")
         state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
-        digest, now = self.kept.get(f"{folder.path.name}/{name}"), self._digest(folder.path / f"{name}.json")
+        digest, now = self.digests.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
         if digest not in (None, now):
             raise RefusedError(f"{folder.path / name} was changed: expected checksum {digest}, found {now}")
         if "task" in marker:
             state = state.get("tasks", {}).get(marker["task"], {})
         return state
 
-    def _digest(self, path: Path) -> str:
-        return digest_of(path.read_text())
-
     def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
-        """Save the state of a round; states to which the server may still return are kept."""
+        """Save the state of a round, and delete those to which the server cannot return any more."""
         name = f"round-{round_}"
         checkpoint.save(folder.path, name, state, round=round_)
         run = folder.path.name
-        digest = self.kept[f"{run}/{name}"] = self._digest(folder.path / f"{name}.json")
+        digest = self.digests[f"{run}/{name}"] = digest_of((folder.path / f"{name}.json").read_text())
         self.audit.note("checkpoint", run=run, round=round_, digest=digest)
         recipe = self.bench.recipe
         back = 2 * recipe.runtime.checkpoint_every - 1  # to the last checkpoint, and to the one before it
@@ -317,11 +317,11 @@ class Node:
         for old in older[: max(len(older) - back, 0)]:
             for path in folder.path.glob(f"round-{old}.*"):
                 path.unlink()
-            self.kept.pop(f"{run}/round-{old}", None)
+            self.digests.pop(f"{run}/round-{old}", None)
 
 
 def identity(built: Built) -> dict[str, str]:
-    """Values by which server and node check that they have the same method and model."""
+    """Return values by which server and node check that they have the same method and model."""
     digest = hashlib.sha256(built.frozen_hash.encode())
     if built.method.task_vectors:  # vectors are differences from the initial model
         digest.update(built.layout.flatten(built.module).detach().numpy().tobytes())
@@ -333,10 +333,10 @@ def identity(built: Built) -> dict[str, str]:
 
 
 def marker(round_: int, tasks: Mapping[str, Any]) -> State:
-    """What the server holds in place of a client's state: its round, or one for each task if states are by task."""
+    """Return the server's stand-in for a client's state: its round, and one marker per task if states are by task."""
     return {"node": round_, "tasks": {task: {"node": round_, "task": task} for task in tasks}}
 
 
 def message_tree(message: Message) -> State:
-    """A message as a tree; see `asked.read_message`."""
+    """Return a message as a tree; see `asked.read_message`."""
     return {f.name: getattr(message, f.name) for f in fields(message)}

@@ -1,13 +1,13 @@
-"""Clients that keep their data: what a node reports about itself, and a federation made from such reports."""
+"""Clients that keep their data: the report of a node about itself, and a federation built from such reports."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.task import Task
 
+T = TypeVar("T", bound=Section)
+
 _MOST = 10_000_000
 """Most examples of one split of a client."""
 _VALUES = 1 << 26
@@ -52,7 +54,7 @@ class Sizes(Section):
 
 
 class NodeReport(Section):
-    """What a node with its own data reports about itself: nothing about single examples."""
+    """The report of a node with its own data: nothing about single examples."""
 
     client: ClientId
     tasks: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length=256)]
@@ -62,11 +64,11 @@ class NodeReport(Section):
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
     signal: Signal | None = None
     counted: bool = True
-    """Whether `sizes` are numbers of examples; otherwise 1 only says that there are some."""
+    """If false, a size of 1 only says that there are some examples."""
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
-        """A client's report as it came. Raises ValueError or DataError, with the field, if no model could be made."""
+        """Read a client's report. Raises ValueError or DataError, with the field, if no model could be built."""
         report = NodeReport.model_validate(value)
         if report.client != client:
             raise ValueError(f"client: expected {client!r}, found {report.client!r}")
@@ -97,23 +99,28 @@ class NodeConfig(Section):
     domain: str | None = None
     device: str = "cpu"
     terms: SitePolicy | None = None
-    """What this site demands of a run; null: nothing."""
+    """The demands of this site on a run; null: none."""
 
     @staticmethod
     def read(path: Path) -> NodeConfig:
         """Read a file. Raises RecipeError that names what is wrong in it."""
         value = read(path, kind="node", follow=False).value
         admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
-        try:
-            return strict(NodeConfig, value)
-        except ValidationError as error:
-            lines = [f"{where}: {what}" for where, what in explain(error, NodeConfig, {})]
-            raise RecipeError(f"{path}: " + "; ".join(lines)) from None
+        return checked(NodeConfig, value, str(path))
+
+
+def checked(kind: type[T], value: Any, where: str) -> T:
+    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
+    try:
+        return strict(kind, value)
+    except ValidationError as error:
+        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
+        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
 
 
 @dataclass(frozen=True, eq=False)
 class Elsewhere:
-    """Examples that are elsewhere: their number and shape. Fulfils `Examples`, except for batches."""
+    """Examples at a node: their number and shape. Fulfils `Examples`, except for batches."""
 
     count: int
     input_shape: tuple[int, ...]
@@ -125,20 +132,20 @@ class Elsewhere:
         return self.count
 
     def fingerprint(self) -> bytes:
-        """Their number."""
+        """Return the number of examples: nothing else is known."""
         return self.count.to_bytes(8, "little")
 
     def batch(self, index: Tensor, device: torch.device, rng: Any = None, tasks: Any = None) -> Batch:
-        """Raises DataError: the examples are at a node."""
+        """Raise DataError: the examples are at a node."""
         raise DataError("these examples lie at a node")
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """-1 for each: labels stay at the node."""
+        """Return -1 for each: labels stay at the node."""
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
 def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeConfig) -> tuple[Dataset, BuiltClient]:
-    """A node's data set, with `changes` of its tasks' options, and the client that holds all of it.
+    """Load a node's data set, with `changes` of its tasks' options, and the client that holds all of it.
 
     Raises DataError for a task that the data set lacks.
     """
@@ -176,7 +183,7 @@ def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeCo
 def about(
     client: BuiltClient, input_shape: tuple[int, ...], signal: Signal | None = None, counted: bool = True
 ) -> NodeReport:
-    """A node's report about itself; with `counted` it tells how many examples it has."""
+    """Return a node's report about itself; with `counted` it states how many examples it has."""
     sizes = {split: len(client.part(split)) for split in ("train", "val", "test")}
     return NodeReport(
         client=client.id,
@@ -191,12 +198,12 @@ def about(
 
 
 def as_plain(task: Task) -> dict[str, Any]:
-    """A task as plain values."""
+    """Return a task as plain values."""
     return {"kind": type(task).__name__, **asdict(task)}
 
 
 def as_task(plain: Mapping[str, Any]) -> Task:
-    """Inverse of `as_plain`. Raises DataError for values that are no task."""
+    """Invert `as_plain`. Raises DataError for values that are no task."""
     kinds = {kind.__name__: kind for kind in _kinds()}
     values, name = dict(plain), shown(plain.get("name"))
     kind = values.pop("kind", None)
@@ -220,29 +227,26 @@ def _kinds(base: Any = Task) -> list[Any]:
 
 
 def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    """(reports that fit together, client -> why it is left out): what most clients say of inputs and of a task holds.
+    """Return (reports that fit together, client -> why it is left out).
 
-    Of what equally many say, what the first of them says. A node without data of its own is left out, too.
+    The value that most clients report of inputs and of a task is right; of equally frequent ones, the first. A node
+    without data of its own is left out, too.
     """
-    told, out = dict[str, NodeReport](), dict[str, str]()
-    for name, report in sorted(reports.items()):
-        if report is None:
-            out[name] = "it has no data of its own: its node.yaml has no section data"
-        else:
-            told[name] = report
+    nothing = "it has no data of its own: its node.yaml has no section data"
+    out = {name: nothing for name, report in sorted(reports.items()) if report is None}
+    fitting = {name: report for name, report in sorted(reports.items()) if report is not None}
     for what, of in (("inputs", _inputs), ("task", _tasks)):
-        said: dict[str, dict[Any, list[str]]] = {}
-        for name, report in told.items():
-            for about, value in of(report).items():
-                said.setdefault(about, {}).setdefault(value, []).append(name)
-        for about, values in said.items():
+        stated: dict[str, dict[Any, list[str]]] = {}
+        for name, report in fitting.items():
+            for key, value in of(report).items():
+                stated.setdefault(key, {}).setdefault(value, []).append(name)
+        for key, values in stated.items():
             right = max(values, key=lambda value: len(values[value]))
-            for value in values.keys() - {right}:
-                other = values[right][0]
-                for name in values[value]:
-                    out[name] = f"{what} {about}: it has {value}, client {other!r} has {right}"
-        told = {name: report for name, report in told.items() if name not in out}
-    return told, out
+            other = values.pop(right)[0]
+            for value, names in values.items():
+                out |= dict.fromkeys(names, f"{what} {key}: it has {value}, client {other!r} has {right}")
+        fitting = {name: report for name, report in fitting.items() if name not in out}
+    return fitting, out
 
 
 def _inputs(report: NodeReport) -> dict[str, Any]:
@@ -254,7 +258,7 @@ def _tasks(report: NodeReport) -> dict[str, Any]:
 
 
 def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[BuiltFederation, Dataset, Partition]:
-    """A federation whose data are elsewhere, from the nodes' reports. Tasks are in the order of their names.
+    """Build a federation whose data are at nodes, from their reports. Tasks are in the order of their names.
 
     Raises DataError that names a client whose report does not fit the others'.
     """
@@ -290,20 +294,18 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
 
 
 def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
-    """A recipe made concrete at a server that has no data; `saved` is the partition of a run that goes on."""
+    """Build a recipe at a server that has no data; `saved` is the partition of a resumed run."""
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
-    pool = Pool.of(dataset)
-    built = assemble(recipe, method_of(recipe), dataset, pool, saved or partition, federation)
-    unmeasured(built)
+    built = assemble(recipe, method_of(recipe), dataset, Pool.of(dataset), saved or partition, federation)
+    unmeasured(built)  # refuses an evaluation without any score
     return built
 
 
 def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
-    """A recipe made concrete at a node with its own data; `tasks` are those of the whole federation."""
+    """Build a recipe at a node with its own data; `tasks` are those of the whole federation."""
     dataset, client = own_data(recipe.seed, recipe.tasks, config)
     known = {task.name: task for task in tasks}
-    mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
-    client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)
+    client = replace(client, tasks={name: (known[name], weight) for name, (_, weight) in client.tasks.items()})
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
     whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
     return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)

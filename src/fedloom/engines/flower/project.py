@@ -38,25 +38,19 @@ folder = "{folder}"
 changes = ""
 """
 
-_CLIENT = '''\
-"""The app of every node: it trains on the node's own data and keeps the client's state in the node's folder."""
+_APP = '''\
+"""{about}"""
 
 from pathlib import Path
 
-from fedloom.engines.flower import client_app
+from fedloom.engines.flower import {kind}
 
-app = client_app(Path(__file__).with_name("recipe.yaml"))
+app = {kind}(Path(__file__).with_name("recipe.yaml"))
 '''
-
-_SERVER = '''\
-"""The app of the server: rounds, aggregation, checkpoints. It sees payloads and scores, and no data."""
-
-from pathlib import Path
-
-from fedloom.engines.flower import server_app
-
-app = server_app(Path(__file__).with_name("recipe.yaml"))
-'''
+_ABOUT = {
+    "client_app": "The app of every node: it trains on the node's own data and has the client's state in its folder.",
+    "server_app": "The app of the server: rounds, aggregation, checkpoints. It sees payloads and scores, and no data.",
+}
 
 _README = """\
 # {project}
@@ -115,8 +109,7 @@ def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str =
         "pyproject.toml": _PYPROJECT.format(**names),
         "README.md": _README.format(**names),
         f"{package}/__init__.py": "",
-        f"{package}/client_app.py": _CLIENT,
-        f"{package}/server_app.py": _SERVER,
+        **{f"{package}/{kind}.py": _APP.format(about=about, kind=kind) for kind, about in _ABOUT.items()},
         f"{package}/recipe.yaml": text,
     }
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Checks of what nodes send: it is accepted only if an honest node could send it."""
+"""Checks of nodes' answers: the server accepts only what an honest node of this client could send."""
 
 from __future__ import annotations
 
@@ -11,20 +11,177 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.codecs import ByteCount
-from fedloom.core.untrusted import Array, Sender, Text, shown
-from fedloom.engines.flower.fields import payload_fields, read_peer_message, sender_of
+from fedloom.core.codecs import ByteCount, Codec, Raw
+from fedloom.core.context import Row
+from fedloom.core.layout import Layout
+from fedloom.core.untrusted import Array, Each, Exactly, Named, Nothing, Number, OneOf, Sender, Text, Untrusted, shown
+from fedloom.core.updates import Updates
 from fedloom.engines.flower.relay import as_counts
 from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of, said, size_of
-from fedloom.engines.peers.community import Community
+from fedloom.engines.peers.community import Community, PeerContext
+from fedloom.engines.peers.judging import due, signal_fields
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
-from fedloom.federation.rounds.messages import Payload, rows_of
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.rounds.messages import Payload, blank, rows_of
+from fedloom.federation.runs.checkpoint import join_tree
 from fedloom.federation.runs.reader import described
 from fedloom.models.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
+
+_MANY = 1 << 53
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The payload of a codec for rows like these."""
+
+    codec: Codec
+    like: Updates
+
+    def read(self, value: Any, sender: Sender) -> Mapping[str, Tensor]:
+        """Return the packed tensors, as the codec reads them."""
+        return self.codec.read(value, self.like)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The float buffers of a layout, end to end; variances are not negative."""
+
+    layout: Layout
+
+    def read(self, value: Any, sender: Sender) -> Tensor:
+        """Return the buffers, in float32."""
+        read = Array((self.layout.d,)).read(value, sender)
+        for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
+            if block.name.endswith("running_var") and bool((read[s] < 0).any()):
+                raise ValueError(f"expected variances of at least 0 in {block.name}, found {float(read[s].min()):g}")
+        return read
+
+
+def payload_fields(
+    built: Built, client: BuiltClient, tree: Any, part: Layout, codec: Codec, buffers: Layout
+) -> tuple[Named, Sender]:
+    """Return (the schema of a client's payload, its sender): rows over `part`, buffers of that layout.
+
+    `tree` is the received payload: it says which of the client's tasks are there. Raises ValueError where it does not.
+    """
+    method, shared = built.method, built.method.shared_part(built.layout)
+    n = len(client.train) if method.counts_examples else 1
+    tasks = _tasks(client, tree) if method.turn.by_task else ()
+    rows: tuple[Row, ...] = tuple((client.id, task) for task in tasks) or ((client.id, None),)
+    values = torch.zeros(1, 1).expand(len(rows), part.d)
+    support = Array((len(rows), len(shared.blocks)) if tasks else (len(shared.blocks),), torch.bool)
+    one = [_extras(built, client.only(task)) for task in tasks] or [_extras(built, client)]
+    extras: dict[str, Untrusted] = {
+        name: Each(tuple(each[name] for each in one)) if tasks else one[0][name] for name in one[0]
+    }
+    sent = method.buffers != "local"
+    fields: dict[str, Untrusted] = {
+        "n": Exactly(n),
+        "tasks": Named({task: Number(1, n, whole=True) for task in tasks}),
+        "packed": Packed(codec, blank(part, built.federation, rows, values)),
+        "extra": Named(extras),
+        "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
+        "support": support if method.wants_support else Nothing(),
+        "buffers": Statistics(buffers) if sent and method.shared_buffers(built.layout).d else Nothing(),
+        "integers": Named(integer_fields(built) if sent else {}),
+    }
+    return Named(fields), sender_of(built, client)
+
+
+def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
+    tasks = tree.get("tasks") if isinstance(tree, Mapping) else None
+    if not (
+        isinstance(tasks, Mapping) and tasks and [*tasks] == [task for task in sorted(client.tasks) if task in tasks]
+    ):
+        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(tasks)}")
+    return tuple(tasks)
+
+
+def _extras(built: Built, client: BuiltClient) -> dict[str, Untrusted]:
+    """Return the schema of extras: the stages' own, made stricter by the client's domain and tasks."""
+    first = next((task.channels for task, _ in client.tasks.values() if task.kind == "classification"), 0)
+    known: dict[str, Untrusted] = {
+        "steps": Number(0, _MANY, whole=True),
+        "domain": Exactly(client.domain or ""),
+        "tasks": Exactly(",".join(sorted(client.tasks))),
+        "classes": Array((first,), torch.float64, 0, _MANY),
+    }
+    return {name: known.get(name, value) for name, value in built.method.extra_values.items()}
+
+
+def integer_fields(built: Built) -> dict[str, Array]:
+    """Return the schema of integer buffers.
+
+    Counters are not negative. Others, such as positions, stay in the range of the model's own values.
+    """
+    return {
+        name: Array(tuple(value.shape), value.dtype, 0, _MANY)
+        if not value.ndim or value.dtype == torch.bool
+        else Array(tuple(value.shape), value.dtype, float(value.min()), float(value.max()))
+        for name, value in integer_buffers(built.module).items()
+    }
+
+
+def sender_of(built: Built, client: BuiltClient) -> Sender:
+    """Return what the server knows of a client, by which values of unknown size are judged."""
+    heads, encoder = list(getattr(built.module, "heads", ())), getattr(built.module, "encoder", None)
+    classes = {heads.index(n): task.channels for n, (task, _) in client.tasks.items() if task.kind == "classification"}
+    width = getattr(encoder, "features", None)
+    return Sender({} if width is None else {"features": width}, classes)
+
+
+def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMessage, round: int) -> None:
+    """Check a peer's message to others; `context` is that of this peer. Raises ValueError with the field.
+
+    The server passes peer messages on unchanged, so nothing in them is cast.
+    """
+    me, sender = context.client, sender_of(built, context.client)
+    Named({"round": Exactly(round), "sender": Exactly(me.id), "layout": Exactly(context.layout.hash)}).read(
+        {"round": peer_message.round, "sender": peer_message.sender, "layout": peer_message.layout}, sender
+    )
+    OneOf(("signal", "request", "model")).read(peer_message.kind, sender)
+    scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
+    tasks = Named({task: Number(0) for task in me.tasks})
+    if peer_message.kind == "signal":
+        now = due(context, round)
+        Named({"tasks": tasks, "due": Exactly(now)}).read(peer_message.values, sender)
+        Named(signal_fields(context) if now else {}).read(peer_message.tensors, sender)
+    elif peer_message.kind == "request":
+        Named({"base": Text(), "scope": scope}).read(peer_message.values, sender)
+        Named({}).read(peer_message.tensors, sender)
+    else:
+        about = dict(peer_message.values)
+        skeleton = about.pop("payload", None)
+        Named({"update": flag, "scope": scope, "tasks": tasks}).read(about, sender)
+        _read_model(built, context, peer_message, join_tree(skeleton, peer_message.tensors))
+
+
+def _read_model(built: Built, context: PeerContext, peer_message: PeerMessage, tree: Any) -> None:
+    if not isinstance(tree, dict):
+        raise ValueError(f"payload: expected fields, found {shown(tree)}")
+    about, start = peer_message.values, tree.pop("start", None)
+    part, buffers = context.part(about["scope"]), context.buffers(about["scope"])
+    codec = context.method.codec if about["update"] or context.by_task else Raw()
+    fields, sender = payload_fields(built, context.client, tree, part, codec, buffers)
+    read = fields.read(tree, sender)
+    if start is not None:
+        like = blank(part, context.federation, ((context.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
+        read["start"] = Raw().read({"values": start}, like)["values"]
+    received = {id(t) for t in peer_message.tensors.values()}
+    if any(id(t) not in received for t in _tensors(read)):  # it was cast
+        raise ValueError("payload: expected the dtypes of the model")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [t for one in inside for t in _tensors(one)]
+
 
 _BESIDE = 1 << 20
 """Most bytes of one extra of one row."""
@@ -35,7 +192,7 @@ _LINES = 1000
 
 
 def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str, float]]:
-    """(tree, numbers) of an answer of at most `limit` bytes. RefusedError, with the node's words, if it failed."""
+    """Return (tree, numbers) of an answer of at most `limit` bytes. RefusedError, with its words, if it failed."""
     size = size_of(content)
     if size > limit:
         raise RefusedError(f"payload: expected at most {limit} bytes, found {size}")
@@ -47,7 +204,7 @@ def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str
 
 
 def limit_of(built: Built, client: str) -> int:
-    """Most bytes of a client's payload: the largest result of the codec, and all that travels beside it."""
+    """Return the most bytes of a client's payload: the largest result of the codec, and all that travels beside it."""
     method, shared = built.method, built.method.shared_part(built.layout)
     rows = len(rows_of(method, built.federation, [client]))
     vector = 4 * shared.d
@@ -60,18 +217,18 @@ def limit_of(built: Built, client: str) -> int:
 
 
 def payload_of(built: Built, client: str, tree: Any) -> Payload:
-    """A client's payload. Raises ValueError, with the field, if it does not fit the method and the model."""
-    held = built.federation.clients[client]
+    """Read a client's payload. Raises ValueError, with the field, if it does not fit the method and the model."""
+    holder = built.federation.clients[client]
     if isinstance(tree, dict) and tree.get("finite", True) is False:
         return Payload((client, None), 1.0, finite=False)
     shared, buffers = built.method.shared_part(built.layout), built.method.shared_buffers(built.layout)
-    fields, sender = payload_fields(built, held, tree, shared, built.method.codec, buffers)
+    fields, sender = payload_fields(built, holder, tree, shared, built.method.codec, buffers)
     return Payload.of(client, fields.read(tree, sender))
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """What a peer's turn left, as its node tells it: peer messages (receiver, bytes), records, events, byte counts."""
+class TurnResult:
+    """The result of a peer's turn, as its node states it: messages (receiver, bytes), records, events, byte counts."""
 
     peer_messages: list[tuple[str, Tensor]]
     records: list[tuple[str, dict[str, Any]]]
@@ -81,8 +238,8 @@ class Told:
     down: ByteCount
 
 
-def told_by(built: Built, community: Community, client: str, round: int, tree: Any) -> Told:
-    """A peer's turn. Raises ValueError, with the field, for what an honest peer would not tell in this round."""
+def turn_of(built: Built, community: Community, client: str, round: int, tree: Any) -> TurnResult:
+    """Read the result of a peer's turn. Raises ValueError, with the field, for one that no honest peer could send."""
     if not isinstance(tree, dict) or tree.keys() != {"peer_messages", "records", "events", "up", "down"}:
         raise ValueError("expected peer_messages, records, events, up, down")
     terms, names = community.context.at(client), built.federation.clients
@@ -98,7 +255,7 @@ def told_by(built: Built, community: Community, client: str, round: int, tree: A
     records = [(name, _record(client, name, fields)) for name, fields in _some(tree["records"], "records", _LINES)]
     events = _some(tree["events"], "events", _LINES)
     words = [said(f"{event}{described(fields) if isinstance(fields, dict) else ''}") for event, fields in events]
-    return Told(peer_messages, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
+    return TurnResult(peer_messages, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
 
 
 def _some(value: Any, field: str, most: int) -> list[Any]:
@@ -108,7 +265,7 @@ def _some(value: Any, field: str, most: int) -> list[Any]:
 
 
 def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
-    """A record of a peer, of plain values, and about itself alone."""
+    """Read a record of a peer: plain values, about itself alone."""
     Text(50).read(kind, Sender())
     if not isinstance(fields, dict) or "kind" in fields or fields.get("peer", client) != client:
         raise ValueError(f"records: expected fields of peer {client!r}, found {shown(fields)}")
@@ -122,34 +279,25 @@ def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
 
 
 def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any], withheld: bool = False) -> LocalResult:
-    """The numbers of a training: steps, examples, losses by task; losses are nan where they are `withheld`."""
-    by_task = {
-        task: LocalResult(_count(numbers, f"steps/{task}"), _count(numbers, f"examples/{task}"))
-        for task in tasks
-        if withheld or f"loss/{task}" in numbers
-    }
-    return LocalResult(
-        _count(numbers, "steps"),
-        _count(numbers, "examples"),
-        {task: float(numbers.get(f"loss/{task}", math.nan)) for task in by_task},
-        waiting=seconds_of(numbers, "waiting"),
-        by_task=by_task,
-    )
+    """Read the numbers of a training: steps, examples, losses by task; losses are nan where they are `withheld`."""
+
+    def counts(suffix: str) -> tuple[int, int]:
+        return int(number_of(numbers, f"steps{suffix}", _MANY)), int(number_of(numbers, f"examples{suffix}", _MANY))
+
+    present = [task for task in tasks if withheld or f"loss/{task}" in numbers]
+    losses = {task: float(numbers.get(f"loss/{task}", math.nan)) for task in present}
+    by_task = {task: LocalResult(*counts(f"/{task}")) for task in present}
+    return LocalResult(*counts(""), losses, waiting=number_of(numbers, "waiting"), by_task=by_task)
 
 
-def _count(numbers: Mapping[str, float], name: str) -> int:
-    value = numbers.get(name, 0)
-    return int(value) if 0 <= value <= 1 << 53 else 0
-
-
-def seconds_of(numbers: Mapping[str, float], name: str) -> float:
-    """Seconds that a node told; 0 for what cannot be."""
+def number_of(numbers: Mapping[str, float], name: str, most: float = 1e9) -> float:
+    """Return a number of a node, such as seconds; 0 for one outside 0 to `most`."""
     value = numbers.get(name, 0.0)
-    return float(value) if 0 <= value <= 1e9 else 0.0
+    return float(value) if 0 <= value <= most else 0.0
 
 
 def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Task]) -> Scores:
-    """Scores that arrived as PREFIX/TASK/METRIC: only these tasks, and only metrics that they have."""
+    """Read scores that arrived as PREFIX/TASK/METRIC: only these tasks, and only metrics that they have."""
     return {
         name: {
             metric: float(numbers[f"{prefix}/{name}/{metric}"])

@@ -1,7 +1,7 @@
 """Peers at nodes: the server carries their peer messages, as bytes, and aggregates nothing.
 
-A round has four turns: train and tell, choose and ask, answer, mix. A node may be a new process at each turn, so what
-it trained and heard is in its folder, and a turn begins by doing again what the turns before it did with that.
+A round has four turns: train and publish, choose and ask, answer, mix. A node may be a new process at each turn. So its
+folder has the result of training and the received messages, and a turn first repeats the turns before it with these.
 """
 
 from __future__ import annotations
@@ -34,23 +34,6 @@ _COUNT = Each((Text(), Text(), Number(0, 1 << 53, whole=True)))
 """Role, task ("" for none), bytes."""
 
 
-@dataclass
-class RelayEnd:
-    """A peer's end of the relay: a Transport."""
-
-    heard: list[bytes] = field(default_factory=list)
-    said: list[tuple[str, bytes]] = field(default_factory=list)
-
-    def send(self, receiver: str, data: bytes) -> None:
-        """Give a peer message to the relay."""
-        self.said.append((receiver, data))
-
-    def receive(self) -> list[bytes]:
-        """What the relay brought."""
-        heard, self.heard = self.heard, []
-        return heard
-
-
 @dataclass(frozen=True, eq=False)
 class TurnJob:
     """One turn of a peer in a round; `names` are all peers of the run, `peer_messages` (uint8) those sent to it."""
@@ -65,7 +48,7 @@ class TurnJob:
 
 @dataclass
 class TurnDone:
-    """What one turn of one peer left."""
+    """The result of one turn of one peer."""
 
     peer_messages: list[tuple[str, Tensor]] = field(default_factory=list)
     """Receiver and bytes (uint8); a peer message to several is one tensor."""
@@ -79,8 +62,10 @@ class TurnDone:
 
 
 def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, job: TurnJob) -> TurnDone:
-    """One turn of a peer in a round that it begins in the state `before`."""
-    left, end, community = TurnDone(), RelayEnd(), community_of(built, names=job.names)
+    """Do one turn of a peer in a round that it begins in the state `before`."""
+    left, community = TurnDone(), community_of(built, names=job.names)
+    heard: list[bytes] = []
+    said: list[tuple[str, bytes]] = []
 
     def log(event: str, fields: dict[str, Any]) -> None:
         left.events.append((event, fields))
@@ -98,7 +83,8 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         return [worker.run(each) for each in jobs]
 
     env = Environment(train, run, left.ledger, log, record)
-    peer = Peer(community.context.at(job.client), Mailbox(job.client, built.layout.hash, end, log), before, env)
+    mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: said.append((to, data)), lambda: heard, log)
+    peer = Peer(community.context.at(job.client), mailbox, before, env)
     begun = peer.begin(job.round)
     if job.turn == TURNS[0]:
         (left.done,) = env.train([begun])
@@ -111,25 +97,24 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     left.train = memory["train"]
     turns = peer.turns(Payload.of(job.client, memory["payload"]), memory["client"], community.graph(job.round))
     for name in TURNS[: TURNS.index(job.turn) + 1]:
-        end.heard = [t.numpy().tobytes() for t in memory["heard"].get(name, [])]
-        end.said, left.records, left.events = [], [], []
+        heard[:] = [t.numpy().tobytes() for t in memory["heard"].get(name, [])]
+        said.clear()
+        left.records, left.events = [], []
         next(turns, None)
-    same: dict[int, Tensor] = {}
-    for receiver, data in end.said:
-        if id(data) not in same:
-            same[id(data)] = as_tensor(data)
-        left.peer_messages.append((receiver, same[id(data)]))
+    once = {id(data): data for _, data in said}  # a message to several receivers becomes one tensor
+    same = {key: as_tensor(data) for key, data in once.items()}
+    left.peer_messages = [(receiver, same[id(data)]) for receiver, data in said]
     left.state = peer.state if job.turn == TURNS[-1] else None
     return left
 
 
 def counted(counts: ByteCount) -> list[list[Any]]:
-    """Byte counts as plain values."""
+    """Return byte counts as plain values."""
     return [[role, task or "", count] for (role, task), count in counts.items()]
 
 
 def as_counts(values: Any) -> ByteCount:
-    """Inverse of `counted`. Raises ValueError for anything else."""
+    """Invert `counted`. Raises ValueError for anything else."""
     counts: ByteCount = {}
     for each in values:
         role, task, count = _COUNT.read(each, Sender())
@@ -138,7 +123,7 @@ def as_counts(values: Any) -> ByteCount:
 
 
 def stub(marker: Mapping[str, Any]) -> State:
-    """What the server has instead of a peer's state."""
+    """Return the server's stand-in for a peer's state."""
     nothing: State = {"model": None, "personal": {}, "buffers": None, "integers": {}, "tasks": {}}
     return {"server": nothing, "client": dict(marker)}
 

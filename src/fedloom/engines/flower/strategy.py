@@ -21,7 +21,7 @@ from fedloom.core.updates import Updates
 
 
 def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **options: Any) -> Any:
-    """A Flower FedAvg whose mean is replaced by a stage, such as `TopMagnitude(0.3) >> PCGrad() >> Mean()`.
+    """Return a Flower FedAvg whose mean is replaced by a stage, such as `TopMagnitude(0.3) >> PCGrad() >> Mean()`.
 
     `options` are FedAvg's own, and clients answer as they do to FedAvg. Rows are named, and sorted, by the value under
     `client_key` in an answer's ConfigRecord. Without it they are named by node ids, which Flower draws anew for every

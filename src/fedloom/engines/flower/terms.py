@@ -1,34 +1,115 @@
-"""A site's own terms: what a node demands of a run before it trains in it. What is not known is refused."""
+"""A run as its sender offers it, as text, and a site's own terms: a node refuses a run that does not fulfil them.
+
+A site agrees to the text before anything of it is resolved, built or imported. What is unknown is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec
 
 from pydantic import BeforeValidator, Field
 
+from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, Positive, Section
-from fedloom.core.settings.trust import Origin, admit, is_allowed, located
+from fedloom.core.settings.trust import Origin, admit, is_allowed, located, names_in
+from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.core.untrusted import shown
-from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.wire import RefusedError
+from fedloom.federation.recipes.loader import changed, dump, names, read, resolved
 from fedloom.federation.recipes.runtime import Privacy
-from fedloom.federation.recipes.schema import MethodSection, PeersSection
+from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
 
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The text of a recipe, and the changes of a run: `flwr run --run-config 'changes="training.rounds=5; seed=1"'`."""
+
+    where: str
+    text: str
+    changes: tuple[str, ...] = ()
+    source: Recipe | None = None
+    """The recipe that the text was written from, where it was made in Python."""
+
+    @staticmethod
+    def of(recipe: Recipe | Path | str, changes: str = "") -> Offer:
+        """Take an app's recipe (a file, a packaged name, a Recipe) and a run's changes, separated by semicolons.
+
+        Raises RecipeError where the file cannot be read.
+        """
+        each = tuple(text.strip() for text in changes.split(";") if text.strip())
+        if isinstance(recipe, Recipe):
+            return Offer("the recipe", dump(recipe), each, recipe)
+        if isinstance(recipe, str) and recipe in names():
+            return Offer(recipe, to_yaml(read(recipe).value), each)
+        try:
+            return Offer(str(recipe), Path(recipe).read_bytes().decode("utf-8"), each)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{recipe}: {error}") from None
+
+    @cached_property
+    def sha256(self) -> str:
+        """The checksum of the recipe's text, as `fedloom flower` prints it."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The recipe's plain content with the changes applied. Raises RecipeError for text that is no recipe."""
+        return changed(self.where, parse(self.text, self.where), self.changes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of code in it."""
+        return tuple(dict.fromkeys(names_in(self.content)))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the changes change."""
+        return tuple(change.partition("=")[0].strip() for change in self.changes)
+
+    def resolved(self) -> Recipe:
+        """Return the recipe as nodes run it; imports the code that it names.
+
+        Raises RecipeError where code was not allowed: by a site's terms, by FEDLOOM_ALLOW_CODE, or by who made the
+        recipe in this process.
+        """
+        if self.source is not None and not self.changes:
+            return self.source.at_nodes()
+        admit(self.names, Origin.ELSEWHERE, self.where)
+        return resolved(self.where, self.content, self.changes).at_nodes()
+
+
+P = ParamSpec("P")
+
+
+def _refusing(reasons: Callable[P, Iterator[str]]) -> Callable[P, None]:
+    """Turn a generator of reasons to refuse into a function that raises RefusedError with the first of them."""
+
+    @wraps(reasons)
+    def check(*args: P.args, **kwargs: P.kwargs) -> None:
+        if why := next(reasons(*args, **kwargs), None):
+            raise RefusedError(f"this site's terms: {why}")
+
+    return check
+
+
 Beside = Literal["examples", "losses", "scores"]
-"""What leaves beside an update. examples: how many examples and steps there are. losses: those of training, and those
-among the scores. scores: all that evaluations measure."""
+"""The kinds of numbers beside an update. examples: the numbers of examples and steps. losses: those of training, and
+those among the scores. scores: all results of evaluations."""
 BESIDE: tuple[Beside, ...] = ("examples", "losses", "scores")
 _TELL: Mapping[Beside, frozenset[str]] = {
     "examples": frozenset({"steps", "classes", "a", "prototype_labels"}),
     "losses": frozenset({"loss_received", "loss_trained"}),
 }
-"""Extras that tell the same."""
-
+"""Extras that disclose the same."""
 
 Package = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -78,16 +159,12 @@ class SitePolicy(Section):
     changes: tuple[str, ...] | None = None
     """Globs of keys that a run may change (--run-config changes=...); null: any, or none where `recipes` are listed."""
     withhold: tuple[Beside, ...] | None = None
-    """What stays at the node although the recipe has it recorded; null: all three where the recipe has privacy.trust:
-    local, else nothing."""
+    """The kinds of numbers that stay at the node although the recipe records them; null: all three where the recipe has
+    privacy.trust: local, else nothing."""
 
-    def agree_to_offer(self, offer: Offer) -> None:
+    @_refusing
+    def agree_to_offer(self, offer: Offer) -> Iterator[str]:
         """Raise RefusedError where a run's text does not fulfil the terms; then allow the code that they list."""
-        _refuse(self._of_offer(offer))
-        if isinstance(self.code, dict):
-            admit(offer.names, Origin.TYPED, "this site's terms")
-
-    def _of_offer(self, offer: Offer) -> Iterator[str]:
         if self.recipes is not None and offer.sha256 not in self.recipes:
             yield f"recipes: sha256 {offer.sha256} found, expected {' or '.join(self.recipes)}"
         globs = () if self.changes is None and self.recipes is not None else self.changes
@@ -96,22 +173,17 @@ class SitePolicy(Section):
                 yield f"changes: {shown(key)} found, expected {', '.join(globs or ()) or 'none'}"
         known = self.code if isinstance(self.code, dict) else {}
         names = [name for name in offer.names if self.code is not None or not is_allowed(name)]
-        found = {code.name: code.sha256 for code in map(located, names)}
-        if refused := [name for name in found if known.get(_package(name)) != found[name]]:
-            told = ", ".join(f"{shown(name)} (sha256 {found[name]})" for name in refused)
+        sums = {code.name: code.sha256 for code in map(located, names)}
+        if refused := [name for name in sums if known.get(_package(name)) != sums[name]]:
+            listed = ", ".join(f"{shown(name)} (sha256 {sums[name]})" for name in refused)
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
-            yield f"code: {told} found, expected {expected}; nothing was imported"
+            yield f"code: {listed} found, expected {expected}; nothing was imported"
+        if isinstance(self.code, dict):  # only reached where nothing was refused
+            admit(offer.names, Origin.TYPED, "this site's terms")
 
-    def agree(self, method: MethodSection, privacy: Privacy | None, rounds: int) -> None:
+    @_refusing
+    def agree(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
         """Raise RefusedError where a recipe with these sections does not fulfil the terms."""
-        _refuse(self._of_recipe(method, privacy, rounds))
-
-    def agree_to(self, built: Built, clients: Any, answered: int = 0) -> None:
-        """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
-        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
-        _refuse(self._of_run(built, clients, answered))
-
-    def _of_recipe(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
         named = ("made in Python" if method.is_held or method.python else method.name, *method.add)
         for name in named if self.methods is not None else ():
             if name not in (self.methods or ()):
@@ -134,7 +206,10 @@ class SitePolicy(Section):
             found = "no budget" if section.bound is None else f"{section.bound:g}"
             yield f"privacy.epsilon: {found} found, expected a budget of at most {self.privacy.epsilon:g}"
 
-    def _of_run(self, built: Built, clients: Any, answered: int) -> Iterator[str]:
+    @_refusing
+    def agree_to(self, built: Built, clients: Any, answered: int = 0) -> Iterator[str]:
+        """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
+        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
         method, layout = built.method, built.layout
         if self.leaves is not None:
             names = [*method.shared_part(layout).names]
@@ -159,30 +234,31 @@ class SitePolicy(Section):
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
-    """Return what a node does not tell in a run with this privacy; only the site's terms loosen what is the default.
+    """Return the kinds of numbers that a node withholds in a run with this privacy.
+
+    Only the site's own terms may loosen the default.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """
     usual: tuple[Beside, ...] = BESIDE if privacy is not None and privacy.trust == "local" else ()
-    kept = usual if terms is None or terms.withhold is None else terms.withhold
-    return frozenset(what for what in kept if own or what != "examples")
+    hidden = usual if terms is None or terms.withhold is None else terms.withhold
+    return frozenset(what for what in hidden if own or what != "examples")
 
 
-def agree_to_withhold(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> None:
+@_refusing
+def agree_to_withhold(
+    hidden: Collection[Beside], method: Method, early: bool, peers: PeersSection | None
+) -> Iterator[str]:
     """Raise RefusedError where a run, perhaps with `early` stopping, needs what a node withholds."""
-    _refuse(_needed(kept, method, early, peers))
-
-
-def _needed(kept: Collection[Beside], method: Method, early: bool, peers: PeersSection | None) -> Iterator[str]:
-    if "examples" in kept and method.counts_examples:
+    if "examples" in hidden and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
-    for what, names in _TELL.items():
-        if what in kept and (told := sorted(names & method.extras)):
-            yield f"withhold: {what}, but {method.name} sends {told[0]} beside the update, which tells them"
-    if early and (hidden := sorted({"losses", "scores"} & {*kept})):
-        yield f"withhold: {', '.join(hidden)}, but early_stopping reads the validation loss; leave it out"
-    if peers is not None and "losses" in kept:
+    for what, extras in _TELL.items():
+        if what in hidden and (extra := sorted(extras & method.extras)):
+            yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which tells them"
+    if early and (needed := sorted({"losses", "scores"} & {*hidden})):
+        yield f"withhold: {', '.join(needed)}, but early_stopping reads the validation loss; leave it out"
+    if peers is not None and "losses" in hidden:
         for signal in judged_on_data(peers):
             yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
 
@@ -191,11 +267,6 @@ def _package(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-def _refuse(reasons: Iterator[str]) -> None:
-    if why := next(reasons, None):
-        raise RefusedError(f"this site's terms: {why}")
-
-
 def trainings(lines: Sequence[Mapping[str, Any]], run: str) -> int:
-    """How many trainings of a run an audit file says were begun."""
+    """Return how many trainings of a run have begun, as an audit file says."""
     return sum(line["what"] == "train" and line.get("run") == run for line in lines)

@@ -1,4 +1,4 @@
-"""Messages: a tree of tensors and plain values as Flower's records, and back. A received message is not trusted.
+"""Messages as Flower's records, and back; and the keys that sign hellos. A received message is not trusted.
 
 One RecordDict each way: `payload` (ArrayRecord) has the tensors, `meta` (ConfigRecord) their names and owner, and
 `metrics` (MetricRecord) numbers. Arrays are read without pickle, and only after their sizes are checked.
@@ -6,23 +6,27 @@ One RecordDict each way: `payload` (ArrayRecord) has the tensors, `meta` (Config
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.errors import UserError, naming
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
-FORMAT = 3
+FORMAT = 4
 _STYPE = "numpy.ndarray"
 _KINDS = "fiub"  # no objects, no texts
 
@@ -37,7 +41,7 @@ class FailedError(RefusedError):
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Inside, whatever goes wrong is a RefusedError: what a node sends may spoil its own answer and nothing else."""
+    """Turn every error inside into a RefusedError: a bad message spoils its own answer and nothing else."""
     try:
         yield
     except RefusedError:
@@ -48,9 +52,9 @@ def reading() -> Iterator[None]:
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
-    """A RecordDict. `head` has texts, numbers and lists of either; a tensor that is twice in the tree is sent once.
+    """Return a RecordDict. `head` has texts, numbers and lists of either.
 
-    bfloat16, which numpy lacks, is sent as its bits.
+    A tensor that is twice in the tree is sent once; bfloat16, which numpy lacks, is sent as its bits.
     """
     flwr = need("flwr.app", "flower")
     skeleton, tensors = split_tree(tree, once=True)
@@ -62,7 +66,7 @@ def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | No
 
 
 def head_of(content: Any) -> dict[str, Any]:
-    """The plain values of a message. Raises RefusedError for a message of another kind or format."""
+    """Return the plain values of a message. Raises RefusedError for a message of another kind or format."""
     if set(content) != {"payload", "meta", "metrics"}:
         raise RefusedError(
             f"expected the records meta, metrics, payload, found {plain(', '.join(content), 200) or 'none'}"
@@ -76,25 +80,25 @@ def head_of(content: Any) -> dict[str, Any]:
 
 
 def expect(head: Mapping[str, Any], **fields: Any) -> None:
-    """Raises RefusedError if a field of a message differs from what is expected."""
+    """Raise RefusedError if a field of a message differs from what is expected."""
     for name, value in fields.items():
         if head.get(name) != value:
             raise RefusedError(f"{name}: expected {value!r}, found {shown(head.get(name))}")
 
 
 def numbers_of(content: Any) -> dict[str, float]:
-    """The numbers of a message; lists are left out."""
+    """Return the numbers of a message, without lists."""
     return {name: value for name, value in content["metrics"].items() if isinstance(value, int | float)}
 
 
 def said(words: Any, who: str = "its node says") -> str:
-    """What somebody else says, marked as their own words: one line in quotation marks."""
+    """Mark words as those of somebody else: one line in quotation marks."""
     quoted = plain(str(words), 500).replace('"', "'")
     return f'{who} "{quoted}"'
 
 
 def size_of(content: Any) -> int:
-    """Bytes of a message, of its arrays, texts and numbers, before any of it is read."""
+    """Return the bytes of a message, of its arrays, texts and numbers, before any of it is read."""
     size = 0
     for record in content.values():
         for name, value in record.items():
@@ -109,7 +113,7 @@ def _weight(value: Any) -> int:
 
 
 def decode(content: Any) -> Any:
-    """The tree of a message. Raises RefusedError if it is damaged."""
+    """Return the tree of a message. Raises RefusedError if it is damaged."""
     head = head_of(content)
     with reading():
         tensors = {name: _tensor(name, array) for name, array in content["payload"].items()}
@@ -119,7 +123,7 @@ def decode(content: Any) -> Any:
 
 
 def checksum_of(tree: Any) -> str:
-    """32 hexadecimal digits over a tree of tensors and plain values: equal for equal content."""
+    """Return 32 hexadecimal digits over a tree of tensors and plain values: equal for equal content."""
     skeleton, tensors = split_tree(tree)
     digest = hashlib.sha256(json.dumps(skeleton, sort_keys=True).encode())
     for name, tensor in tensors.items():
@@ -129,13 +133,13 @@ def checksum_of(tree: Any) -> str:
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's values; bfloat16, which numpy lacks, as its bits."""
+    """Return a tensor's values; bfloat16, which numpy lacks, as its bits."""
     values: np.ndarray[Any, Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return values
 
 
 def _tensor(name: str, array: Any) -> Tensor:
-    """One array; nothing is allocated before its header agrees with the bytes in the message."""
+    """Read one array; nothing is allocated before its header agrees with the bytes in the message."""
     if array.stype != _STYPE:
         raise RefusedError(f"array {shown(name)}: expected {_STYPE}, found {shown(array.stype)}")
     file = io.BytesIO(array.data)
@@ -152,3 +156,57 @@ def _tensor(name: str, array: Any) -> Tensor:
         )
     values = np.frombuffer(array.data, dtype, offset=file.tell()).copy()
     return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))
+
+
+_KEY = "key"
+"""The file in a node's home with the key by which it is recognised."""
+
+
+def public_key(home: Path) -> str:
+    """Return the public half of a node's key, as 64 hexadecimal digits; draw the key if there is none yet."""
+    return str(_private(home).public_key().public_bytes_raw().hex())
+
+
+def signed(home: Path, nonce: str, client: str) -> dict[str, str]:
+    """Return the fields of a hello that show that the node has its key."""
+    return {"key": public_key(home), "signature": _private(home).sign(_text(nonce, client)).hex()}
+
+
+def key_of(head: Mapping[str, Any], nonce: str, client: str) -> str:
+    """Return the public key that a hello was signed with.
+
+    A client's name belongs to the key that showed it first, or that the recipe lists for it (`runtime.flower.keys`).
+    Flower's own node authentication says which machines may take part. This says which of them is which client, also
+    where Flower's authentication is off: Flower draws node ids anew. Raises RefusedError for another signature.
+    """
+    ed25519 = need("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
+    key = str(head.get("key"))
+    try:
+        known = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        known.verify(bytes.fromhex(str(head.get("signature"))), _text(nonce, client))
+    except Exception:
+        raise RefusedError(
+            f"client {client!r}: the hello is not signed by the key that it shows, {shown(key)}"
+        ) from None
+    return known.public_bytes_raw().hex()
+
+
+def _text(nonce: str, client: str) -> bytes:
+    return f"fedloom hello\n{nonce}\n{client}".encode()
+
+
+def _private(home: Path) -> Any:
+    ed25519 = need("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
+    path = home / _KEY
+    if not path.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        drawn = home / f"{_KEY}.{os.getpid()}"
+        with naming(drawn), os.fdopen(os.open(drawn, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex())
+        with contextlib.suppress(FileExistsError):  # of two processes at once, one gives the key
+            os.link(drawn, path)
+        drawn.unlink()
+    try:
+        return ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+    except ValueError as error:
+        raise UserError(f"{path} is not this node's key ({error}); restore it, or delete it for a new one") from None

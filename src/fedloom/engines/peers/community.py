@@ -1,4 +1,4 @@
-"""The peers of a run: what they have in common, what a round is given, who may hear whom, and the network."""
+"""The peers of a run: their common context, the environment of a round, who may hear whom, and the network."""
 
 from __future__ import annotations
 
@@ -10,26 +10,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Log
+from fedloom.core.context import Log, State
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Network
 from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.client import load
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
-from fedloom.federation.rounds.messages import Ledger, Payload, blank
+from fedloom.federation.rounds.messages import Ledger, Message, Payload, blank
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
 from fedloom.methods.method import Method
 from fedloom.methods.peers.config import Warmup
 from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.methods.peers.scenario import Scenario
+from fedloom.methods.peers.similarity import feature_statistics
+from fedloom.training.flat import FeatureRecorder, FlatModel
+
+_FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
+
+
+class Probe:
+    """A model that is run with given shared parameters (d), and with the rest from a peer's state."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+
+    def features(self, client: BuiltClient, state: State, vector: Tensor) -> Tensor:
+        """Return channel means and deviations (2 x C) of the encoder on some of the client's training data."""
+        model, names = self._loaded(state, vector), tuple(client.tasks)
+        recorder, seen, part = FeatureRecorder(model), [], client.train
+        with torch.no_grad(), recorder.recording():
+            for batch in part.index.split(self._batch)[:_FEATURE_BATCHES]:
+                x, _ = part.examples.batch(batch, model.device, tasks=names)
+                model.module(x, names)
+                seen.append(recorder.now)
+        return feature_statistics(torch.cat(seen))
+
+    def outputs(self, client: BuiltClient, state: State, vector: Tensor) -> dict[str, Tensor]:
+        """Return outputs (flat) for the client's tasks on some of its validation data."""
+        model, names = self._loaded(state, vector), tuple(client.tasks)
+        part, outputs = client.part("val"), dict[str, list[Tensor]]()
+        with torch.no_grad():
+            for batch in part.index[:_OUTPUT_EXAMPLES].split(self._batch):
+                x, _ = part.examples.batch(batch, model.device, tasks=names)
+                for name, output in model.module(x, names).items():
+                    outputs.setdefault(name, []).append(output.flatten())
+        return {name: torch.cat(each) for name, each in outputs.items()}
+
+    def _loaded(self, state: State, vector: Tensor) -> FlatModel:
+        server = state["server"]
+        message = Message(vector, server["buffers"], server["integers"])
+        load(self.built.method, self._model, message, state["client"])
+        self._model.module.eval()
+        return self._model
+
+    @cached_property
+    def _model(self) -> FlatModel:
+        return FlatModel.copy_of(self.built.module)
+
+    @property
+    def _batch(self) -> int:
+        return self.built.recipe.training.batch_size
 
 
 @dataclass(frozen=True, eq=False)
 class PeerContext:
-    """What all peers of a run have in common, and the clients whose data is in reach (at a peer only itself, see `at`).
+    """The common settings of all peers, and the clients whose data is in reach (at a peer only its own, see `at`).
 
-    `initial` are the parameters (p) that all start from. `probe` is what compares features and outputs of models.
-    `held` is how many of all peers hold each task.
+    `initial` are the parameters (p) that all start from. `probe` computes features and outputs of models. `held` is the
+    number of peers that hold each task.
     """
 
     method: Method
@@ -43,7 +92,7 @@ class PeerContext:
     held: Mapping[str, int] | None = None
 
     def at(self, name: str) -> PeerContext:
-        """The same context at one peer, which has no data in reach but its own."""
+        """Return the context at one peer, which has no data in reach but its own."""
         whole = self.federation
         return replace(self, federation=BuiltFederation(whole.tasks, {name: whole.clients[name]}, whole.unified))
 
@@ -65,7 +114,7 @@ class PeerContext:
 
     @cached_property
     def by_task(self) -> bool:
-        """Whether a peer has a vector for each task in place of one model."""
+        """Return whether a peer has a vector for each task in place of one model."""
         return self.method.turn.by_task
 
     @cached_property
@@ -76,7 +125,7 @@ class PeerContext:
 
     @cached_property
     def tells_update(self) -> bool:
-        """Whether messages hold updates even to peers that started from another model.
+        """Return whether messages hold updates even to peers that started from another model.
 
         Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
@@ -85,7 +134,7 @@ class PeerContext:
 
     @cached_property
     def tells_start(self) -> bool:
-        """Whether messages also hold the model from which training started, where the receiver started elsewhere."""
+        """Return whether messages also hold the model that training started from, if the receiver started elsewhere."""
         return self.tells_update and (self._reads_start or self.config.penalty > 0 or self.fine is not None)
 
     @property
@@ -93,33 +142,33 @@ class PeerContext:
         return "base" in self.method.stage.traits.reads
 
     def warmup(self, round: int) -> Warmup | None:
-        """The settings of the warm-up in a round before its end; None afterwards."""
+        """Return the settings of the warm-up in a round before its end; None afterwards."""
         warmup = self.config.warmup
         return warmup if warmup is not None and round < warmup.until else None
 
     def alone(self, round: int) -> bool:
-        """Whether peers exchange nothing in a round."""
+        """Return whether peers exchange nothing in a round."""
         return self.config.warmup is not None and round < self.config.warmup.alone
 
     def scope(self, round: int, adaptive: str) -> str:
-        """What is exchanged in a round, "encoder" or "full"; `adaptive` is what the alignment of updates last said."""
+        """Return the scope of a round, "encoder" or "full"; `adaptive` is the last one by the alignment of updates."""
         if (warmup := self.warmup(round)) is not None:
             return warmup.scope
         return adaptive if self.config.scope == "adaptive" else self.config.scope
 
     def part(self, scope: str) -> Layout:
-        """The shared parameters in scope."""
+        """Return the shared parameters in scope."""
         return self.shared if scope == "full" else self.shared.select("encoder")
 
     def buffers(self, scope: str) -> Layout:
-        """The shared buffers in scope."""
+        """Return the shared buffers in scope."""
         every = self.method.shared_buffers(self.layout)
         return every if scope == "full" else every.select("encoder")
 
 
 @dataclass(frozen=True, eq=False)
 class Environment:
-    """What a round of peers is given.
+    """The services that a round of peers uses.
 
     train   trains clients, as they finish; losses and seconds go into the round's records
     run     runs any jobs without a trace in the records
@@ -155,7 +204,7 @@ class Community:
         self._drawn: tuple[int, Graph] | None = None
 
     def graph(self, round: int) -> Graph:
-        """Who may hear whom in a round: every peer can work it out."""
+        """Return who may hear whom in a round: every peer can work it out."""
         section = self.context.config.graph
         when = round if section.every else 1  # one graph for the whole run is drawn once
         if self._drawn is None or self._drawn[0] != when:
@@ -174,23 +223,23 @@ class Trained:
     start    where training started (d)
     update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
     round    the peer's round in which it trained
-    made     simulated time at which training ended, of peers that do not wait for each other
+    ended    simulated time at which training ended, of peers that do not wait for each other
     """
 
     payload: Payload
     start: Tensor
     update: Tensor
     round: int
-    made: float | None = None
+    ended: float | None = None
 
     @staticmethod
-    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
-        """With the update out of the payload."""
+    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, ended: float | None = None) -> Trained:
+        """Take the update out of the payload."""
         update = torch.zeros_like(start)
         if not context.by_task:  # a codec may keep the rows of several tasks packed
             like = blank(context.shared, context.federation, (payload.row,), update[None])
             update = context.method.codec.unpack(payload.packed, like)[0]
-        return Trained(payload, start, update, round, made)
+        return Trained(payload, start, update, round, ended)
 
     @cached_property
     def model(self) -> Tensor:

@@ -1,13 +1,13 @@
 """Peers that do not wait for each other: gossip driven by the arrival of messages, in simulated time.
 
-A peer trains for as long as its speed says. Then it tells others that it has a new version, mixes the models that have
-come by then with its own, chooses among those it has heard of since its last choice, asks them, and trains on. A peer
-that is asked answers at once with its latest version, also in the middle of training. A version is a peer's trained
-model before it mixes; a receiver mixes it once. All times come from a `Scenario`, so a run replays from its seed.
+A peer trains for as long as its speed says. Then it publishes its new version, mixes the models that have arrived with
+its own, chooses among the peers it has heard from since its last choice, asks them for models, and trains on. A peer
+answers a request at once with its latest version, also in the middle of training. A version is a peer's trained model
+before it mixes; a receiver mixes it once. All times follow from a `Scenario`, so a run replays from its seed.
 
-A recorded round, by which churn, graphs, records and checkpoints go, ends when as many local rounds have ended as there
-are peers, or after `deadline` simulated seconds. A peer that is away in a round loses the local round it was in, and
-what is sent to it. Learning rates, warm-up and random numbers go by a peer's own local rounds.
+A recorded round ends when as many local rounds have ended as there are peers, or after `deadline` simulated seconds.
+Churn, graphs, records and checkpoints follow recorded rounds. A peer that is away in one loses its local round and the
+messages to it. Learning rates, warm-up and random numbers follow a peer's own local rounds.
 """
 
 from __future__ import annotations
@@ -27,40 +27,20 @@ from fedloom.engines.peers.transport import Newest, PeerMessage, as_tensor
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.worker import TrainDone, TrainJob
 from fedloom.methods.peers.graph import Graph
-from fedloom.methods.peers.scenario import Events, Scenario
+from fedloom.methods.peers.scenario import Events
 
 
 def at_rest() -> State:
-    """A peer's pace before its first local round.
+    """Return a peer's pace before its first local round.
 
     done      simulated times at which its local rounds ended
     running   number of the event that ends its local round; None where it is in none
-    asked     of whom a model is awaited -> whether it was chosen
+    asked     peer whose model is awaited -> whether it was chosen
     seen      newest round taken of each kind and sender
-    inbox     messages that have come and wait
-    version   the model that it tells others of, with the time when it was made
+    inbox     messages that have arrived and wait
+    version   the model that it offers to others, with the time when it was trained
     """
     return {"done": [], "running": None, "asked": {}, "seen": {}, "inbox": [], "version": {}}
-
-
-class EventsEnd:
-    """One peer's end of the network: a Transport whose messages are events."""
-
-    def __init__(self, name: str, scenario: Scenario, events: Events, inbox: Iterable[Tensor]) -> None:
-        self.name, self.scenario, self.events = name, scenario, events
-        self.came = list(inbox)
-        self._sent: tuple[bytes, Tensor] = b"", as_tensor(b"")
-
-    def send(self, receiver: str, data: bytes) -> None:
-        if data is not self._sent[0]:  # one tensor for all receivers of a message
-            self._sent = data, as_tensor(data)
-        self.events.put(
-            self.scenario.delay(PeerMessage.size(data), self.name, receiver), self.name, receiver, self._sent[1]
-        )
-
-    def receive(self) -> list[bytes]:
-        came, self.came = self.came, []
-        return [tensor.numpy().tobytes() for tensor in came]
 
 
 class FreePeer(Peer):
@@ -70,10 +50,12 @@ class FreePeer(Peer):
 
     def __init__(self, name: str, community: Community, events: Events, state: State, env: Environment) -> None:
         context, pace = community.context.at(name), state["pace"]
-        self.end = EventsEnd(name, community.scenario, events, pace["inbox"])
-        mailbox = Newest(name, context.layout.hash, self.end, env.log, community.network.decode, pace["seen"])
+        ends = name, context.layout.hash, self._post, self._fetch
+        mailbox = Newest(*ends, env.log, community.network.decode, seen=pace["seen"])
         super().__init__(context, mailbox, {k: v for k, v in state.items() if k != "pace"}, env)
-        self.events = events
+        self.scenario, self.events = community.scenario, events
+        self.inbox = list(pace["inbox"])
+        self._sent: tuple[bytes, Tensor] = b"", as_tensor(b"")
         self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
         self.asked: dict[str, bool] = dict(pace["asked"])
@@ -84,11 +66,11 @@ class FreePeer(Peer):
             self.latest = Trained.of(context, payload, version["base"], version["round"], version["made"])
 
     def saved(self) -> State:
-        """The state from which an equal peer can be made."""
+        """Return the state from which an equal peer can be made."""
         version: State = {}
         if (latest := self.latest) is not None:
             version = {"payload": latest.payload.tree(), "base": latest.start}
-            version |= {"round": latest.round, "made": latest.made}
+            version |= {"round": latest.round, "made": latest.ended}
         pace = {
             "done": self.done,
             "running": self.running,
@@ -99,12 +81,23 @@ class FreePeer(Peer):
         }
         return {**self.state, "pace": pace}
 
+    def _post(self, receiver: str, data: bytes) -> None:
+        """Put a message among the events, at the time when it will arrive."""
+        if data is not self._sent[0]:  # one tensor for all receivers of a message
+            self._sent = data, as_tensor(data)
+        delay = self.scenario.delay(PeerMessage.size(data), self.name, receiver)
+        self.events.put(delay, self.name, receiver, self._sent[1])
+
+    def _fetch(self) -> list[bytes]:
+        arrived, self.inbox = self.inbox, []
+        return [tensor.numpy().tobytes() for tensor in arrived]
+
     def start(self) -> TrainJob:
         """Begin the next local round."""
         return self.begin(len(self.done) + 1)
 
     def finish(self, payload: Payload, client: State, graph: Graph) -> None:
-        """A local round ends."""
+        """End a local round: publish the new version, mix the models that have arrived, and ask for others."""
         if (trained := self.trained(payload, client, self.events.now)) is not None:
             self.latest = trained
             published = self.publish(trained, graph)
@@ -114,8 +107,8 @@ class FreePeer(Peer):
         self.running = None
 
     def hear(self, data: Tensor) -> None:
-        """A message has come; a request is answered at once."""
-        self.end.came.append(data)
+        """Take a message in. A request is answered at once, also in the middle of training."""
+        self.inbox.append(data)
         self.answer(self.latest)
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
@@ -129,8 +122,8 @@ class FreePeer(Peer):
         return trained.round > int(request.values["since"])
 
     def _age(self, message: PeerMessage) -> Age:
-        made = float(message.values["made"])
-        return len(self.done) - bisect_left(self.done, made), self.events.now - made
+        ended = float(message.values["made"])
+        return len(self.done) - bisect_left(self.done, ended), self.events.now - ended
 
     def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
         self.ages += [one.age for one in heard.values()]
@@ -145,8 +138,8 @@ class FreePeer(Peer):
 class AsynchronousRounds:
     """All peers of an asynchronous run in one process.
 
-    `running` is what local training that has not ended yet will leave. It is no part of the state: training is a pure
-    function of a peer's state, and is done again after a resume.
+    `running` has the results of local rounds that have not ended yet in simulated time. It is no part of the state:
+    training is a pure function of a peer's state, so a resumed run trains again.
     """
 
     def __init__(self, community: Community) -> None:
@@ -156,9 +149,9 @@ class AsynchronousRounds:
     def round(
         self, states: State, before: State, round: int, members: Iterable[str], env: Environment
     ) -> tuple[State, State, list[str]]:
-        """One recorded round: (states of all peers, events still to come, peers that ended a local round).
+        """Run one recorded round. Returns (states of all peers, pending events, peers that ended a local round).
 
-        `before` are the events that were still to come after the round before.
+        `before` are the events that were pending after the round before.
         """
         events = Events.of(before)
         community, start = self.community, events.now
@@ -199,23 +192,23 @@ class AsynchronousRounds:
         for name, state in states.items():
             if name in here:
                 after[name] = here[name].saved()
-            else:  # what a peer that is away was training is lost
+            else:  # a peer that is away loses its local round
                 self.running.pop(name, None)
                 after[name] = {**state, "pace": {**state["pace"], "running": None}}
         return after, events.state(), sorted(set(ended))
 
     def _begin(self, peers: Sequence[FreePeer], env: Environment) -> None:
-        """Local rounds that begin now; how long they take is known once they are done."""
+        """Begin local rounds now. How long they take is known once they are done, because steps are counted."""
         by_name = {peer.name: peer for peer in peers}
         for done in env.train([peer.start() for peer in peers]):
             peer = by_name[done.client]
             self.running[peer.name] = done
-            # one that took no step lasts as long as one step, or time would stand still
+            # a local round without a step lasts as long as one step: otherwise time would stand still
             seconds = self.community.scenario.training(max(done.result.steps, 1), peer.name, peer.round)
             peer.running = peer.events.put(seconds, peer.name, peer.name).number
 
     def _catch_up(self, peers: Iterable[FreePeer], env: Environment) -> None:
-        """Train again what was being trained when the state was saved."""
-        jobs = [peer.start() for peer in peers if peer.running is not None]  # each learns the number of its local round
+        """Train again the local rounds that were running when the state was saved."""
+        jobs = [peer.start() for peer in peers if peer.running is not None]  # also sets each peer's local round
         for done in env.run([job for job in jobs if job.client not in self.running]):
             self.running[done.client] = done

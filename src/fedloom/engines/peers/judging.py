@@ -1,4 +1,4 @@
-"""How a peer judges others: the signals that it sends, the similarities that it finds, and whom it chooses by them."""
+"""The judgement of other peers: the signals that a peer sends, its similarities, and its choice by them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
 
 
 def due(context: PeerContext, round: int) -> bool:
-    """Whether peers send signals and judge each other in a round."""
+    """Return whether peers send signals and judge each other in a round."""
     first = context.config.warmup.alone if context.config.warmup else 1
     return context.config.judges and round >= first and (round - first) % context.config.similarity.every == 0
 
 
 def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
-    """What others judge a peer by, beside its tasks."""
+    """Return the tensors by which others judge a peer, beside its tasks."""
     wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
     part = shared_columns(context.shared)
     tensors: dict[str, Tensor] = {}
@@ -79,7 +79,7 @@ def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, T
 
 
 def signal_fields(context: PeerContext) -> dict[str, Array]:
-    """What the tensors of `signals` must be, of this peer."""
+    """Return the schema of the tensors of `signals`, for this peer."""
     wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
     d = shared_columns(context.shared).d
     vector = (
@@ -102,10 +102,12 @@ def judge(
     messages: Mapping[str, PeerMessage],
     run: Run,
 ) -> State:
-    """What follows from others' signals (sender -> message, at least one) beside the `own` signals.
+    """Compute similarities to the senders of `messages` (at least one), by their signals and the `own` ones.
 
-    The new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's state.
+    Returns the new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's
+    state.
     """
+    # groups need similarities between all pairs (N x N, the peer itself first); else one row is enough
     config, groups, me = context.config.similarity, context.config.choose.groups, context.client
     names = sorted(messages)
     parts: dict[str, Tensor] = {}
@@ -136,7 +138,7 @@ def judge(
 
 
 def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
-    """Whom a peer mixes with, of those whose signals came; `group` is its own, where there are groups."""
+    """Select the neighbours to mix with, among the senders of signals; `group` is the peer's own, if any."""
     choose, names = context.config.choose, tuple(similarity)
     if choose.groups is not None:
         names = tuple(name for name in names if name in group)
@@ -148,30 +150,30 @@ def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequenc
 
 
 def close(context: PeerContext, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
-    """Whose model (d), of the peer's own and others', gives outputs like the own one on the peer's validation data."""
+    """Return the peers whose models (d) give outputs like the own model's, on the peer's validation data."""
     assert context.probe is not None
     assert context.fine is not None
     names, me = sorted(models), context.client.id
     each = [context.probe.outputs(context.client, state, models[name]) for name in names]
     S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
-    found = fine_clusters(names, S, context.fine)
-    return frozenset(next(group for group in found if me in group)) - {me}
+    clusters = fine_clusters(names, S, context.fine)
+    return frozenset(next(group for group in clusters if me in group)) - {me}
 
 
 def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
-    """Who is in the group of the first peer, by similarities between all (N x N); who cannot be judged is in none."""
+    """Return the group of the first peer, by similarities between all (N x N); nan leaves a peer out."""
     groups = context.config.choose.groups
     assert groups is not None
     known = torch.isfinite(S[0]).nonzero().flatten().tolist()
     seed = derive_seed(context.seed, "groups") >> 32
-    found = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
-    return list(next((group for group in found if names[0] in group), (names[0],)))
+    clusters = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
+    return list(next((group for group in clusters if names[0] in group), (names[0],)))
 
 
 def _losses(
     context: PeerContext, trained: Trained, state: State, messages: Mapping[str, PeerMessage], run: Run
 ) -> Tensor:
-    """Losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
+    """Return losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
     me, names, server = context.client, sorted(messages), state["server"]
     tasks = tuple(me.tasks)
     jobs: list[Job] = []

@@ -1,6 +1,6 @@
-"""What peers write into their messages and read from them, and the bytes that they count for.
+"""The content of peer messages: how peers write and read it, and how many bytes it counts for.
 
-A signal is what others judge its sender by, a request asks for a model, and a model message answers it.
+Others judge a peer by its signal, ask for its model by a request, and get the model in a model message.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Heard:
     """A neighbour's model, as a peer reads it from a message.
 
     payload  its row is the displacement from `start` to the model (d; 0 out of scope), unless rows are (client, task)
-    start    where the neighbour's training started (d), if messages tell that; else where this peer's did
-    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was made
-    model    the neighbour's model (d), `start` out of scope; None where no stage or penalty looks at it
+    start    where the neighbour's training started (d), if messages say so; else where this peer's did
+    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was trained
+    model    the neighbour's model (d), `start` out of scope; None where no stage or penalty reads it
     """
 
     payload: Payload
@@ -45,15 +45,16 @@ class Heard:
 def write(
     context: PeerContext, trained: Trained, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> PeerMessage:
-    """A message of the peer about its trained model."""
-    made = {} if trained.made is None else {"made": trained.made}
-    return PeerMessage(kind, context.client.id, trained.round, context.layout.hash, tensors, {**values, **made})
+    """Write a message of the peer about its trained model."""
+    time = {} if trained.ended is None else {"made": trained.ended}
+    return PeerMessage(kind, context.client.id, trained.round, context.layout.hash, tensors, {**values, **time})
 
 
 def model_message(context: PeerContext, trained: Trained, same: bool, scope: str) -> PeerMessage:
-    """The trained model, or the update alone for a receiver that started from the `same` model."""
+    """Write the trained model, or the update alone for a receiver that started from the `same` model."""
     payload, part = trained.payload, context.part(scope)
     packed, buffers = payload.packed, payload.buffers
+    # an update is shorter than a model where the codec compresses it, but needs a start that the receiver has
     update = same or context.tells_update
     if not context.by_task and (not update or scope != "full"):
         vector, codec = (trained.update, context.method.codec) if update else (trained.model, Raw())
@@ -70,25 +71,25 @@ def model_message(context: PeerContext, trained: Trained, same: bool, scope: str
 
 
 def digest(context: PeerContext, vector: Tensor, scope: str) -> str:
-    """A hash by which two peers see whether they started from the same model, in scope."""
+    """Return a hash by which two peers see whether they started from the same model, in scope."""
     values = context.shared.take(vector, context.part(scope)).contiguous()
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def acquainted(context: PeerContext, messages: Iterable[PeerMessage]) -> BuiltFederation:
-    """The peer itself and the senders of messages, of whom it knows the tasks that they say they have, and no data."""
+    """Return the peer with the senders of messages; it knows their tasks, as they state them, and no data of theirs."""
     known = {task.name: task for task in context.federation.tasks}
     nothing = Part(context.client.train.examples, np.zeros(0, dtype=np.int64), "unknown")
     clients = dict(context.federation.clients)
     for message in messages:
         if message.sender not in clients:
-            held = {task: (known[task], w * known[task].weight) for task, w in message.values["tasks"].items()}
-            clients[message.sender] = BuiltClient(message.sender, held, nothing, nothing, nothing)
+            tasks = {task: (known[task], w * known[task].weight) for task, w in message.values["tasks"].items()}
+            clients[message.sender] = BuiltClient(message.sender, tasks, nothing, nothing, nothing)
     return replace(context.federation, clients=dict(sorted(clients.items())))
 
 
 def read(context: PeerContext, message: PeerMessage, own: Trained, age: Age = NEW) -> Heard:
-    """A neighbour's model from its message, at a peer that has trained itself."""
+    """Read a neighbour's model from its message, at a peer that has trained itself."""
     about = join_tree(message.values["payload"], message.tensors)
     start, theirs = about.pop("start", None), own.start
     payload = aged(context, Payload.of(message.sender, about), age)
@@ -101,13 +102,13 @@ def read(context: PeerContext, message: PeerMessage, own: Trained, age: Age = NE
     like = blank(part, federation, (payload.row,), torch.zeros(1, part.d, dtype=own.start.dtype))
     codec = context.method.codec if message.values["update"] else Raw()
     values = codec.unpack(payload.packed, like)[0]
-    # nobody looks at blocks that the neighbour does not have
+    # blocks that the neighbour lacks hold any values here: no reader looks at them
     inside = values if message.values["update"] else values - context.shared.take(own.start, part)
     displacement = context.shared.put(torch.zeros_like(own.start), part, inside)
     model = None
     if context.method.turn.start == "own" or context.config.penalty or context.fine is not None:
         model = theirs + displacement
-        if not message.values["update"]:  # exactly as it came: a difference and a sum may round
+        if not message.values["update"]:  # exactly as received, because a difference and a sum may round
             model = context.shared.put(model, part, values)
     if payload.buffers is not None and own.payload.buffers is not None:
         every = context.method.shared_buffers(context.layout)
@@ -117,26 +118,26 @@ def read(context: PeerContext, message: PeerMessage, own: Trained, age: Age = NE
 
 
 def aged(context: PeerContext, payload: Payload, age: Age) -> Payload:
-    """A payload with its age, where stages read that."""
+    """Return a payload with its age, where stages read that."""
     about, rows = dict(zip(("staleness", "age"), map(float, age), strict=True)), len(payload.tasks)
     extra = {name: [v] * rows if rows else v for name, v in about.items() if name in context.method.extras}
     return replace(payload, extra={**payload.extra, **extra})
 
 
 def as_row(context: PeerContext, federation: BuiltFederation, payload: Payload, displacement: Tensor) -> Payload:
-    """A payload whose row is a displacement (d) from a start to a model."""
+    """Return a payload whose row is a displacement (d) from a start to a model."""
     return replace(payload, packed=Raw().pack(blank(context.shared, federation, (payload.row,), displacement[None])))
 
 
 def filled(context: PeerContext, message: PeerMessage, values: Tensor, part: Layout, rest: Tensor) -> Tensor:
-    """Raw values of a message over a part of the shared columns, in a copy of `rest` (d)."""
+    """Return a copy of `rest` (d) with raw values of a message in a part of the shared columns."""
     mine = context.shared.take(rest, part).clone().unsqueeze(0)
     like = blank(part, acquainted(context, [message]), ((message.sender, None),), mine)
     return context.shared.put(rest.clone(), part, Raw().unpack({"values": values}, like)[0])
 
 
 def count(context: PeerContext, message: PeerMessage) -> ByteCount:
-    """Bytes of a message's tensors by (role, task); they add up to `nbytes`."""
+    """Count the bytes of a message's tensors by (role, task); they add up to `nbytes`."""
     if message.kind != "model":
         return {("signal", None): message.nbytes} if message.nbytes else {}
     about = join_tree(message.values["payload"], message.tensors)

@@ -1,4 +1,4 @@
-"""How a peer mixes its own model with those that it heard: any method's aggregation, seen from the peer."""
+"""The mixing of a peer's own model with those of others: any method's aggregation, seen from the peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedloom.engines.peers.community import Environment, PeerContext, Trained
 from fedloom.engines.peers.judging import close
 from fedloom.engines.peers.messages import NEW, Heard, aged, as_row
 from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.federation.rounds.messages import believed, rows_of
+from fedloom.federation.rounds.messages import clip_counts, rows_of
 from fedloom.federation.rounds.server import server_step
 from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.graph import Graph
@@ -25,9 +25,9 @@ from fedloom.methods.peers.neighbours import soft_weights
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """What one peer mixes in a round: its own model and, of the models that it `heard`, those of `chosen` peers.
+    """The models that one peer mixes in a round: its own and, of the models that it `heard`, those of `chosen` peers.
 
-    The others serve the penalty. `federation` is the peer itself with those that it heard.
+    The other models serve the penalty. `federation` has the peer itself and the senders of the models.
     """
 
     context: PeerContext
@@ -38,7 +38,7 @@ class Mix:
     chosen: Sequence[str]
 
     def into(self, state: State, env: Environment) -> tuple[State, dict[str, Any]]:
-        """The peer's state after it has mixed, and what is recorded."""
+        """Mix. Returns the peer's new state, and the fields of its record."""
         context, me = self.context, self.context.client.id
         scope, shares = context.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
         alike = frozenset[str]()
@@ -61,7 +61,7 @@ class Mix:
         }
 
     def _shares(self, similarity: Mapping[str, float]) -> dict[str, float]:
-        """Weights of the own model and of those that were chosen."""
+        """Return the weights of the own model and of the chosen ones."""
         me, config, names = self.context.client.id, self.context.config.weights, sorted(self.chosen)
         kind = config.kind
         if kind == "metropolis":
@@ -76,13 +76,13 @@ class Mix:
         payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
         sizes = dict.fromkeys(payloads, 1.0)
         if kind == "size":
-            sizes = {name: believed(self.context.method, self.federation, p).n for name, p in payloads.items()}
+            sizes = {name: clip_counts(self.context.method, self.federation, p).n for name, p in payloads.items()}
         return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(
         self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment
     ) -> State:
-        """The state of the peer's model after `server_step`, from the one before."""
+        """Return the state of the peer's model after `server_step`, from the one before."""
         context, method, own = self.context, self.context.method, aged(self.context, self.own.payload, NEW)
         me, by_task = context.client.id, context.by_task
         inside = None if scope == "full" and context.fine is None else frozenset(context.part("encoder").names)
@@ -111,14 +111,14 @@ class Mix:
             starts if context.tells_start else None,
         )
         if scope != "full" and own.buffers is not None:
-            # what is not exchanged is as local training left it
+            # buffers out of scope are not exchanged, so they stay as local training left them
             every, part = method.shared_buffers(context.layout), context.buffers(scope)
             merged = every.take(server["buffers"], part)
             server = {**server, "buffers": every.put(own.buffers.clone(), part, merged)}
         return server
 
     def _pull(self, scope: str) -> dict[str, Tensor]:
-        """What the penalty between groups asks of the next round: the mean of others' models, and mu where it acts."""
+        """Return the target of the penalty between groups in the next round: the mean of others' models, and mu."""
         context, like = self.context, self.own.start
         total, count, pull = torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like)
         inside = set(context.part(scope).names)

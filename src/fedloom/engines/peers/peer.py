@@ -39,7 +39,7 @@ def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """What a peer has told others in a round: nothing if its training failed, for which `trained` is None."""
+    """The model and the signals that a peer published in a round; `trained` is None where its training failed."""
 
     trained: Trained | None
     graph: Graph
@@ -47,9 +47,9 @@ class Published:
 
 
 class Peer:
-    """One peer: its state, its own data, its mailbox. Nobody else's data or state is ever in its reach.
+    """One peer: its state, its own data, its mailbox. The data and state of other peers are never in its reach.
 
-    Each step of a round takes what the steps before it returned. A peer whose training failed sits the round out.
+    Each step of a round takes the results of the steps before it. A peer whose training failed sits the round out.
     """
 
     def __init__(self, context: PeerContext, mailbox: Mailbox, state: State, env: Environment) -> None:
@@ -60,18 +60,19 @@ class Peer:
         """(receiver, kind of message) -> bytes, where messages take time."""
 
     def begin(self, round: int) -> TrainJob:
-        """What local training starts from."""
+        """Begin a round, and return the job of local training."""
         self.round, context, server = round, self.context, self.state["server"]
-        if self.state["known"]:
+        if self.state["known"]:  # the method makes broadcasts from the models of all clients that it knows
             server = {**server, "personal": self.state["known"]}
         message = dispatch(context.method, context.layout, context.federation, server, [self.name])[self.name]
+        # what the penalty between groups pulls towards, as the last mix left it
         message = replace(message, broadcast={**message.broadcast, **self.state["told"]})
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
-        """A synchronous round after local training, which left `payload` and the new client state.
+        """Do a synchronous round after local training, which left `payload` and the new client state.
 
-        It stops wherever messages are to be carried: signals, then requests, then models.
+        It yields wherever messages must be carried before it can go on: signals, then requests, then models.
         """
         published = self.publish(self.trained(payload, client), graph)
         yield
@@ -81,17 +82,17 @@ class Peer:
         yield
         self.mix(published, asked)
 
-    def trained(self, payload: Payload, client: State, made: float | None = None) -> Trained | None:
-        """Take over what local training left, at the simulated time `made`; None where training failed."""
+    def trained(self, payload: Payload, client: State, ended: float | None = None) -> Trained | None:
+        """Take over the result of local training, at the simulated time `ended`; None where training failed."""
         if not payload.finite:
             self._roll_back("local training gave nan or inf")
             return None
         self.state, server = {**self.state, "client": client}, self.state["server"]
         start = self.context.method.server.dispatch(server["model"], server["rule"][ALL])
-        return Trained.of(self.context, payload, start, self.round, made)
+        return Trained.of(self.context, payload, start, self.round, ended)
 
     def publish(self, trained: Trained | None, graph: Graph) -> Published:
-        """Send the signal by which others judge this peer to all who may hear it."""
+        """Send the signal by which others judge this peer to all peers that may hear it."""
         if trained is None or self.context.alone(self.round):
             return Published(trained, graph, {})
         now = due(self.context, self.round)
@@ -101,16 +102,16 @@ class Peer:
         return Published(trained, graph, tensors)
 
     def choose(self, published: Published) -> dict[str, bool]:
-        """Judge the peers whose signals came, and ask some for models. Returns peers asked -> whether it chose them."""
+        """Judge the senders of signals, and ask some for models. Returns peer asked -> whether it was chosen."""
         candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
         messages = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
-        if trained is None:
+        if trained is None:  # after the messages were read: unread, they would count as late in the next round
             return {}
         new: State = {"similarity": {}}
         if judged := {name: message for name, message in messages.items() if message.values["due"]}:
             own = published.signals or signals(self.context, trained, self.state)
             new = judge(self.context, trained, self.state, own, judged, self.env.run)
-        # where all judge anew at one instant, older similarities do not count any more
+        # where all judge anew at one instant, older similarities are out of date
         anew = due(self.context, self.round) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
@@ -124,14 +125,17 @@ class Peer:
         return {name: name in neighbours for name in asked}
 
     def _counting(self, similarity: Mapping[str, float]) -> Mapping[str, float]:
-        """Similarities as they count in a choice, by when each candidate was last chosen."""
+        """Return similarities as they count in a choice, by when each candidate was last chosen."""
         if (rate := self.context.config.choose.recency) is None:
             return similarity
         since = {name: self.round - last for name, last in self.state.get("chosen", {}).items()}
         return recent(similarity, since, rate)
 
     def answer(self, trained: Trained | None) -> None:
-        """Send the model to those who asked: the update alone where they started from the same model."""
+        """Send the model to the peers that asked for it.
+
+        A peer that started from the same model, as its request shows, gets the update alone, which codecs compress.
+        """
         messages: dict[tuple[bool, str], PeerMessage] = {}
         for request in self._receive("request"):
             if trained is None or not self._wanted(trained, request):
@@ -143,7 +147,7 @@ class Peer:
             self._send([request.sender], messages[same, scope])
 
     def mix(self, published: Published, asked: Mapping[str, bool]) -> dict[str, bool]:
-        """Mix the own model and those that came, of all `asked` for. Returns those of `asked` that did not come."""
+        """Mix the own model and those of `asked` that arrived. Returns those of `asked` that did not."""
         messages = {message.sender: message for message in self._receive("model") if message.sender in asked}
         if published.trained is None:
             return dict(asked)
@@ -178,21 +182,21 @@ class Peer:
         self._send(names, write(self.context, trained, "request", {}, about))
 
     def _wanted(self, trained: Trained, request: PeerMessage) -> bool:
-        """Whether the model is new to the peer that asks for it."""
+        """Return whether the model is new to the peer that asks for it."""
         return True
 
     def _age(self, message: PeerMessage) -> Age:
-        """The age of the model in a message: in a synchronous round all are new."""
+        """Return the age of the model in a message: in a synchronous round all are new."""
         return NEW
 
     def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
-        """What else is recorded of a mix."""
+        """Return further fields of the record of a mix."""
         return {}
 
     def _send(self, receivers: Sequence[str], message: PeerMessage) -> None:
         for receiver in receivers:
             self.mailbox.send(receiver, message)
-            if self.context.config.scenario is not None:  # else nothing takes time, and nobody asks
+            if self.context.config.scenario is not None:  # otherwise messages take no time, and nobody reads this
                 self.sent[receiver, message.kind] = message.nbytes
             _add(self.env.ledger.up.setdefault(self.name, {}), count(self.context, message))
 

@@ -1,23 +1,23 @@
-"""Learning without a server: every peer has its own model, data and files, and hears of others by messages only.
+"""Learning without a server: every peer has its own model, data and files, and learns of others by messages only.
 
-In a synchronous round all peers train. Each publishes a signal to those who may hear it, chooses neighbours by the
-signals that came, asks them for their models, and mixes what comes with its own by `server_step`. Models are sent
-before anybody mixes, so all mix what was there at one instant, whatever the order. A peer is a client that is its own
-server: the state of its model is that of `server_init`, and any method's aggregation runs at it (see
-`fedloom.stages.AtPeer`). For peers that do not wait for each other see `fedloom.engines.peers.gossip`.
+In a synchronous round all peers train. Each sends a signal to the peers that may hear it, chooses neighbours by the
+signals it received, asks them for their models, and mixes these with its own by `server_step`. All models are sent
+before any peer mixes, so the order of peers does not matter. A peer is a client that is its own server: the state of
+its model is that of `server_init`, and any method's aggregation runs at it (see `fedloom.stages.AtPeer`). For peers
+that do not wait for each other see `fedloom.engines.peers.gossip`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fedloom.core.context import Log, State
-from fedloom.engines.peers.community import Community, Environment, PeerContext
+from fedloom.engines.peers.community import Community, Environment, PeerContext, Probe
 from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import Peer, first
-from fedloom.engines.peers.probe import Probe
-from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
+from fedloom.engines.peers.transport import Lost, Mailbox, Network
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.round import Advance, Round
@@ -27,7 +27,7 @@ from fedloom.training.flat import integer_buffers
 
 
 def initial_peers(built: Built) -> State:
-    """The state of a run of peers before its first round. All start from the same model."""
+    """Return the state of a run of peers before its first round. All start from the same model."""
     initial = built.layout.flatten(built.module).detach()
     free = built.recipe.peers is not None and built.recipe.peers.mode == "asynchronous"
     return {
@@ -49,15 +49,21 @@ def initial_peers(built: Built) -> State:
 def synchronous_round(
     community: Community, states: State, clock: float, round: int, members: Iterable[str], env: Environment
 ) -> tuple[State, float]:
-    """One synchronous round: (states of all peers, the clock) after it. Absent peers do nothing."""
+    """Run one synchronous round. Returns (states of all peers, the clock). Absent peers do nothing."""
     network, scenario = community.network, community.scenario
     network.begin(round)
-    peers = {name: _peer(community, name, states[name], env) for name in sorted(members) if network.here(name)}
+    peers: dict[str, Peer] = {}
+    for name in sorted(members):
+        if network.here(name):
+            context, ends = community.context.at(name), (partial(network.post, name), partial(network.take, name))
+            mailbox = Mailbox(name, context.layout.hash, *ends, env.log, network.decode)
+            peers[name] = Peer(context, mailbox, states[name], env)
     graph, turns, seconds = community.graph(round), dict[str, Iterator[None]](), dict[str, float]()
     for done in env.train([peer.begin(round) for peer in peers.values()]):
         turns[done.client] = peers[done.client].turns(done.payload, done.state, graph)
         seconds[done.client] = scenario.training(done.result.steps, done.client, round)
     time = _Time(community, network.known(seconds), env.log)
+    # all peers finish a step before messages travel, so no peer hears a model that was mixed in this round
     for kind in ("signal", "request", "model"):
         for name in peers:
             next(turns[name])
@@ -65,21 +71,15 @@ def synchronous_round(
     for name in peers:
         next(turns[name], None)
     for name in community.names:
-        network.take(name)  # an absent peer hears nothing, not even later
+        network.take(name)  # an absent peer does not hear the messages of this round later, either
     end = time.end(clock)
     if community.context.config.scenario is not None:
         env.record("clock", {"start": clock, "end": end})
     return {**states, **{name: peer.state for name, peer in peers.items()}}, end
 
 
-def _peer(community: Community, name: str, state: State, env: Environment) -> Peer:
-    """A peer as its state says, whatever it did before."""
-    context, end = community.context.at(name), NetworkEnd(community.network, name)
-    return Peer(context, Mailbox(name, context.layout.hash, end, env.log, community.network.decode), state, env)
-
-
 class _Time:
-    """Simulated seconds of one round, counted from its start; what comes after the deadline is taken back."""
+    """Simulated seconds of one round, counted from its start. Messages that miss the deadline are taken back."""
 
     def __init__(self, community: Community, training: Mapping[str, float], log: Log) -> None:
         self.scenario, self.deadline = community.scenario, community.context.config.deadline
@@ -89,7 +89,7 @@ class _Time:
         self.asked: dict[tuple[str, str], float] = {}
 
     def carry(self, kind: str, peers: Iterable[Peer]) -> None:
-        """Messages of one kind travel, and other peers act on them once they are there."""
+        """Let messages of one kind travel, and note when their receivers can act on them."""
         mine = [(p.name, to, nbytes) for p in peers for (to, what), nbytes in p.sent.items() if what == kind]
         for sender, receiver, nbytes in self.network.carry(mine):
             at = self._ready(kind, sender, receiver) + self.scenario.delay(nbytes, sender, receiver)
@@ -103,13 +103,13 @@ class _Time:
                 self.chosen[receiver] = max(self.chosen[receiver], at)
 
     def _ready(self, kind: str, sender: str, receiver: str) -> float:
-        """When a message leaves."""
+        """Return when a message leaves: a request after the choice, a model after the request for it arrived."""
         if kind == "request":
             return self.chosen[sender]
         return max(self.training[sender], self.asked[receiver, sender]) if kind == "model" else self.training[sender]
 
     def end(self, start: float) -> float:
-        """When the next round begins."""
+        """Return when the next round begins."""
         if not self.training:
             return start
         transfers = {pair: max(at - self.training[pair[0]], 0.0) for pair, at in self.last.items()}
@@ -117,7 +117,7 @@ class _Time:
 
 
 def community_of(built: Built, connect: Callable[[Lost], Network] = Network, names: Sequence[str] = ()) -> Community:
-    """The peers of a run, over a network of their own; `names` are all of them, where others run elsewhere."""
+    """Return the peers of a run, over a network of their own; `names` are all peers, where some run elsewhere."""
     recipe, layout = built.recipe, built.layout
     assert recipe.peers is not None
     initial = layout.flatten(built.module).detach()[: layout.parameters.d]
@@ -130,7 +130,7 @@ def community_of(built: Built, connect: Callable[[Lost], Network] = Network, nam
 
 
 def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -> Advance:
-    """How a run of peers advances by a round, over a network of their own."""
+    """Return the function that advances a run of peers by a round, over a network of their own."""
     recipe, community = built.recipe, community_of(built, connect)
     free = AsynchronousRounds(community) if community.context.config.mode == "asynchronous" else None
 

@@ -1,6 +1,6 @@
-"""How peers talk: messages of named tensors and plain values, a transport that carries their bytes, and a mailbox.
+"""The talk of peers: messages of named tensors and plain values, a network that carries their bytes, and a mailbox.
 
-A mailbox takes no message on trust: one that is late, doubled, corrupted or of another model is dropped and logged.
+A mailbox takes no message on trust. It drops and logs a message that is late, doubled, corrupted or of another model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,13 +21,13 @@ from fedloom.core.context import Log
 from fedloom.core.untrusted import plain
 
 Lost = Callable[[int, str, str, int], bool] | None
-"""Whether a message is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
+"""A function that says whether a message is lost: (round, sender, receiver, attempt from 0). None loses none."""
 _DIGEST = 16
 
 
 @dataclass(frozen=True, eq=False)
 class PeerMessage:
-    """What one peer tells another.
+    """A message from one peer to another.
 
     kind     what it is about; in a round a peer sends another one at most one message of a kind
     layout   hash of the sender's model layout (`Layout.hash`): tensors mean the same only where it is the same
@@ -49,7 +49,7 @@ class PeerMessage:
 
     @cached_property
     def encoded(self) -> bytes:
-        """On the wire: a checksum, then safetensors whose metadata holds the rest. Made once for all receivers."""
+        """The bytes on the wire: a checksum, then safetensors whose metadata has the rest. Shared by all receivers."""
         head = {k: getattr(self, k) for k in ("kind", "sender", "round", "layout", "values")}
         tensors = {name: t.detach().contiguous().clone() for name, t in self.tensors.items()}
         body = save(tensors, metadata={"message": json.dumps(head, sort_keys=True)})
@@ -57,12 +57,12 @@ class PeerMessage:
 
     @staticmethod
     def size(data: bytes) -> int:
-        """`nbytes` of an encoded message, without decoding it."""
+        """Return `nbytes` of an encoded message, without decoding it."""
         return len(data) - _DIGEST - 8 - int.from_bytes(data[_DIGEST : _DIGEST + 8], "little")
 
     @staticmethod
     def decode(data: bytes) -> PeerMessage:
-        """Inverse of `encoded`. Raises ValueError for bytes that are not exactly what was sent."""
+        """Invert `encoded`. Raises ValueError for bytes that differ from those that were sent."""
         digest, body = data[:_DIGEST], data[_DIGEST:]
         if _digest(body) != digest:
             raise ValueError("its checksum is wrong")
@@ -76,7 +76,7 @@ class PeerMessage:
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Bytes as a tree can hold them (uint8)."""
+    """Return bytes as a tensor (uint8), which a tree can hold."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
@@ -84,23 +84,12 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST).digest()
 
 
-class Transport(Protocol):
-    """One peer's connection to the others. It may lose, double, delay and damage what it carries."""
-
-    def send(self, receiver: str, data: bytes) -> None:
-        """Send without waiting for an answer."""
-        ...
-
-    def receive(self) -> list[bytes]:
-        """What has come since the last call, ordered by sender and then by the order in which it was sent."""
-        ...
-
-
 class Network:
-    """Queues of messages between the peers of one process, of which some may be lost.
+    """Queues of messages between the peers of one process; some messages may be lost.
 
-    `decode` is `PeerMessage.decode` that reads what one sender tells many only once: equal bytes give one message that
-    all its receivers share within a round and must not write to. What cannot be read is an error for each of them.
+    `decode` is `PeerMessage.decode` with a memory. One sender tells many the same bytes, and decoding them once per
+    receiver would cost most of a round. All receivers share the message within a round and must not write to it.
+    Bytes that cannot be read are an error for each receiver.
     """
 
     def __init__(self, lost: Lost = None) -> None:
@@ -111,27 +100,27 @@ class Network:
         self.decode = lru_cache(maxsize=None)(PeerMessage.decode)
 
     def begin(self, round: int) -> None:
-        """A new round begins, from which attempts count."""
+        """Begin a new round, from which attempts count."""
         self._round, self._attempts = round, {}
         self.decode.cache_clear()
 
     def here(self, name: str) -> bool:
-        """Whether a peer is in this process."""
+        """Return whether a peer is in this process."""
         return True
 
     def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """One number a peer: given those of the peers in this process, returns those of all peers."""
+        """Return one number per peer of the run, from those of the peers in this process."""
         return values
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring to other processes what was posted for their peers, at the end of each phase of a round.
+        """Bring messages to the peers of other processes, at the end of each phase of a round.
 
-        `sent` is what the peers of this process sent, as (sender, receiver, bytes); returned is what all peers sent.
+        `sent` lists the messages of this process as (sender, receiver, bytes). Returns the list of all processes.
         """
         return sent
 
     def cancel(self, sender: str, receiver: str) -> int:
-        """Remove what one peer has sent another and would come too late. Returns the number of messages."""
+        """Remove the messages of one peer to another, which would come too late. Returns their number."""
         return len(self._queues.get(receiver, {}).pop(sender, ()))
 
     def post(self, sender: str, receiver: str, data: bytes) -> None:
@@ -145,44 +134,34 @@ class Network:
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
         """Put a message into the receiver's queue."""
-        # tuples of bytes, for a million lists would keep the garbage collector busy
+        # tuples, because a million lists would keep the garbage collector busy
         queue = self._queues.setdefault(receiver, {})
         queue[sender] = (*queue.get(sender, ()), data)
 
     def take(self, receiver: str) -> list[bytes]:
-        """Empty the receiver's queue, and return what was in it."""
+        """Empty the receiver's queue and return its messages, ordered by sender and then by when they were sent."""
         queue = self._queues.pop(receiver, {})
         return [data for sender in sorted(queue) for data in queue[sender]]
 
 
-@dataclass(frozen=True)
-class NetworkEnd:
-    """One peer's end of a Network: a Transport."""
-
-    network: Network
-    name: str
-
-    def send(self, receiver: str, data: bytes) -> None:
-        self.network.post(self.name, receiver, data)
-
-    def receive(self) -> list[bytes]:
-        return self.network.take(self.name)
-
-
-Decode = Callable[[bytes], PeerMessage]
-
-
 class Mailbox:
-    """What a peer sends and accepts. Every message that is dropped is logged.
+    """The messages that a peer sends and accepts. It logs every message that it drops.
 
-    Messages of later rounds, from peers that are ahead, are kept until their round. `decode` reads a message; a network
-    within one process reads it once for all its receivers (`Network.decode`).
+    It keeps messages of later rounds, from peers that are ahead, until their round. `post` sends bytes to a receiver
+    and does not wait for an answer; `fetch` returns the messages since its last call. Both may lose, double, delay and
+    damage messages. `decode` reads a message (see `Network.decode`).
     """
 
     def __init__(
-        self, name: str, layout: str, transport: Transport, log: Log, decode: Decode = PeerMessage.decode
+        self,
+        name: str,
+        layout: str,
+        post: Callable[[str, bytes], None],
+        fetch: Callable[[], list[bytes]],
+        log: Log,
+        decode: Callable[[bytes], PeerMessage] = PeerMessage.decode,
     ) -> None:
-        self.name, self.layout, self.transport, self.log = name, layout, transport, log
+        self.name, self.layout, self.post, self.fetch, self.log = name, layout, post, fetch, log
         self.decode = decode
         self._early: list[PeerMessage] = []
         self._seen: dict[str, set[str]] = {}
@@ -190,10 +169,10 @@ class Mailbox:
 
     def send(self, receiver: str, message: PeerMessage) -> None:
         """Send a message."""
-        self.transport.send(receiver, message.encoded)
+        self.post(receiver, message.encoded)
 
     def receive(self, round: int, kind: str) -> list[PeerMessage]:
-        """Good messages of this kind and round, sorted by sender. Those of other kinds are kept for their own call."""
+        """Return good messages of this kind and round, sorted by sender. Other kinds wait for their own call."""
         if round > self._round:
             self._round, self._seen = round, {}
         seen = self._seen.setdefault(kind, set())
@@ -213,8 +192,8 @@ class Mailbox:
         return sorted(good, key=lambda message: message.sender)
 
     def _waiting(self) -> list[PeerMessage]:
-        """Messages that were kept and those that came since, undamaged and of this model."""
-        for data in self.transport.receive():
+        """Return the messages that wait, with the new ones that are undamaged and of this model."""
+        for data in self.fetch():
             try:
                 message = self.decode(data)
             except ValueError as error:
@@ -235,42 +214,34 @@ class Newest(Mailbox):
     """A mailbox for peers that do not wait for each other: a message's round is its sender's own.
 
     Of each sender the newest message of a kind counts; an older one, or one that was taken before, is dropped. `seen`
-    are the rounds of what was taken so far, kind -> sender -> round.
+    has the round of the last message taken: kind -> sender -> round.
     """
 
-    def __init__(
-        self,
-        name: str,
-        layout: str,
-        transport: Transport,
-        log: Log,
-        decode: Decode = PeerMessage.decode,
-        seen: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> None:
-        super().__init__(name, layout, transport, log, decode)
-        self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in (seen or {}).items()}
+    def __init__(self, *about: Any, seen: Mapping[str, Mapping[str, int]]) -> None:
+        super().__init__(*about)
+        self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in seen.items()}
         self._by_kind: dict[str, list[PeerMessage]] = {}
 
     def receive(self, round: int, kind: str) -> list[PeerMessage]:
-        """Good messages of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
+        """Return good messages of this kind since the last call, one per sender, sorted. Other kinds wait."""
         seen = self.seen.setdefault(kind, {})
         newest: dict[str, PeerMessage] = {}
         for message in self._sorted().pop(kind, ()):
             if message.round <= seen.get(message.sender, 0):
                 self._drop("doubled or overtaken", message, {"of round": message.round})
-            else:  # one that nobody read before a newer one came is no fault
+            else:  # a message that a newer one replaced before anybody read it is no fault, so it is not logged
                 seen[message.sender] = message.round
                 newest[message.sender] = message
         return [newest[sender] for sender in sorted(newest)]
 
     def kept(self) -> list[bytes]:
-        """Encoded messages that nobody has received yet, by kind, and within a kind in the order in which they came."""
+        """Return the encoded messages that nobody has received yet: by kind, then in their order of arrival."""
         waiting = self._sorted()
         return [message.encoded for kind in sorted(waiting) for message in waiting[kind]]
 
     def _sorted(self) -> dict[str, list[PeerMessage]]:
-        """Messages by kind, so that who looks for one kind need not go through all the others that wait."""
-        came, self._early = self._waiting(), []
-        for message in came:
+        """Return messages by kind: a search for one kind then skips all others, of which many may wait."""
+        arrived, self._early = self._waiting(), []
+        for message in arrived:
             self._by_kind.setdefault(message.kind, []).append(message)
         return self._by_kind

@@ -23,9 +23,8 @@ from fedloom._version import __version__
 from fedloom.core.errors import StateError, UserError, at, choices, naming, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.trust import Origin
-from fedloom.data.canvas import grid
 from fedloom.data.dataset import Examples, JoinedExamples, normal
-from fedloom.data.drawing import Cell, label
+from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.result import model_keys, trained_models

@@ -161,6 +161,6 @@ def _written(
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
-        f"`fedloom merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
+        f"`fedloom study merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
     return write(out, module, state, tasks, said, {RECIPE: dump(like.recipe), CARD: card})

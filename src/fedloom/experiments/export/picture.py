@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import StateError
-from fedloom.data.canvas import below_each_other, grid
-from fedloom.data.drawing import Cell, label, legend_of_wrong, wrong
-from fedloom.data.preview import legends
+from fedloom.data.drawing import Cell, below_each_other, grid, label, legend_of_wrong, legends, wrong
 from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
 from fedloom.models.tasks.dense import DenseTask, as_label

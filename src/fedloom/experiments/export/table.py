@@ -37,9 +37,10 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
     table, and DataError for a table without the columns that it takes.
     """
     table, chosen = _bundle(model, client) if (model / ABOUT).is_file() else _run(model, client)
-    frame, where, _ = read(file, table.site)
+    read_rows = read(file, table.site, table.missing)
+    frame, where = read_rows.frame, read_rows.where
     there = table.site is not None and table.site in frame.columns
-    which, names = sites_of(frame, table.site if there else None, where)
+    which, names = sites_of(read_rows, table.site if there else None)
     if client is not None:
         scaled = [client] * len(names)
     elif not there and ALL not in table.scales and len(table.scales) > 1:
@@ -48,7 +49,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         )
     else:
         scaled = names if there else [next(iter(table.scales))]
-    x = torch.from_numpy(table.apply(frame, scaled, which, where))
+    x = torch.from_numpy(table.apply(read_rows, scaled, which))
     found: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
     for task, label in table.tasks.items():
         output: Array | None = None

@@ -1,4 +1,4 @@
-"""What `fedloom features` shows of features, as pictures: their spectra, t-SNE and Grad-CAM."""
+"""What `fedloom papers features` shows of features, as pictures: their spectra, t-SNE and Grad-CAM."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data.canvas import grid
-from fedloom.data.drawing import NEAR_TO_FAR, Cell, Legend, ramp
+from fedloom.data.drawing import NEAR_TO_FAR, Cell, Legend, grid, ramp
 from fedloom.experiments.papers.domain_runs import DomainModel
 from fedloom.study.charts import COLORS, INK, Chart, concat, lines, scatter
 

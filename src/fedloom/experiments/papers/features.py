@@ -1,4 +1,4 @@
-"""What a finished run's encoder sees in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom features`.
+"""What a finished run's encoder sees in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom papers features`.
 
 `singular_values`, `embedding`, `grad_cam` and `part_accuracy` are the four things to look at, and `features` looks at
 all of them, for several runs.
@@ -19,16 +19,16 @@ from torch.nn.functional import interpolate, relu
 
 from fedloom.core.errors import StateError, writing
 from fedloom.core.lazy import need
-from fedloom.data.canvas import save as save_sheet
-from fedloom.data.preview import pictures
+from fedloom.data.drawing import pictures
+from fedloom.data.drawing import save as save_sheet
 from fedloom.experiments.export.finished import Steps, Tell
 from fedloom.experiments.papers.domain_runs import BATCH, DomainModel, DomainRun, read
 from fedloom.experiments.papers.feature_figures import MAPS, RANK, Array, Embedded, HeatMaps, Spectrum, draw, maps
 from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask
 from fedloom.study.charts import save
-from fedloom.study.tables.domains import DomainScores
 from fedloom.study.tables.output import Records, Table
+from fedloom.study.tables.results import DomainScores
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""

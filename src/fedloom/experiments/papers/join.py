@@ -1,4 +1,4 @@
-"""Joining late: what a finished run's task vectors are worth to a newcomer. This is what `fedloom join` does.
+"""Joining late: what a finished run's task vectors are worth to a newcomer. This is what `fedloom papers join` does.
 
 A newcomer sends the signs of what a few steps taught it and starts where the tasks with the most similar signs are
 (MaTU, eqs. 5 to 7, for a task that the server does not know); the same training from the initial model is beside it.

@@ -1,4 +1,4 @@
-"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`."""
+"""`fedloom study relatedness`: how related the tasks of a run are, by several metrics (MaTU, Figures 2 and 3)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
 from fedloom.study.charts import save
-from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, symmetrised
+from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.relatedness.measures import (
     EtranScore,
     cosine,

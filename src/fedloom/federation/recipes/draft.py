@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data.inputs import SUFFIXES, kinds_of
-from fedloom.data.store import Store
+from fedloom.data.prepare import Store
 from fedloom.data.tables.columns import Draft
 from fedloom.models.signal import Kind
 
@@ -26,22 +26,22 @@ _MOST = 100
 
 @dataclass(frozen=True)
 class Found:
-    """What there is in the data."""
+    """The content of the data."""
 
     data: dict[str, Any]
     """The recipe's section, without labels and domains."""
     columns: tuple[str, ...]
-    """What may be a label, or say whose an example is; none for a folder, whose classes are folders."""
+    """Columns that may be a label or a client; none for a folder, whose classes are folders."""
     groups: bool = False
-    """Whether the data has domains without a column for them."""
+    """True if the data has domains without a column for them."""
     signal: Kind = "image"
-    """What an input is."""
+    """The kind of input."""
     suffix: str = ""
-    """What follows a column's name in its key: '_{split}', or nothing."""
+    """The end of a column's key, after its name: '_{split}', or nothing."""
 
 
 def look(path: Path) -> Found:
-    """What is there, by the kind of file or the layout of the folder. DataError where it is none that is known."""
+    """Return what the data has, by the kind of file or the layout of the folder. Raises DataError for other kinds."""
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
@@ -50,33 +50,33 @@ def look(path: Path) -> Found:
         return _arrays(path, {key: store.read(key) for key in store.keys})
 
 
-def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
-    """The recipe, to be checked by `load`.
+def draft(content: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
+    """Return the recipe, to be checked by `load`.
 
     `clients` is a number, of each group where the data has groups, or the column that says whose an example is.
     Raises RecipeError for a column that is not there.
     """
-    data = dict(found.data)
+    data = dict(content.data)
     by_number = clients.isdigit()
     for column in (*labels, *([] if by_number else [clients])):
-        if column not in found.columns:
-            more = choices("Found", column, found.columns)
+        if column not in content.columns:
+            more = choices("Found", column, content.columns)
             raise RecipeError(f"no column {column!r} that could be a label or say whose a row is.{more}")
-    if found.columns:
-        data["labels"] = {label: label + found.suffix for label in labels}
+    if content.columns:
+        data["labels"] = {label: label + content.suffix for label in labels}
     if not by_number:
-        data["domain"] = clients + found.suffix
-    grouped = found.groups or not by_number
+        data["domain"] = clients + content.suffix
+    grouped = content.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
-    return _recipe(name, data, partition, MODELS[found.signal], method, rounds)
+    return _recipe(name, data, partition, MODELS[content.signal], method, rounds)
 
 
 def draft_of_table(
-    found: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
+    content: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
 ) -> dict[str, Any]:
-    """The recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
+    """Return the recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
     partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
-    data = {"name": "table", "path": str(path.resolve()), **found.section}
+    data = {"name": "table", "path": str(path.resolve()), **content.section}
     return _recipe(name, data, partition, "mlp", method, rounds)
 
 
@@ -129,7 +129,7 @@ def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
 
 
 def _counts(column: np.ndarray[Any, Any]) -> bool:
-    """Whether a column may be a label, or say whose an example is."""
+    """Return whether a column may be a label, or say whose an example is."""
     values = np.unique(column)
     return len(values) <= min(_MOST, len(column) // 2) and (
         column.dtype.kind == "U" or (column.dtype.kind in "biu" and values[0] >= -1)

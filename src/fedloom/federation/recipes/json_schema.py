@@ -26,9 +26,9 @@ IMPORTED = "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"
 
 
 def schema() -> dict[str, Any]:
-    """The schema of a recipe: its keys, what they may be, and for each registered name the parameters that it takes."""
-    found = Recipe.model_json_schema()
-    defs: dict[str, Any] = found["$defs"]
+    """Return the schema of a recipe: its keys, their values, and the parameters of each registered name."""
+    shape = Recipe.model_json_schema()
+    defs: dict[str, Any] = shape["$defs"]
     each = registry("fedloom.methods", "ADDONS")
     addons = {entry.name: {"anyOf": [{"type": "null"}, _parameters(entry, defs)]} for entry in each}
     add = {"properties": addons, "patternProperties": {IMPORTED: {"type": "object"}}, "additionalProperties": False}
@@ -36,16 +36,16 @@ def schema() -> dict[str, Any]:
     for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection, AttackSection):
         defs[section.__name__] = _named(section, defs)
     own = "Of a packaged file with several recipes: the changes of each of its {}."
-    found["properties"] |= {key: {"type": "object", "description": own.format(key)} for key in SEVERAL}
+    shape["properties"] |= {key: {"type": "object", "description": own.format(key)} for key in SEVERAL}
     like = "A packaged recipe, or a file in this folder or below it, of which all is taken that stands not here."
-    found["properties"]["like"] = {"type": "string", "description": like}
-    found["patternProperties"] = {r"\.": {"description": "A key in a section, of what it is like."}}
-    found["anyOf"] = [{"required": keys} for keys in (found.pop("required"), ["like"], ["beds"])]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **found}
+    shape["properties"]["like"] = {"type": "string", "description": like}
+    shape["patternProperties"] = {r"\.": {"description": "A key in a section, of what it is like."}}
+    shape["anyOf"] = [{"required": keys} for keys in (shape.pop("required"), ["like"], ["benchmarks"])]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **shape}
 
 
 def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
-    """A name, or a mapping with a name, its parameters and the keys that the section always has."""
+    """Return a name, or a mapping with a name, its parameters and the keys that the section always has."""
     own = defs[section.__name__]
     common = {}
     for key, value in own["properties"].items():
@@ -64,7 +64,7 @@ def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(entry: Registered, defs: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a function; what they refer to joins `defs`."""
-    found = entry.params.model_json_schema()
-    defs.update(found.pop("$defs", {}))
-    return {"properties": {}, **found, "title": entry.name, "description": entry.summary}
+    """Return the parameters of a function; what they refer to joins `defs`."""
+    shape = entry.params.model_json_schema()
+    defs.update(shape.pop("$defs", {}))
+    return {"properties": {}, **shape, "title": entry.name, "description": entry.summary}

@@ -1,6 +1,6 @@
 """Read recipes (packaged, from a file, from a mapping), change them by `key.path=value`, and write them down.
 
-What the packaged recipes train, what they need, and how long a run takes. Free of torch."""
+Also the catalogue of the packaged recipes, with the files they need and their minutes. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import ValidationError
 
 from fedloom.core.errors import RecipeError, listed, nearest
+from fedloom.core.settings import renamed
 from fedloom.core.settings.section import Section, explain, found, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
@@ -29,7 +30,7 @@ HOME = files("fedloom.federation.recipes") / "packaged"
 """Where the packaged recipes are."""
 EDITORS = "# yaml-language-server: $schema="
 """How a recipe begins that tells editors its schema."""
-SEVERAL = ("beds", "experiments")
+SEVERAL = ("benchmarks", "experiments")
 """Sections of a packaged file that has several: label -> changes of what stands outside of these sections."""
 LONGEST = 20
 """How many sources may be like each other, one after the other."""
@@ -42,21 +43,21 @@ class Packaged(NamedTuple):
 
     text: str
     labels: tuple[str, ...]
-    """Its bed, or its bed and its experiment, in a file that has several."""
+    """Its benchmark, or its benchmark and its experiment, in a file that has several."""
     comment: str
-    """What the file says of it: in its first lines, or above its labels."""
+    """The file's comment on it: its first lines, or those above its labels."""
 
 
 class Content(NamedTuple):
     """The plain content of a recipe or a grid, not checked."""
 
     where: str
-    """What to call the source in messages."""
+    """The name of the source in messages."""
     value: Any
     origin: Origin
     """Where names of code in it come from."""
-    beds: tuple[str, ...] = ()
-    """The beds among which its reader may choose."""
+    benchmarks: tuple[str, ...] = ()
+    """The benchmarks among which its reader may choose."""
 
 
 def load(
@@ -93,7 +94,7 @@ def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def texts(changes: Mapping[str, Any]) -> list[str]:
-    """Changes as KEY=VALUE, which one code path applies: JSON is YAML."""
+    """Return changes as KEY=VALUE, which one code path applies: JSON is YAML."""
     return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
@@ -111,7 +112,7 @@ def resolved(where: str, value: Mapping[str, Any], overrides: Sequence[str] = ()
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as YAML with every default written out; `load` reads it back to an equal recipe."""
+    """Return the recipe as YAML with every default written out; `load` reads it back to an equal recipe."""
     return to_yaml(recipe.model_dump(mode="json"))
 
 
@@ -121,7 +122,7 @@ def names() -> list[str]:
 
 
 def summary(name: str, home: Traversable | None = None) -> str:
-    """The first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
+    """Return the first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
     return packaged(home or HOME)[name].comment.partition("\n")[0]
 
 
@@ -129,19 +130,20 @@ def read(
     source: str | Path | Mapping[str, Any],
     kind: str = "recipe",
     home: Traversable | None = None,
-    bed: str | None = None,
+    benchmark: str | None = None,
     follow: bool = True,
     above: tuple[str, ...] = (),
 ) -> Content:
     """Return the plain content of a source, with all that it takes of what it is `like`.
 
     `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages; `bed` chooses one of its beds, if it has this one. What came from elsewhere is like
-    nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where a source is not found,
-    is not YAML, or is like itself.
+    the word for it in messages; `benchmark` chooses one of its benchmarks, if it has this one. What came
+    from elsewhere is like nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where
+    a source is not found, is not YAML, or is like itself.
     """
     home = home or HOME
     known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()
+    source = renamed.source(source, known) if isinstance(source, str) else source
     is_packaged = isinstance(source, str) and source in known
     if isinstance(source, Mapping):
         where, value = "the mapping", deepcopy(dict(source))
@@ -150,13 +152,15 @@ def read(
         value = deepcopy(_parsed(known[where].text))
     else:
         where, value, origin = str(source), _in_file(Path(source), kind, known), Origin.FILE
+    if kind == "grid" and isinstance(value, dict):
+        value = renamed.grid(value)
     if not isinstance(value, dict) or not follow:
         return Content(where, value, origin)
-    sections = [_labelled(where, key, value) for key in SEVERAL if is_packaged or (kind, key) == ("grid", "beds")]
-    beds = tuple(sections[0]) if sections else ()
-    labels = labels or ((bed,) if bed in beds else ())
+    sections = [_labelled(where, key, value) for key in SEVERAL if is_packaged or (kind, key) == ("grid", "benchmarks")]
+    benchmarks = tuple(sections[0]) if sections else ()
+    labels = labels or ((benchmark,) if benchmark in benchmarks else ())
     layers = [value, *(section[label] for section, label in zip(sections, labels, strict=False))]
-    if len(labels) == 2:  # what the bed has otherwise in this experiment
+    if len(labels) == 2:  # what the benchmark has otherwise in this experiment
         layers.append(layers[1].pop("experiments", {}).get(labels[1], {}))
     if labels:
         layers.append({"name": "-".join((value["name"], *labels)) if "name" in value else where.replace("/", "-")})
@@ -172,7 +176,7 @@ def read(
             result = value
             continue
         _changed(result, layer, where)
-    return Content(where, result, origin, beds)
+    return Content(where, result, origin, benchmarks)
 
 
 def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -186,7 +190,7 @@ def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str
 def _liked(like: Any, where: str, origin: Origin, kind: str, home: Traversable, above: tuple[str, ...]) -> Content:
     """Read what `where` is like: a packaged one, or a file; what a file names must be in its folder or below it."""
     known = packaged(home)
-    source: str | Path = str(like)
+    source: str | Path = renamed.source(str(like), known)
     if source not in known and where not in known:
         folder = Path(where).parent if origin is Origin.FILE else Path()
         with suppress(OSError, ValueError):  # of names that no file can have
@@ -235,10 +239,10 @@ def names_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def packaged(home: Traversable) -> Mapping[str, Packaged]:
-    """What the YAML files below `home` have, by name; that of files in folders begins with FOLDER/.
+    """Return the recipes or grids in YAML files below `home`, by name; of files in folders it begins with FOLDER/.
 
-    A file FILE.yaml with beds has FILE-BED too, or, without a name of its own, FILE/BED and no FILE. With experiments
-    each bed has each of these, BED-EXPERIMENT.
+    A file FILE.yaml with benchmarks has FILE-BENCHMARK too, or, without a name of its own, FILE/BENCHMARK and no FILE.
+    With experiments each benchmark has each of these, BENCHMARK-EXPERIMENT.
     """
 
     def below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Packaged]]:
@@ -307,14 +311,14 @@ def _is_named(key: str) -> bool:
 
 
 def _kinds(key: str) -> list[type[Section]]:
-    """The classes of the section under a recipe's key; none where it is no section."""
+    """Return the classes of the section under a recipe's key; none where it is no section."""
     field = Recipe.model_fields.get(key)
     kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """A changed name keeps the section's other keys, which the new function may not know."""
+    """Return hints for changed names: the section keeps its other keys, which the new function may not know."""
     hints = []
     for override in overrides:
         path, _, text = override.partition("=")
@@ -327,7 +331,7 @@ def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
-    """A key without its section is not guessed, for several may have one of that name."""
+    """Yield the places of keys without a section, which are not guessed: several sections may have such a key."""
     for override in overrides:
         key, _, text = override.partition("=")
         places = [] if key in Recipe.model_fields else [s for s in Recipe.model_fields if key in _keys(s, value.get(s))]
@@ -336,7 +340,7 @@ def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[s
 
 
 def _keys(section: str, value: Any) -> set[str]:
-    """The keys of a recipe's section, with the parameters of what it names."""
+    """Return the keys of a recipe's section, with the parameters of what it names."""
     keys: set[str] = set()
     for kind in _kinds(section):
         keys |= (kind.common() if issubclass(kind, Named) else kind.model_fields).keys()
@@ -365,13 +369,13 @@ class Entry:
 
 def catalogue() -> list[Entry]:
     """All packaged recipes in the order of their names."""
-    found = []
+    entries = []
     for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")
         measured = _MINUTES.search(its.comment)
         needs = tuple(key for section in ("data", "model") for key in _files(section, recipe[section]))
-        found.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
-    return found
+        entries.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
+    return entries
 
 
 def _files(path: str, section: Mapping[str, Any]) -> Iterator[str]:

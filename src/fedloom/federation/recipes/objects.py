@@ -19,7 +19,7 @@ Objects = Mapping[str, tuple[Any, str]]
 
 
 def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
-    """A recipe's content without the objects in it, and the objects.
+    """Return a recipe's content without the objects in it, and the objects.
 
     A section is an object, or a mapping whose `name` is one. A name takes an object's place; a Method's is not known to
     recipes, so the section says what it would without it.
@@ -40,7 +40,7 @@ def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def described(thing: Any) -> str:
-    """An object in a few words, which differ where data or the shape of a model differ."""
+    """Return an object in a few words, which differ where data or the shape of a model differ."""
     if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
         return str(thing.name)
     dataset = getattr(thing, "dataset", thing)
@@ -55,7 +55,7 @@ def described(thing: Any) -> str:
 
 
 def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's content with keywords: sections (training={...}), and keys of `training` and `runtime` by themselves.
+    """Return a recipe's content with keywords: sections (training={...}), or keys of `training` and `runtime` alone.
 
     `lr` is that of the optimiser. A section given as a mapping changes those of its keys that it names. Raises
     RecipeError for an unknown keyword.

@@ -1,6 +1,4 @@
-"""Settings of running and evaluating, as a recipe states them. Free of torch.
-
-What a run promises of how much its models tell about any one client, as a recipe states it. Free of torch."""
+"""Recipe sections of running, evaluating, early stopping and the privacy budget. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -119,11 +117,11 @@ class Evaluation(Section):
         return self
 
     def in_full(self, round: int, rounds: int) -> bool:
-        """Whether an evaluation after this round of so many measures also what takes long."""
+        """Return whether an evaluation after this round of so many also measures costly metrics."""
         return round == rounds or bool(round and self.costly_every and round % self.costly_every == 0)
 
     def pictured(self, round: int) -> bool:
-        """Whether pictures of the answers after this round are kept: of the evaluations 1, 2, 4, 8 and so on."""
+        """Return whether pictures of this round's predictions are kept: after evaluations 1, 2, 4, 8 and so on."""
         count, rest = divmod(round, self.every)
         return self.predictions and rest == 0 and count.bit_count() == 1
 

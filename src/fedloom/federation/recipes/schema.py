@@ -25,6 +25,7 @@ from pydantic import (
 
 from fedloom.core.errors import MANY, RecipeError
 from fedloom.core.settings.registry import Registered, Registry
+from fedloom.core.settings.renamed import hashed
 from fedloom.core.settings.section import Problem, Section, carry, explain, found, join, strict
 from fedloom.core.settings.trust import Code, Origin, admit, imported, is_import, located, names_in, source
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
@@ -37,10 +38,16 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
-    (): {"attack": None, "privacy": None},
+    (): {"attack": None, "peers": None, "privacy": None},
     ("data",): {"signal": None},
+    ("early_stopping",): {"relative": False},
+    ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
+    ("peers",): {"mode": "synchronous", "rollback": None},
+    ("peers", "choose"): {"groups": None, "recency": None},
+    ("peers", "warmup"): {"alone": 1},
+    ("runtime",): {"exact": True},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},
 }
@@ -48,7 +55,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
 
 
 GIVEN = "given"
-"""The name of what was given as an object, in Python; `what` says what it was."""
+"""The name of a section that holds a Python object; its key `what` describes the object."""
 
 
 class Named(Section):
@@ -63,7 +70,7 @@ class Named(Section):
     section: ClassVar[str]
     """Its key path in a recipe."""
     argument: ClassVar[str] = ""
-    """What `fl.run` and `fl.resume` call an object in the name's place."""
+    """The argument of `fl.run` and `fl.resume` for an object in the name's place."""
     inline: ClassVar[str] = "params"
     expected: ClassVar[str] = "a name, or a mapping with 'name' and its parameters"
 
@@ -73,12 +80,12 @@ class Named(Section):
 
     @classmethod
     def registry(cls) -> Registry:
-        """The functions that this section may name."""
+        """Return the functions that this section may name."""
         return registry(*cls.home)
 
     @classmethod
     def common(cls) -> dict[str, Any]:
-        """The keys that the section takes whatever its name is."""
+        """Return the keys that the section takes whatever its name is."""
         return {k: f for k, f in cls.model_fields.items() if k != "params"}
 
     @property
@@ -103,7 +110,7 @@ class Named(Section):
 
     @property
     def is_held(self) -> bool:
-        """Whether an object is here in the name's place."""
+        """Return whether the section holds a Python object instead of a registered name."""
         return self._held is not None
 
     def make(self, *given: Any) -> Any:
@@ -111,9 +118,9 @@ class Named(Section):
         return self.entry.make(*given, **self.arguments)
 
     def holding(self, thing: Any, what: str) -> Self:
-        """The section with an object in the name's place, called `what`."""
-        made = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
-        return made._with(thing)
+        """Return the section with an object in the name's place, called `what`."""
+        section = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
+        return section._with(thing)
 
     def _with(self, thing: Any) -> Self:
         self._held = self.registry().of(GIVEN, thing)
@@ -139,7 +146,7 @@ class Named(Section):
     def _known(cls, value: str) -> str:
         if value != GIVEN and (problem := cls.registry().problem(value)):
             raise carry([("", problem)])
-        return value
+        return cls.registry().current(value)
 
     @field_validator("params")
     @classmethod
@@ -188,7 +195,7 @@ class ModelSection(Named):
 
     heads: Literal["all", "own"] = "all"
     weights: str | None = None
-    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom study pretrain` writes."""
     start: str | None = None
     """A run's folder, or a model.safetensors: begin with the model that all its clients share."""
     inputs: Literal["data", "weights"] = "data"
@@ -226,7 +233,7 @@ class MethodSection(Named):
     """
 
     def holding(self, thing: Any, what: str) -> Self:
-        """The section with a Method in the name's place, which stays as it was."""
+        """Return the section with a Method in the name's place, which stays as it was."""
         return self.model_copy(update={"python": what})._with(thing)
 
     @field_validator("codec")
@@ -312,23 +319,23 @@ class Recipe(Section):
         return self.data, self.partition, self.model, self.method, *([self.attack] if self.attack else [])
 
     def holding(self, **objects: tuple[Any, str]) -> Recipe:
-        """The recipe with objects, (object, what it is), in the place of what sections (data, model, ...) name."""
+        """Return the recipe with objects, (object, its description), in place of the names of sections (data, ...)."""
         held = {key: getattr(self, key).holding(*each) for key, each in objects.items()}
         return self.model_copy(update=held)
 
     def at_nodes(self) -> Recipe:
-        """The recipe as nodes of Flower run it, whatever engine it names: where noise comes from depends on it."""
+        """Return the recipe as nodes of Flower run it, whatever its engine: the source of noise depends on it."""
         return self.model_copy(update={"runtime": self.runtime.model_copy(update={"engine": "flower"})})
 
     @property
     def origins(self) -> dict[str, dict[str, str | None]]:
         """Key or name -> module, package, version and source of what is not fedloom's own."""
-        found = {section.section if section.is_held else section.name: section.entry for section in self.named}
+        entries = {section.section if section.is_held else section.name: section.entry for section in self.named}
         addons = registry("fedloom.methods", "ADDONS")
-        found |= {name: addons[name] for name in self.method.add}
+        entries |= {name: addons[name] for name in self.method.add}
         if self.method.codec is not None:
-            found[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
-        origins = {name: entry.origin for name, entry in found.items()}
+            entries[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
+        origins = {name: entry.origin for name, entry in entries.items()}
         origins |= {
             name: source(imported(name))
             for options in self.tasks.values()
@@ -368,41 +375,30 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     for path, defaults in LATER.items():
         section: dict[str, Any] = value
         for key in path:
-            section[key] = section = dict(section.get(key) or {})
-        for key, default in defaults.items():
-            if section.get(key) == default:
-                section.pop(key, None)
-    if value.get("peers") is None:  # the hash of recipes older than this section stays
-        value.pop("peers", None)
-    else:  # likewise for keys that came later
-        old = {"mode": "synchronous", "rollback": None}
-        value["peers"] = {k: v for k, v in value["peers"].items() if k not in old or v != old[k]}
-        if warmup := value["peers"].get("warmup"):
-            value["peers"]["warmup"] = {k: v for k, v in warmup.items() if (k, v) != ("alone", 1)}
-        choose = value["peers"]["choose"].items()
-        value["peers"]["choose"] = {k: v for k, v in choose if k not in ("groups", "recency") or v is not None}
-    if value.get("early_stopping"):
-        value["early_stopping"] = {k: v for k, v in value["early_stopping"].items() if (k, v) != ("relative", False)}
-    runtime = value.get("runtime", {})
-    exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
-    value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
-    evaluation = value.get("evaluation", {}).items()
-    value["evaluation"] = {k: v for k, v in evaluation if k != "predictions" and (k, v) != ("costly_every", None)}
+            if not section.get(key):
+                break
+            section[key] = section = dict(section[key])  # a copy: the caller's recipe stays as it is
+        else:
+            for key, default in defaults.items():
+                if section.get(key) == default:
+                    section.pop(key, None)
+    value["runtime"] = {key: each for key, each in (value.get("runtime") or {}).items() if key not in QUIET}
+    value["evaluation"] = {k: v for k, v in (value.get("evaluation") or {}).items() if k != "predictions"}
     # Keys are sorted below, but add-ons act in the order in which they stand. A Method is identified by its own text.
-    method = {k: v for k, v in value["method"].items() if k != "python"}
+    method = {k: v for k, v in hashed(value["method"]).items() if k != "python"}
     value["method"] = {**method, "add": list(method.get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def without_seed(recipe: Recipe) -> Recipe:
-    """The recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
+    """Return the recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
     return recipe.model_copy(update={"seed": 0})
 
 
 def registry(module: str, name: str) -> Registry:
-    """A registry by the module that has it and its name there."""
-    found: Registry = getattr(importlib.import_module(module), name)
-    return found
+    """Return a registry by the module that has it and its name there."""
+    registry_: Registry = getattr(importlib.import_module(module), name)
+    return registry_
 
 
 def _resolve(

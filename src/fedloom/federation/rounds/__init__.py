@@ -1,1 +1,1 @@
-"""What a round does, the same for every engine: dispatch, train, aggregate, measure, record."""
+"""A round, the same for every engine: dispatch, train, aggregate, measure, record."""

@@ -42,7 +42,7 @@ from fedloom.training.stacked import refuse as refuse_stack
 
 
 def build_method(section: MethodSection) -> Method:
-    """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
+    """Return the recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
     try:
         method = section.make()
         if section.is_held:
@@ -68,7 +68,7 @@ def _a_method(made: Any, where: str) -> Method:
 
 
 def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:
-    """The data set with some options of its tasks changed. Raises RecipeError for an unknown task or option."""
+    """Return the data set with some options of its tasks changed. Raises RecipeError for an unknown task or option."""
     tasks = {task.name: task for task in dataset.tasks}
     for name, changes in options.items():
         if name not in tasks:
@@ -96,7 +96,7 @@ the metric that stands for the task, or some names."""
 
 
 def _own(base: Task, changes: Mapping[str, Any]) -> Task:
-    """The task with a loss and metrics of a module."""
+    """Return the task with a loss and metrics of a module."""
 
     def named(value: Any, key: str) -> Any:
         if isinstance(value, list) and len(value) == 2:
@@ -113,7 +113,7 @@ def _own(base: Task, changes: Mapping[str, Any]) -> Task:
 
 
 def load_data(section: DataSection, seed: int) -> Dataset:
-    """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds.
+    """Return the recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds.
 
     Raises RecipeError where what the section names gives no data set.
     """
@@ -121,7 +121,7 @@ def load_data(section: DataSection, seed: int) -> Dataset:
 
 
 def method_of(recipe: Recipe) -> Method:
-    """The recipe's method as it runs at a server or at peers."""
+    """Return the recipe's method as it runs at a server or at peers."""
     method = build_method(recipe.method)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
@@ -197,16 +197,16 @@ def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
 
 
 def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
-    """What takes inputs from the data set's normalisation to that of the encoder's weights (1 x C x 1 x 1 each)."""
+    """Return (scale, shift) from the data set's normalisation to that of the weights (1 x C x 1 x 1 each)."""
     wanted = module.encoder.seen
     if wanted is None:
         raise RecipeError(
             f"model.inputs: weights found, but nobody knows how images for {type(module.encoder).__name__} are "
             "normalised; timm says so for its architectures (model: timm, vit)"
         )
-    found = normal(examples, torch.arange(min(len(examples), 1000)))
-    mean, std = (v[:1].double() for v in found) if found else (torch.zeros(1, 1), torch.ones(1, 1))
-    if found and any(bool((v != v[:1]).any()) for v in found):
+    known = normal(examples, torch.arange(min(len(examples), 1000)))
+    mean, std = (v[:1].double() for v in known) if known else (torch.zeros(1, 1), torch.ones(1, 1))
+    if known and any(bool((v != v[:1]).any()) for v in known):
         raise RecipeError("model.inputs: weights found, but the data set normalises each of its sets in another way")
     goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
     if examples.input_shape[0] != goal.shape[1]:
@@ -230,7 +230,7 @@ def _needs_parts(method: Method, module: MultiTask) -> None:
 
 
 def starting_model(model: ModelSection, seed: int, dataset: Dataset) -> MultiTask:
-    """The section's model before a method changes it, with the weights that it begins with."""
+    """Return the section's model before a method changes it, with the weights that it begins with."""
     module = build_model(
         model.entry,
         model.arguments,
@@ -257,25 +257,24 @@ def begin_with(module: MultiTask, start: str) -> None:
     if not file.is_file():
         raise RecipeError(f"model.start: {start!r}: there is no file {file}; a finished run has one")
     try:
-        found = load_file(file)
+        stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"model.start: {file} cannot be read: {error}") from None
     wanted = module.state_dict()
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in stored]
     if missing:
-        owners = sorted({name.rpartition("/")[0] for name in found if "/" in name})
+        owners = sorted({name.rpartition("/")[0] for name in stored if "/" in name})
         own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
         raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(wanted)} missing){own}")
     for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            raise RecipeError(
-                f"model.start: {file}, {name!r}: shape {tuple(found[name].shape)} found, expected {tuple(tensor.shape)}"
-            )
-    module.load_state_dict({name: found[name] for name in wanted})
+        shape, expected = tuple(stored[name].shape), tuple(tensor.shape)
+        if shape != expected:
+            raise RecipeError(f"model.start: {file}, {name!r}: shape {shape} found, expected {expected}")
+    module.load_state_dict({name: stored[name] for name in wanted})
 
 
 def _freeze(module: MultiTask, glob: str) -> None:
-    """No gradient for the parameters whose names match."""
+    """Freeze the parameters whose names match."""
     names = [name for name, _ in module.named_parameters()]
     chosen = fnmatch.filter(names, glob)
     if not chosen or len(chosen) == len(names):
@@ -344,7 +343,7 @@ def _stackable(built: Built) -> None:
 
 
 def _stacked(built: Built) -> bool:
-    """Whether clients train stacked. It does not depend on the number of workers, for results may not."""
+    """Return whether clients train stacked. It does not depend on the workers, for results may not."""
     training, module = built.recipe.training, built.module
     if training.stacked != "auto":
         return training.stacked

@@ -38,9 +38,14 @@ class Built:
     module: MultiTask
     layout: Layout
     terms: PrivacyTerms | None = None
-    """What a round costs in privacy, where the recipe has a section for it."""
+    """The privacy cost of a round, where the recipe has a section for it."""
     stacked: bool = False
-    """Whether clients train stacked, as the recipe says or by itself."""
+    """True if clients train stacked, as the recipe says or by itself."""
+
+    @cached_property
+    def parts(self) -> tuple[Method, Layout, BuiltFederation]:
+        """The first arguments of all functions of a round."""
+        return self.method, self.layout, self.federation
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
@@ -62,7 +67,7 @@ class Built:
 
     @property
     def whole(self) -> bool:
-        """Whether all clients are known here: a node with data of its own knows only itself."""
+        """Return whether all clients are known here: a node with data of its own knows only itself."""
         return bool(self.partition.shares)
 
     @property
@@ -104,7 +109,7 @@ class Built:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Which models clients may use: "global", the server's for all of them, and "personal", their own."""
+        """Return the models that clients may use: "global", the server's for all, and "personal", their own."""
         method = self.method
         if method.turn.pool:
             return ("global",)
@@ -141,7 +146,7 @@ class Built:
 
     @property
     def deployed(self) -> bool:
-        """Whether noise must not come from the recipe's seed, because those from whom it hides something know it."""
+        """Return whether noise must not come from the recipe's seed, which those know from whom it hides something."""
         return self.terms is not None and self.recipe.runtime.engine == "flower"
 
     @property

@@ -1,4 +1,4 @@
-"""The client's part of a round: load what came and what it keeps, train, subtract, transform, pack."""
+"""The client's part of a round: load what was sent and what it keeps, train, subtract, transform, pack."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ class ClientRound:
 
     @cached_property
     def shared(self) -> Layout:
-        """Those of them that are aggregated: the columns of the matrix of updates."""
+        """The parameters that are aggregated: the columns of the matrix of updates."""
         return self.method.shared_part(self.model.layout)
 
     def size(self, task: str | None = None) -> float:
-        """Number of examples of the client, or of one of its tasks, as it is sent: 1 where the method reads none."""
+        """Return the number of examples of the client, or of a task, as it is sent: 1 where the method reads none."""
         if not self.method.counts_examples:
             return 1.0
         return float(len((self.client if task is None else self.client.only(task)).train))
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """(what is sent, what training left, the client's new state).
+        """Return (what is sent, the result of training, the client's new state).
 
         `state` is what the client kept from its last participation ({} at first); it is not changed. If the update is
         not finite, the state stays as it was.
         """
         result, base = self._trained(received, state, self.client.id)
-        return self.finish(base, state, result)
+        return finish([self], base[None], self.model.params[None], [state], [result])[0]
 
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
@@ -75,7 +75,7 @@ class ClientRound:
         return self._local(who, state, self.method.rules, self.method.phases, broadcast, start), base
 
     def _everywhere(self, value: Tensor, like: Tensor) -> Tensor:
-        """A broadcast vector over all parameters; other tensors as they are."""
+        """Return a broadcast vector over all parameters; other tensors as they are."""
         value = value.to(self.model.device)
         return self.params.put(torch.zeros_like(like), self.shared, value) if value.ndim == 1 else value
 
@@ -88,7 +88,7 @@ class ClientRound:
         broadcast: Mapping[str, Tensor] = MappingProxyType({}),
         received: Tensor | None = None,
     ) -> LocalResult:
-        """Local training of the loaded model; `who` names the streams of random numbers."""
+        """Train the loaded model; `who` names the streams of random numbers."""
         if "rules" in memory:
             memory = {**memory, "rules": map_tensors(memory["rules"], lambda t: t.to(self.model.device))}
         look = self._validate, self._losses, self._labels
@@ -111,33 +111,28 @@ class ClientRound:
             for batch in part.index.split(self.training.batch_size):
                 yield part.examples.batch(batch, torch.device("cpu"), tasks=names)[1]
 
-    def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
-        """From the trained model (`base` is where it started) to a payload and the client's new state."""
-        delta = self.model.params - base
-        return self._finished(base, delta, _finite(self.model, delta[None])[0], state, result)
-
-    def _finished(
+    def finished(
         self,
         base: Tensor,
         delta: Tensor,
-        fine: bool,
+        finite: bool,
         state: State,
         result: LocalResult,
         packed: Mapping[str, Tensor] | None = None,
     ) -> tuple[Payload, LocalResult, State]:
-        """As `finish`, from a change of the parameters (p), which may be packed already."""
-        method, row = self.method, (self.client.id, None)
-        if not fine:
-            return Payload(row, self.size(), finite=False), result, state
+        """Return what `step` does, from a change `delta` of the parameters `base` (p each), which may be packed."""
+        method, row, n = self.method, (self.client.id, None), self.size()
+        if not finite:
+            return Payload(row, n, finite=False), result, state
         new, X = self._kept(base, delta, result), self.params.take(delta, self.shared)[None]
-        n, extras = self.size(), self._extras(result) if method.extras else {}
+        extra = self._extras(result) if method.extras else {}
         if packed is None:
-            several = {name: [value] for name, value in extras.items()}
-            payload, kept, updates = self._packed((row,), X, [n], several, state)
+            payload, kept, updates = self._packed((row,), X, [n], {name: [v] for name, v in extra.items()}, state)
             if not payload.finite:
                 return payload, result, state
-            X, new = updates.X, new | kept
-            n, packed, extras = payload.n, payload.packed, {name: values[0] for name, values in payload.extra.items()}
+            X, new, n, packed = updates.X, new | kept, payload.n, payload.packed
+            extra = {name: values[0] for name, values in payload.extra.items()}
+        # from the update that was sent, so that client and server continue from the same model
         new |= method.turn.kept(self.params.take(base, self.shared), X[0])
         beside: dict[str, Any] = {}
         if method.auxiliary:
@@ -147,28 +142,26 @@ class ClientRound:
             beside["support"] = self._support(tuple(self.client.tasks))
         if method.buffers != "local" and self.model.has_buffers:  # else they were copied by `_kept`
             beside["buffers"], beside["integers"] = self._buffers()
-        return Payload(row, n, packed, extras, **beside), result, new
+        return Payload(row, n, packed, extra, **beside), result, new
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Copies of the float buffers that may leave the client, and of integer buffers."""
+        """Return copies of the float buffers that may leave the client, and of integer buffers."""
         model, layout = self.model, self.model.layout
-        if not self.model.has_buffers:
-            return None, {}
         shared = layout.buffers.take(model.buffers, self.method.shared_buffers(layout))
         buffers = shared.to("cpu", copy=True) if len(shared) else None
         return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
 
     def _kept(self, base: Tensor, delta: Tensor, result: LocalResult) -> State:
-        """What a client keeps of a round, which changed its parameters by `delta`, for its next one; stages at the
-        client add their own state.
+        """Return what a client keeps of a round, which changed its parameters by `delta`, for its next one.
+
+        Stages at the client add their own state.
         """
-        method, model, new = self.method, self.model, dict[str, Any]()
+        method, model = self.method, self.model
+        new: State = {"optimizer": result.optimizer} if result.optimizer else {}
         if method.private is not None and (private := method.private_part(model.layout)).blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
             own = self.params.take(base, private) + self.params.take(delta, private)
             new["private"] = own.to("cpu")
-        if result.optimizer:
-            new["optimizer"] = result.optimizer
         if method.rules:
             new["rules"] = map_tensors(result.rules, lambda t: t.to("cpu"))
             for i, rule in enumerate(method.rules):
@@ -183,7 +176,7 @@ class ClientRound:
         return new
 
     def _extras(self, result: LocalResult) -> dict[str, Any]:
-        """The extras of the client's row that some stage uses."""
+        """Return the extras of the client's row that some stage uses: no others leave the client."""
         wanted, client = self.method.extras, self.client
         about: dict[str, Any] = {
             "steps": float(result.steps),
@@ -196,7 +189,7 @@ class ClientRound:
         return {name: value for name, value in about.items() if name in wanted}
 
     def _support(self, tasks: tuple[str, ...]) -> Tensor:
-        """Which blocks received a gradient in training these tasks."""
+        """Return which blocks received a gradient in training these tasks."""
         trained = set(self.model.layout.trained(tasks).names)
         return torch.tensor([b.name in trained for b in self.shared.blocks])
 
@@ -208,34 +201,36 @@ class ClientRound:
         extra: Mapping[str, list[Any]],
         state: State,
     ) -> tuple[Payload, State, Updates]:
-        """Rows after the client's stages, its attack and the codec: (payload, their states, the rows before the codec).
+        """Pass rows through the client's stages, its attack and the codec: (payload, their states, rows as sent).
 
         A client that sends nothing has a payload that is not finite.
         """
         method, n, kept = self.method, torch.tensor(sizes, dtype=torch.float64), dict[str, Any]()
-        present = self.federation.present(self.client, self.shared, tuple(task for _, task in rows if task is not None))
+        tasks = tuple(task for _, task in rows if task is not None)
+        present = self.federation.present(self.client, self.shared, tasks)
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         if not isinstance(method.edge, Identity):
             updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
             kept |= {"edge": edge} if edge else {}
-        sent: Updates | None = updates
-        if self.attack is not None:
+        if self.attack is not None:  # after its stages: a hostile client obeys no clipping of its own
             sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
             kept |= {"attack": memory} if memory else {}
-        if sent is None:
-            return Payload(rows[0], float(n.sum()), finite=False), kept, updates
-        packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
-        tasks = {task: size for (_, task), size in zip(rows, sent.n.tolist(), strict=True) if task is not None}
-        return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent
+            if sent is None:
+                return Payload(rows[0], float(n.sum()), finite=False), kept, updates
+            updates = sent
+        packed = {name: value.to("cpu") for name, value in method.codec.pack(updates).items()}
+        counts = dict(zip(tasks, updates.n.tolist(), strict=True)) if tasks else {}
+        return Payload(rows[0], float(updates.n.sum()), packed, dict(updates.extra), tasks=counts), kept, updates
 
 
 class BesideRound(ClientRound):
     """A client's part of a round if it trains a model of its own beside the shared one."""
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
+        """Return what the client sends and keeps, its own model included."""
         model = self.model
         result, base = self._trained(received, state, self.client.id)
-        payload, result, new = self.finish(base, state, result)
+        ((payload, result, new),) = finish([self], base[None], model.params[None], [state], [result])
         if not payload.finite:
             return payload, result, new
         trained = model.vector.clone()
@@ -257,7 +252,8 @@ class EachTaskRound(ClientRound):
     """A client's part of a round if it trains each of its tasks alone."""
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        model, client = self.model, self.client
+        """Return what the client sends and keeps, with a row per task."""
+        model, client, row = self.model, self.client, (self.client.id, None)
         initial = model.initial[: self.params.d]
         starts = task_messages(self.method, model, self.federation, client.id, received)
         memories = state.get("tasks", {})
@@ -288,17 +284,15 @@ class EachTaskRound(ClientRound):
             waiting=sum(r.waiting for r in results.values()),
             by_task=results,
         )
-        row: Row = (client.id, None)
         if not rows:
             return Payload(row, self.size(), finite=False), merged, state
-        sizes = {task: self.size(task) for task in rows}
+        sizes = [self.size(task) for task in rows]
         keys = tuple((client.id, task) for task in rows)
-        payload, kept, _ = self._packed(keys, RowList(tuple(rows.values())), list(sizes.values()), extra, state)
+        payload, kept, _ = self._packed(keys, RowList(tuple(rows.values())), sizes, extra, state)
         if not payload.finite:
             return replace(payload, row=row), merged, state
-        new |= kept
-        rows_support = torch.stack(support) if self.method.wants_support else None
-        return replace(payload, row=row, n=self.size(), support=rows_support), merged, new
+        stacked = torch.stack(support) if self.method.wants_support else None
+        return replace(payload, row=row, n=self.size(), support=stacked), merged, new | kept
 
 
 def part_of(method: Method) -> type[ClientRound]:
@@ -315,25 +309,25 @@ def finish(
     states: Sequence[State],
     results: Sequence[LocalResult],
 ) -> list[tuple[Payload, LocalResult, State]]:
-    """What clients of one model send and keep, from their parameters before (`base`) and after training (K x p).
+    """Return what clients of one model send and keep, from their parameters before (`base`) and after (K x p).
 
-    Clients that do nothing to their rows, and hold the same tasks, pack them together.
+    They hold the same tasks. If they do nothing to their rows, these are packed together.
     """
     method, model, first = turns[0].method, turns[0].model, turns[0]
     delta = params - base
-    fine = _finite(model, delta)
+    finite = _finite(model, delta)
     packed = None
-    if len(turns) > 1 and isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
+    if isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
         X, present = first.params.take(delta, first.shared), first.federation.present(first.client, first.shared)
         packed = method.codec.pack_each(X, first.shared, present)
     return [
-        turn._finished(before, change, fine[k], states[k], results[k], packed[k] if packed else None)
-        for k, (turn, before, change) in enumerate(zip(turns, base, delta, strict=True))
+        turn.finished(base[k], delta[k], finite[k], states[k], results[k], packed[k] if packed else None)
+        for k, turn in enumerate(turns)
     ]
 
 
 def _finite(model: FlatModel, delta: Tensor) -> list[bool]:
-    """Of changes of the parameters (K x p): whether each, and the model's buffers, are finite."""
+    """Return of changes of the parameters (K x p) whether each, and the model's buffers, are finite."""
     return [*map(bool, row_norms(delta).isfinite() & torch.isfinite(model.buffers).all())]
 
 
@@ -351,7 +345,7 @@ def tune(method: Method, model: FlatModel, client: BuiltClient, training: Traini
 def task_messages(
     method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message
 ) -> dict[str, Message]:
-    """A received message as one message per task, each with a whole vector: the task's own, or that of all."""
+    """Return a received message as one per task, each with a whole vector: the task's own, or that of all."""
     tasks = federation.client(client).tasks
     if not method.task_vectors:
         return dict.fromkeys(tasks, received)
@@ -368,15 +362,14 @@ def task_messages(
 def for_task(
     method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message, task: str | None
 ) -> Message:
-    """A message with the whole vector of one task; unchanged if tasks have no models of their own."""
+    """Return a message with the whole vector of one task; unchanged if tasks have no models of their own."""
     return received if task is None else task_messages(method, model, federation, client, received)[task]
 
 
 def personal_state(model: FlatModel, params: Tensor, more: State | None = None) -> State:
-    """A client's own model as state."""
-    state = {"vector": torch.cat([params, model.buffers]), "integers": dict(model.integers), **(more or {})}
-    kept: State = map_tensors(state, lambda t: t.to("cpu", copy=True))
-    return kept
+    """Return a client's own model as state."""
+    state: State = {"vector": torch.cat([params, model.buffers]), "integers": dict(model.integers), **(more or {})}
+    return dict(map_tensors(state, lambda t: t.to("cpu", copy=True)))
 
 
 def load_personal(model: FlatModel, personal: State) -> None:
@@ -391,31 +384,32 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> T
 
     Returns the loaded vector, which nobody may change: what was sent where that is all of it, else a copy.
     """
-    layout = model.layout
-    params, shared = layout.parameters, method.shared_part(layout)
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
     vector = state["own"] if received.vector is None else received.vector
     if shared is not params:  # all others are written below
         rest = params.without(shared)
         params.put(model.params, rest, params.take(model.initial[: params.d], rest))
     params.put(model.params, shared, vector.to(model.device))
     if "private" in state:
-        params.put(model.params, method.private_part(layout), state["private"].to(model.device))
+        params.put(model.params, method.private_part(model.layout), state["private"].to(model.device))
     if model.has_buffers:
         _load_buffers(method, model, received, state)
+    # without a copy, all clients that start from one model share its memory
     loaded = model.vector
-    whole = vector.shape == loaded.shape and vector.dtype == loaded.dtype and vector.device == loaded.device
+    whole = (vector.shape, vector.dtype, vector.device) == (loaded.shape, loaded.dtype, loaded.device)
     return vector if whole else loaded.clone()
 
 
 def _load_buffers(method: Method, model: FlatModel, received: Message, state: State) -> None:
     """Load float buffers, the client's own among them, and integer buffers."""
-    layout = model.layout
+    layout, local = model.layout, method.buffers == "local"
     shared = method.shared_buffers(layout)
+    # first all as they were at the start: an earlier client has left its own here
     model.buffers.copy_(model.initial[layout.parameters.d :])
     model.load_integers(model.initial_integers)
-    buffers = state.get("buffers") if method.buffers == "local" else received.buffers
+    buffers = state.get("buffers") if local else received.buffers
     if buffers is not None:
         layout.buffers.put(model.buffers, shared, buffers.to(model.device))
     if "private_buffers" in state:
         layout.buffers.put(model.buffers, layout.buffers.without(shared), state["private_buffers"].to(model.device))
-    model.load_integers(state.get("integers", {}) if method.buffers == "local" else dict(received.integers))
+    model.load_integers(state.get("integers", {}) if local else dict(received.integers))

@@ -1,4 +1,4 @@
-"""What the updates of a round have in common: cosine and sign agreement between rows, by groups of layers.
+"""Agreement of the updates of a round: cosine and sign agreement between rows, by groups of layers.
 
 Reads the matrix that a method was given and the method's result, and changes neither. If the matrix is large, columns
 are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1 / sqrt(c). Everything else
@@ -60,7 +60,7 @@ class LayerGroup:
 
 @lru_cache(maxsize=32)
 def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int]:
-    """(the groups of a layout, how many are left out), with about `columns` columns to look at in all.
+    """Return (the groups of a layout, how many are left out), with about `columns` columns to look at in all.
 
     A group is the blocks of one part of the model that belong to one task. The layers of a part that all tasks share
     are put into at most LAYERS groups of about equal size.
@@ -69,13 +69,13 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
     for i, block in enumerate(layout.blocks):
         if block.size:
             parts.setdefault((block.part or block.role, block.task), []).append(i)
-    found: list[tuple[str, str | None, list[int]]] = []
+    parted: list[tuple[str, str | None, list[int]]] = []
     for (part, task), blocks in parts.items():
         for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
-            found.append((part, task, some))
-    kept = found[:GROUPS]
+            parted.append((part, task, some))
+    kept = parted[:GROUPS]
     share = columns // max(1, len(kept))
-    made = []
+    groups = []
     for part, task, blocks in kept:
         size = sum(layout.blocks[i].size for i in blocks)
         names = list(dict.fromkeys(_layer(layout.blocks[i].name) for i in blocks))
@@ -90,12 +90,12 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
         before = np.cumsum([0, *(layout.blocks[i].size for i in blocks)])
         within = np.searchsorted(before, where, side="right") - 1
         columns_here = torch.from_numpy(starts[within] + where - before[within])
-        made.append(LayerGroup(part, task, layers, tuple(blocks), size, columns_here))
-    return tuple(made), len(found) - len(kept)
+        groups.append(LayerGroup(part, task, layers, tuple(blocks), size, columns_here))
+    return tuple(groups), len(parted) - len(kept)
 
 
 def _layer(name: str) -> str:
-    """The layer of a tensor: its name up to the first number, else all but its last word."""
+    """Return the layer of a tensor: its name up to the first number, else all but its last word."""
     numbered = re.match(r"(?:[^.]*?\.)*?[^.\d]*\d+(?=\.|$)", name)
     return numbered[0] if numbered else name.rpartition(".")[0] or name
 
@@ -109,15 +109,15 @@ def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
         return list(layers.values())
     sizes = [sum(blocks[i].size for i in layer) for layer in layers.values()]
     total, before = sum(sizes), 0
-    found: dict[int, list[int]] = {}
+    grouped: dict[int, list[int]] = {}
     for layer, size in zip(layers.values(), sizes, strict=True):
-        found.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
+        grouped.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
         before += size
-    return list(found.values())
+    return list(grouped.values())
 
 
 def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
-    """The diagnostics of a round's updates and of a method's result, as a JSON value.
+    """Return the diagnostics of a round's updates and of a method's result, as a JSON value.
 
     rows, out       keys of the received rows and of the result's rows: [client, task or null]
     shown           positions of the rows in the matrices of cosines; at a peer its own row comes first
@@ -161,7 +161,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
 
 def _take(updates: Updates, columns: Tensor) -> Tensor:
-    """The columns `columns` of X that this process has; X itself is not computed (K x c, on the CPU)."""
+    """Return the columns `columns` of X that this process has; X itself is not computed (K x c, on the CPU)."""
     if isinstance(updates.given, Distributed):
         data = updates.given.take(columns).cpu()
     elif isinstance(updates.given, Tensor) or "data" in vars(updates):
@@ -205,7 +205,7 @@ class _Sums:
 
 
 def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], peer: str | None) -> _Sums:
-    """The sums of groups that lie one after another and have `sizes` columns."""
+    """Return the sums of groups that lie one after another and have `sizes` columns."""
     solved = len(X) <= SOLVED
     looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
     own = seen[:1] if peer is not None else seen
@@ -223,7 +223,7 @@ def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], p
 
 
 def _together(sums: _Sums) -> _Sums:
-    """The sums over all processes, exchanged in one message."""
+    """Return the sums over all processes, exchanged in one message."""
     parts = vars(sums)
     summed = (
         columns_here()
@@ -241,7 +241,7 @@ def _about(
     peer: str | None,
     out: Sequence[Row],
 ) -> list[dict[str, Any]]:
-    """The diagnostics of each group; `members` (g x K) are the rows that have it."""
+    """Return the diagnostics of each group; `members` (g x K) are the rows that have it."""
     k = members.shape[1]
     solved = k <= SOLVED
     seen = list(shown) if solved else list(range(len(shown)))
@@ -255,7 +255,7 @@ def _about(
     cosine = torch.where(known, cosine[:, pairs], torch.nan)
     alike = torch.where(known, ((sums.alike / sums.both + 1) / 2)[:, pairs], torch.nan)
     kept = torch.where(members, sums.rows / looked[:, None].clamp(min=1), torch.nan)
-    found = []
+    values = []
     for i, group in enumerate(groups):
         value: dict[str, Any] = {
             "part": group.part,
@@ -267,7 +267,7 @@ def _about(
         if not members[i].all():
             value["rows"] = members[i].nonzero().flatten().tolist()
         value |= {"cosine": _numbers(cosine[i]), "sign": _numbers(alike[i]), "kept": _numbers(kept[i])}
-        found.append(value)
+        values.append(value)
     if solved:
         # in a result's row for one task, other tasks' parts have no owner
         theirs = [[group.task is None or task in (None, group.task) for _, task in out] for group in groups]
@@ -275,10 +275,10 @@ def _about(
         weights, explained = _weights(sums.gram, sums.made, sums.square, members)
         weights = torch.where(enough[:, :, None], weights, torch.nan)
         explained = torch.where(enough, explained, torch.nan)
-        for value, some, w, e in zip(found, members.any(1).tolist(), weights, explained, strict=True):
+        for value, some, w, e in zip(values, members.any(1).tolist(), weights, explained, strict=True):
             if some:
                 value |= {"weights": [_numbers(row) for row in w], "explained": _numbers(e)}
-    return found
+    return values
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,7 +299,7 @@ def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Ten
 
 
 def looks(peer: str, population: int | None, round: int) -> bool:
-    """Whether a peer looks in a round: all peers if there are few, else about PEERS of them, always the same."""
+    """Return whether this peer records diagnostics in a round (a fixed sample of about PEERS peers)."""
     if (round - 1) % EVERY:
         return False
     return population is None or population <= PEERS or derive_seed(0, DIAGNOSTICS, peer) % population < PEERS

@@ -52,11 +52,11 @@ def evaluate(
 def confusions(
     model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> dict[str, Tensor]:
-    """Counts, truth x prediction (C x C, int64), of every task that has classes, over the examples with its label.
+    """Return counts, truth x prediction (C x C, int64), of every task with classes, over the examples with its label.
 
     `innermost`: as in `evaluate`.
     """
-    found: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
     metrics = {name: metric for name, task in tasks.items() if (metric := task.metric()).confusion is not None}
     for labelled, names in part.by_labels(metrics):
         with torch.inference_mode():
@@ -65,8 +65,8 @@ def confusions(
                     metrics[name].update(outputs[name], targets[name])
     for name, metric in metrics.items():
         assert metric.confusion is not None
-        found[name] = metric.confusion
-    return found
+        counts[name] = metric.confusion
+    return counts
 
 
 Answers = tuple[int, dict[str, Tensor], dict[str, Tensor]]
@@ -90,7 +90,7 @@ def answers(
 def example_losses(
     model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int, innermost: bool = True
 ) -> Tensor:
-    """The loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
+    """Return the loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
 
     `innermost`: as in `evaluate`.
     """

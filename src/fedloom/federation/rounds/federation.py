@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.core.context import draws
+from fedloom.core.context import Row, draws
 from fedloom.core.errors import DataError
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset, Examples, Withheld, apart
@@ -36,7 +36,7 @@ class Part:
         return len(self.positions)
 
     def by_labels(self, tasks: Iterable[str]) -> list[tuple[Part, tuple[str, ...]]]:
-        """The tasks, grouped by the examples that have their labels, with these examples; none is left out."""
+        """Return the tasks, grouped by the examples that have their labels, with these examples; none is left out."""
         groups: dict[bytes, tuple[Part, list[str]]] = {}
         for task in tasks:
             part = self.of(task)
@@ -44,7 +44,7 @@ class Part:
         return [(part, tuple(names)) for part, names in groups.values()]
 
     def of(self, task: str) -> Part:
-        """The examples that have a label of the task; the same object every time."""
+        """Return the examples that have a label of the task; the same object every time."""
         if task not in self._of:
             have = labelled(self.examples.labels_of(task))[self.positions]
             self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
@@ -100,10 +100,10 @@ class BuiltClient:
     batches: float = 1.0
     """How many times larger than the recipe's its batches are."""
     counted: bool = True
-    """Whether the lengths of its parts are known, which a node may keep to itself."""
+    """True if the lengths of its parts are known, which a node may keep to itself."""
 
     def settings(self, training: Training) -> Training:
-        """The recipe's settings for this client."""
+        """Return the recipe's settings for this client."""
         if self.batches == 1 and not isinstance(training.epochs, dict):
             return training
         training = training.of(self.domain)
@@ -133,7 +133,7 @@ class BuiltClient:
         return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 
     def only(self, task: str) -> BuiltClient:
-        """The client with one of its tasks, and the examples that have a label of it."""
+        """Return the client with one of its tasks, and the examples that have a label of it."""
         train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)
         return replace(self, tasks={task: self.tasks[task]}, train=train, val=val, test=test)
 
@@ -188,7 +188,7 @@ class BuiltFederation:
         return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
     def pooled(self, by: Pooled) -> BuiltFederation:
-        """The federation with one who trains on what all clients have: their examples, with the labels of their tasks.
+        """Return the federation with one trainer that has all clients' examples, with the labels of their tasks.
 
         "all" is for all tasks at once, "task" one for each. Batches are larger than a client's, as many times as there
         are more examples than the largest client has. So there are as many steps as that one makes, and all examples
@@ -220,7 +220,7 @@ class BuiltFederation:
         return self.clients if self.pool is None else self.pool
 
     def client(self, name: str) -> BuiltClient:
-        """A client, or one of the pool."""
+        """Return a client, or one of the pool."""
         return self.trainers[name] if name in self.trainers else self.clients[name]
 
     @cached_property
@@ -229,11 +229,11 @@ class BuiltFederation:
         return {task.name: sum(task.name in c.tasks for c in self.trainers.values()) for task in self.tasks}
 
     def holder(self, task: str) -> BuiltClient:
-        """The first client that holds the task."""
+        """Return the first client that holds the task."""
         return next(client for client in self.clients.values() if task in client.tasks)
 
     def present(self, client: BuiltClient, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
-        """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
+        """Return which blocks of a layout a client has (1 x blocks, bool), or None for all.
 
         With `tasks`: which blocks its rows of these tasks have (k x blocks).
         """
@@ -243,16 +243,24 @@ class BuiltFederation:
             return None
         return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])
 
+    def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
+        """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""
+        if self.unified and all(task is None for _, task in rows):
+            return None
+        masks = [self.present(self.client(client), layout, (task,) if task else ()) for client, task in rows]
+        known = [mask for mask in masks if mask is not None]
+        return torch.cat(known) if known else torch.zeros(0, len(layout.blocks)).bool()
+
 
 def drawn_of(clients: int, participation: float) -> int:
-    """How many clients a round of fixed size has."""
+    """Return how many clients a round of fixed size has."""
     return max(1, int(participation * clients + 0.5))
 
 
 def cohort(
-    clients: Sequence[str], participation: float, key: int | bytes, round: int, poisson: bool = False
+    clients: Iterable[str], participation: float, key: int | bytes, round: int, poisson: bool = False
 ) -> tuple[str, ...]:
-    """The participants of a round, sorted: max(1, round(participation x clients)) of them.
+    """Return the participants of a round, sorted: max(1, round(participation x clients)) of them.
 
     With `poisson` each client is drawn by itself with probability `participation`; there may be none. `key` is the
     run's seed, or the secret of a deployment.

@@ -75,7 +75,7 @@ def conspired(
     memory: State,
     log: Log,
 ) -> Iterator[Payload]:
-    """The payloads, those of hostile clients that know all others last, and with what these send together.
+    """Return the payloads, those of hostile clients that know all others last, and with what these send together.
 
     `memory`, what the hostile clients of each group remember, is changed, and a change is logged.
     """

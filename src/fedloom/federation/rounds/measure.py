@@ -1,6 +1,6 @@
-"""Which model is measured on whose data: the lines of metrics.jsonl.
+"""The models that are measured and on whose data: the lines of metrics.jsonl.
 
-A finished run's models as named tensors, for a file that is readable without fedloom."""
+Also a finished run's models as named tensors, for a file that is readable without fedloom."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Model:
     task: str | None = None
     """The task that the model is for, if each task has a model."""
     owner: str | None = None
-    """Whose it is; None if all clients, or all that hold the task, have the same."""
+    """Its client; None if all clients, or all that hold the task, have the same."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class MeasuredGroup:
         return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
 
     def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
-        """The job that measures it, with the metrics that take long if `costly`."""
+        """Return the job that measures it, with the metrics that take long if `costly`."""
         m = self.model
         about = m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
         return EvalJob(key, *about, costly, pool=True)
@@ -76,7 +76,7 @@ def models_to_measure(built: Built) -> None:
 
 
 def unmeasured(built: Built) -> list[str]:
-    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
+    """Return what no client can measure and the recipe wants measured, in sentences: a split, or a task in one.
 
     Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
     at a server of nodes, are taken to be there.
@@ -100,17 +100,17 @@ def unmeasured(built: Built) -> list[str]:
             possible.append(split)
             gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
     wanted = recipe.evaluation.splits
-    said = [gap for split in wanted for gap in gaps[split]]
+    sentences = [gap for split in wanted for gap in gaps[split]]
     if not set(wanted) & set(possible):
         could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
-        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
+        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
         raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
-    return said
+    return sentences
 
 
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
-    """The models that a client may use; among those for one task the last is the one to use.
+    """Return the models that a client may use; among those for one task the last is the one to use.
 
     `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
     and that of each task.
@@ -155,7 +155,7 @@ def measure(
     costly: bool = False,
     record: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
 ) -> list[Record]:
-    """Records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
+    """Return records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
 
     A model that several clients share is measured once on data that they share. `record` hears which clients withhold
     their scores.
@@ -212,17 +212,17 @@ def complete(built: Built, executor: Executor, folder: RunFolder, kept: State) -
 
 
 def _lengthy(built: Built) -> frozenset[str]:
-    """The tasks with a metric that takes long."""
+    """Return the tasks with a metric that takes long."""
     metrics = {task.name: task.metric() for task in built.federation.tasks}
     return frozenset(name for name, metric in metrics.items() if metric.cheap() is not metric)
 
 
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
-    """The wanted models of all clients on the data of these splits.
+    """Return the wanted models of all clients on the data of these splits.
 
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
-    found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
+    by_model: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
     shared: dict[str | None, Message] = {}
     for client in built.honest:
         models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]
@@ -232,15 +232,15 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
             for split in splits:
                 part = client.part(split)
                 if len(part):
-                    group = found.setdefault(
+                    group = by_model.setdefault(
                         (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
                     )
                     group.members.append((client, model))
-    return list(found.values())
+    return list(by_model.values())
 
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
-    """Records of the models right after local training, if they were measured."""
+    """Return records of the models right after local training, if they were measured."""
     clients = built.federation.trainers
     return [
         record
@@ -275,18 +275,10 @@ def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
 
 
 def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
-    """The lines of a client's scores; none of a task of which its examples have no label."""
-    data = f"{client.part(split).name} {split}"
+    """Return the lines of a client's scores; none of a task of which its examples have no label."""
+    about = {"model": model, "split": split, "data": f"{client.part(split).name} {split}"}
     return [
-        {
-            "client": client.id,
-            "task": task,
-            "metric": metric,
-            "value": value,
-            "model": model,
-            "split": split,
-            "data": data,
-        }
+        {"client": client.id, "task": task, "metric": metric, "value": value, **about}
         for task in tasks
         if len(client.part(split).of(task)) or any(value == value for value in scores[task].values())
         for metric, value in scores[task].items()
@@ -294,7 +286,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
 
 
 def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
-    """What there is to say of a round in a progress bar: 'training loss', and 'val accuracy' or the like -> its mean.
+    """Return the numbers of a round for a progress bar: 'training loss', and 'val accuracy' or the like -> the mean.
 
     Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
     else on test data.
@@ -305,9 +297,9 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
         if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
             values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(r["value"])
     split = "val" if "val" in values else "test"
-    found = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
-    found |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in found.items() if numbers}
+    numbers_of = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
+    numbers_of |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in numbers_of.items() if numbers}
 
 
 def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -322,7 +314,7 @@ def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str
 
 def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
     """Prefix -> (client, model): each of a run's models once."""
-    found: dict[str, tuple[str, Model]] = {}
+    models_by_prefix: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
         models = models_for(built, state, client)
         shared = {m.task for m in models if m.name == "global"} if built.method.turn.by_task else set()
@@ -330,12 +322,12 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
             if one.name == "personal" and one.task in shared:
                 continue  # this is the task's model after the codec
             prefix = "" if one.name == "global" else f"client/{client}/"
-            found.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
-    return found
+            models_by_prefix.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
+    return models_by_prefix
 
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:
-    """The tensors of one model; `model` is scratch space."""
+    """Return the tensors of one model; `model` is scratch space."""
     message = for_task(built.method, model, built.federation, client, one.message, one.task)
     load(built.method, model, message, one.state)
     if one.name == "personal":
@@ -347,7 +339,7 @@ def named(built: Built, model: FlatModel, client: str, one: Model, round: int, p
 
 
 def labels(built: Built, state: State) -> dict[str, str]:
-    """The labels of the file."""
+    """Return the labels of the file."""
     return {
         "method": built.method.name,
         "recipe": built.recipe.name,

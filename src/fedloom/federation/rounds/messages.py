@@ -1,4 +1,4 @@
-"""What is sent in a round, a Message to a client and a Payload from it, and what that costs: bytes and seconds."""
+"""The values that travel in a round, a Message to a client and a Payload from it, and their cost: bytes and seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedloom.core.codecs import ByteCount, by_block
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, RowList, Rows, Updates
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.methods.method import Method
 
 ALL = EVERYONE[0]
@@ -25,8 +25,7 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, the buffers unless they are local, and the broadcast of
-    stages.
+    """From the server to one client: the shared parameters, the buffers unless they are local, stages' broadcasts.
 
     `vector` is None if the client continues from its own model, which it has, and if rows are (client, task). Then
     `packed` has the vectors of `tasks`; any other task starts from the initial model.
@@ -61,14 +60,14 @@ class Payload:
     tasks: Mapping[str, float] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """All fields but the client, as plain values for messages and checkpoints. `of` is the inverse."""
-        tree = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("row", "finite")}
+        """Return all fields but the client as plain values, for messages and checkpoints. `of` is the inverse."""
+        tree = {name: value for name, value in vars(self).items() if name not in ("row", "finite")}
         tree["side"] = tree.pop("auxiliary")  # the key in files
         return tree if self.finite else {**tree, "finite": False}
 
     @staticmethod
     def of(client: str, tree: Mapping[str, Any]) -> Payload:
-        """A client's payload from its tree."""
+        """Return a client's payload from its tree."""
         values = {"auxiliary" if key == "side" else key: value for key, value in tree.items()}
         return Payload((client, None), **values)
 
@@ -79,12 +78,12 @@ class Payload:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Number of examples of each row."""
+        """The number of examples of each row."""
         return tuple(self.tasks.values()) or (self.n,)
 
 
-def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
-    """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
+def clip_counts(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+    """Return a payload with the numbers of examples that count (`Method.weights`, `Method.max_examples`)."""
     if method.weights != "declared" and method.max_examples is None:
         return payload
     client, most = federation.client(payload.row[0]), method.max_examples or math.inf
@@ -97,15 +96,14 @@ def believed(method: Method, federation: BuiltFederation, payload: Payload) -> P
 
 
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
-    """The rows that these clients will send."""
-    turn = method.turn
-    return tuple(row for client in clients for row in turn.rows(client, tuple(federation.client(client).tasks)))
+    """Return the rows that these clients will send."""
+    rows = method.turn.rows
+    return tuple(row for client in clients for row in rows(client, tuple(federation.client(client).tasks)))
 
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
-    """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
-    ones = _ones(len(rows))
-    tasks = tuple(task for _, task in rows if task is not None)
+    """Return rows X of one client with their presence, for a codec that packs them, or fills them from zeros."""
+    ones, tasks = _ones(len(rows)), tuple(task for _, task in rows if task is not None)
     present = federation.present(federation.client(rows[0][0]), shared, tasks)
     return Updates(shared, rows, X, ones, ones, present=present)
 
@@ -123,7 +121,7 @@ def unpacked(
     packed: Mapping[str, Tensor],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Updates]:
-    """What a client packed, or the server for it: (X, which may be a view of it, and rows like these to pack again)."""
+    """Return what a client packed, or the server for it: (X, which may be a view of it; rows like these to pack)."""
     like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d, dtype=dtype))
     return method.codec.unpack(packed, like), like
 
@@ -131,7 +129,7 @@ def unpacked(
 def pack_tasks(
     method: Method, layout: Layout, federation: BuiltFederation, state: State, client: str, tasks: Iterable[str]
 ) -> Message:
-    """The vectors of some tasks, packed as the client will pack its own; tasks without a vector are left out."""
+    """Return the vectors of some tasks, packed as the client packs its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
     if tasks:
@@ -143,14 +141,17 @@ def pack_tasks(
 
 @lru_cache
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A matrix of zeros that is only looked at: it takes no memory."""
+    """Return a matrix of zeros that is only looked at: it takes no memory."""
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
 
 
 def form(value: Any) -> Any:
-    """What the bytes of a message or a payload depend on: all but whose it is and its values, if the codec lets it."""
+    """Return what the bytes of a message or a payload depend on: all but its client and its values.
+
+    Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
+    """
     if isinstance(value, Message | Payload):
-        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+        value = {name: part for name, part in vars(value).items() if name not in ("row", "n")}
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, Mapping):
@@ -160,57 +161,45 @@ def form(value: Any) -> Any:
     return value if value is None or isinstance(value, tuple | bool) else 8
 
 
-def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
-    """Bytes of one payload by (role, task), counted on the packed tensors."""
-    if not payload.finite:
-        return {}
-    shared, rows = method.shared_part(layout), payload.rows
-    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
-    if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
-        bits = 0 if payload.support is None else payload.support.numel()
-        vectors = (*payload.extra.values(), *payload.auxiliary.values())
-        bytes_["side", None] = 8 * len(rows) + sum(map(_size, vectors)) + -(-bits // 8)
-    return _with_buffers(bytes_, method, layout, payload)
-
-
-def _size(value: Any) -> int:
-    """Bytes of an extra: 8 for a number or a short text."""
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    return value.nbytes if isinstance(value, Tensor) else 8
-
-
-def count_down(
-    method: Method, layout: Layout, federation: BuiltFederation, client: BuiltClient, message: Message
+def count_bytes(
+    method: Method, layout: Layout, federation: BuiltFederation, client: str, sent: Message | Payload
 ) -> ByteCount:
-    """Bytes of the message to one client, by (role, task)."""
-    shared = method.shared_part(layout)
-    bytes_: ByteCount = {}
-    if message.vector is not None:
-        one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
-        bytes_ = by_block(one, message.vector.element_size())
-    if message.tasks:
-        rows = tuple((client.id, task) for task in message.tasks)
-        like = blank(shared, federation, rows, nothing(len(rows), shared.d))
-        bytes_ |= method.codec.count(message.packed, like)
-    if message.broadcast:
-        bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())
-    return _with_buffers(bytes_, method, layout, message)
-
-
-def _with_buffers(bytes_: ByteCount, method: Method, layout: Layout, sent: Message | Payload) -> ByteCount:
+    """Return the bytes of what a client sends or is sent, by (role, task), counted on the packed tensors."""
+    shared, bytes_ = method.shared_part(layout), ByteCount()
+    rows = tuple((client, task) for task in sent.tasks) or ((client, None),)
+    like = blank(shared, federation, rows, nothing(len(rows), shared.d))
+    if isinstance(sent, Message):
+        if sent.vector is not None:
+            bytes_ = by_block(like, sent.vector.element_size())
+        elif sent.tasks:
+            bytes_ = method.codec.count(sent.packed, like)
+        if sent.broadcast:
+            bytes_["side", None] = _size([*sent.broadcast.values()])
+    elif sent.finite:
+        bytes_ = method.codec.count(sent.packed, like)
+        if shared.blocks or sent.extra:  # per row the number of examples, and extras; for support one bit a block
+            bits = 0 if sent.support is None else sent.support.numel()
+            beside = _size([*sent.extra.values(), *sent.auxiliary.values()])
+            bytes_["side", None] = 8 * len(rows) + beside + -(-bits // 8)
     if sent.buffers is not None and len(sent.buffers):
         for block in method.shared_buffers(layout).blocks:
             key = ("buffer", block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * sent.buffers.element_size()
     if sent.integers:
-        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in sent.integers.values())
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + _size([*sent.integers.values()])
     return bytes_
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of tensors and extras: 8 for a number or a short text."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, Tensor) else 8
 
 
 @dataclass
 class Ledger:
-    """What a round cost: bytes up and down per client, role and task, and seconds per phase."""
+    """The cost of a round: bytes up and down per client, role and task, and seconds per phase."""
 
     up: dict[str, ByteCount] = field(default_factory=dict)
     down: dict[str, ByteCount] = field(default_factory=dict)
@@ -231,7 +220,7 @@ class Ledger:
 
     @property
     def bytes(self) -> dict[str, list[dict[str, Any]]]:
-        """Per direction, one entry per client, role and task."""
+        """One entry per client, role and task, for each direction."""
         return {
             way: [
                 {"client": client, "role": role, "task": task, "bytes": count}

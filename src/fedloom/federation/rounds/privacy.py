@@ -1,4 +1,4 @@
-"""What rounds cost in privacy: epsilon after so many of them, the noise for a wanted epsilon, and where to stop.
+"""The privacy cost of rounds: epsilon after so many of them, the noise for a wanted epsilon, and where to stop.
 
 Two federations are neighbours if one has one client more (Poisson sampling, add or remove one), or another client in
 the place of one (a fixed number, and clients that add noise themselves: replace one). A sum of rows of norm at most
@@ -26,7 +26,7 @@ LEARNS = 2.0
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """What one round of a run costs: the noise in units of `clip`, and how its clients are drawn."""
+    """The privacy cost of one round: the noise in units of `clip`, and how its clients are drawn."""
 
     noise: float
     delta: float
@@ -43,7 +43,7 @@ class PrivacyTerms:
         return _epsilon(self, rounds)
 
     def last(self, bound: float | None, rounds: int) -> int:
-        """The last of at most `rounds` rounds that `bound` pays."""
+        """Return the last of at most `rounds` rounds that `bound` pays."""
         if bound is None or self.epsilon(rounds) <= bound:
             return rounds
         paid, unpaid = 0, rounds
@@ -63,7 +63,7 @@ class PrivacyTerms:
 
 
 def terms_of(section: Privacy, training: Training, clients: int) -> PrivacyTerms:
-    """The terms of a recipe's section with so many clients. Raises RecipeError where one round would cost too much."""
+    """Return the terms of a section with so many clients. Raises RecipeError where one round would cost too much."""
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
             f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
@@ -90,7 +90,7 @@ def terms_of(section: Privacy, training: Training, clients: int) -> PrivacyTerms
 
 
 def share_of(training: Training, terms: PrivacyTerms) -> float:
-    """The part of all clients that is expected in a round."""
+    """Return the part of all clients that is expected in a round."""
     return terms.drawn / terms.clients if terms.clients else training.participation
 
 
@@ -100,10 +100,10 @@ def ratio(terms: PrivacyTerms, d: int, clients: int, share: float) -> float:
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 
 
-def told(
+def forecast(
     section: Privacy, terms: PrivacyTerms, d: int, clients: int, share: float, rounds: int, least: float = 0
 ) -> list[str]:
-    """What a run will cost and whether it can learn, in sentences; `least` are the clients of the smallest cluster."""
+    """Return the cost of a run and whether it can learn, in sentences. `least`: the clients of the smallest cluster."""
     size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
     stops = "" if last == rounds else f"; the budget of {section.bound:g} is spent after {last} rounds"
     clustered = 0 < least < math.inf
@@ -152,7 +152,7 @@ def _event(terms: PrivacyTerms) -> Any:
 
 @lru_cache(maxsize=64)
 def _calibrated(about: tuple[tuple[str, Any], ...], epsilon: float, rounds: int) -> float:
-    """The least noise, to a thousandth, of an epsilon of at most so much after so many rounds."""
+    """Return the least noise, to a thousandth, of an epsilon of at most so much after so many rounds."""
 
     def cost(noise: float) -> float:
         return PrivacyTerms(noise, **dict(about)).epsilon(rounds)

@@ -1,4 +1,4 @@
-"""How a run reports on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
+"""The reports of a run on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,19 @@ import sys
 import time
 from collections.abc import Mapping
 
-from fedloom.core import errors
+from fedloom.federation.rounds.round import Progress
 from fedloom.federation.runs.reader import clock
 
 
-class Progress:
-    """Receives what happens in a run. This one says nothing; others say what they want to.
-
-    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
-    """
-
-    def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
-    def client(self, round: int, done: int, of: int) -> None: ...
-    def event(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
-        errors.warn(text)
-
-    def stop(self) -> None: ...
-
-
 def progress(quiet: bool = False) -> Progress:
-    """Bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
+    """Return bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
     if quiet:
         return Progress()
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 def shown() -> Progress:
-    """Bars on a terminal and in a notebook; elsewhere nothing, as suits a library."""
+    """Return bars on a terminal and in a notebook; elsewhere silence, as suits a library."""
     from rich.console import Console
 
     return Bars() if sys.stderr.isatty() or Console().is_jupyter else Progress()
@@ -46,9 +28,11 @@ class Lines(Progress):
     """A plain line on stderr about every tenth of the rounds, and one for each event."""
 
     def start(self, rounds: int, done: int) -> None:
+        """Begin with a run of so many rounds, of which some are done."""
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Report a round."""
         if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
             return
         spent = time.monotonic() - self._began
@@ -57,6 +41,7 @@ class Lines(Progress):
         self.event("  ".join([f"round {round}/{self._rounds}", *_texts(numbers), times]))
 
     def event(self, text: str) -> None:
+        """Print the text."""
         print(text, file=sys.stderr, flush=True)
 
 
@@ -78,23 +63,29 @@ class Bars(Progress):
         )
 
     def start(self, rounds: int, done: int) -> None:
+        """Begin with a run of so many rounds, of which some are done."""
         self._round_bar = self._bars.add_task("rounds", total=rounds, completed=done, numbers="")
         self._client_bar = self._bars.add_task("clients", total=None, numbers="")
         self._bars.start()
 
     def client(self, round: int, done: int, of: int) -> None:
+        """Report the clients of a round that have trained."""
         self._bars.update(self._client_bar, completed=done, total=of)
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Report a round."""
         self._bars.update(self._round_bar, completed=round, numbers="  ".join(_texts(numbers)))
 
     def event(self, text: str) -> None:
+        """Print the text."""
         self._bars.console.print(text, markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
+        """Print a warning."""
         self.event(f"warning: {text}")
 
     def stop(self) -> None:
+        """End the display."""
         self._bars.stop()
 
 

@@ -1,16 +1,17 @@
-"""Rounds that fail: what may take the place of a state, which rows are to blame where it may not, when a run gives up.
+"""Rounds that fail: which state may take the place of another, which rows are to blame, and when a run gives up.
 
-Nobody knows what a method does to its updates, so what is judged is what came out of them. A round fails where a model,
-or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than GROWTH times
-what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the server rule's
-memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update is the median
-of the norms of a round's updates that are not zero, and the median of that over the round and the last REMEMBERED ones.
+Nobody knows what a method does to its updates, so the result of a round is judged, not its updates. A round fails
+where a model, or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than
+GROWTH times what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the
+server rule's memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update
+is the median of the norms of a round's updates that are not zero, and the median of that over the round and the last
+REMEMBERED ones.
 
 The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual
 updates. If that fails too, or no row is to blame, the round is lost: nothing of it is kept. After TRIES lost rounds in
 a row a run stops.
 
-What a row has beside its update goes into sums too, and nobody knows where they will act. So a row is dropped where an
+Values beside an update go into sums too, and nobody knows where these will act. So a row is dropped where an
 auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its
 extras, is more than FAR times the median of the round's rows.
 
@@ -24,8 +25,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -42,40 +42,43 @@ LONG, FEW = 50.0, 3
 Step = Callable[[Updates, Sequence[Payload], Ctx], State]
 """The state after a round of these rows, from their payloads."""
 Agree = Callable[[str | None], str | None]
-"""Makes what one process found known to all: the first of their reasons."""
+"""Makes the reason that one process found known to all: the first of their reasons."""
 
 
 def gave_up(state: State) -> bool:
-    """Whether a run with a server has lost so many rounds in a row that it stops. Peers go on beside each other."""
+    """Return whether a run with a server has lost so many rounds in a row that it stops. Peers always go on."""
     return "server" in state and bool(_recent(state["server"])["lost"] >= TRIES)
 
 
 def was_lost(before: State, server: State) -> bool:
-    """Whether the round between two states of a server, or of a peer's model, was lost."""
+    """Return whether the round between two states of a server, or of a peer's model, was lost."""
     return bool(_recent(server)["lost"] > _recent(before)["lost"])
 
 
-def kept(before: State, server: State, clients: State) -> State:
-    """Of the new states of `clients`, those to keep: those whose updates were used between two states of the server."""
+def states_to_keep(before: State, server: State, clients: State) -> State:
+    """Return those of the clients' new states whose updates were used between two states of the server.
+
+    A client whose update was dropped must train next time as if this round had not been: else its control variate or
+    its personal model would have moved, and the server's model would not.
+    """
     without = clients if was_lost(before, server) else _recent(server).get("without", ())
     return {client: state for client, state in clients.items() if client not in without}
 
 
 def again(state: State) -> State:
-    """The state of a run that gave up, to try once more."""
+    """Return the state of a run that gave up, to try once more."""
     return {**state, "server": {**state["server"], "recent": {**_recent(state["server"]), "lost": 0}}}
 
 
 def _recent(server: State) -> State:
-    recent: State = server.get("recent", {"updates": [], "lost": 0})
-    return recent
+    return cast(State, server.get("recent", {"updates": [], "lost": 0}))
 
 
-def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates, dict[Row, float]]:
-    """The rows that may be used, and their norms; the others are logged."""
+def usable(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> tuple[Updates, dict[Row, float]]:
+    """Return the rows that may be used, and their norms; log the others."""
     sizes = dict(zip(updates.rows, updates.norms.tolist(), strict=True))
     bad = {row: "not finite after the client's stages" for row, size in sizes.items() if not math.isfinite(size)}
-    for what, beside in _beside(updates, came):
+    for what, beside in _beside(updates, received):
         known = usual([size for row, size in beside.items() if row not in bad])
         for row, size in beside.items():
             if row not in bad and not size <= FAR * known:
@@ -83,8 +86,8 @@ def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates
                 bad[row] = f"{what} {text}"
     if not bad:
         return updates, sizes
-    for (client, task), why in bad.items():
-        ctx.log("update dropped", {**_at(ctx), **_key((client, task)), "why": why})
+    for row, why in bad.items():
+        ctx.log("update dropped", {**_at(ctx, row), "why": why})
     if any(client == ctx.peer for client, _ in bad):  # nobody mixes without a model of its own
         bad = dict.fromkeys(updates.rows, "")
     left = updates.keep([i for i, row in enumerate(updates.rows) if row not in bad])
@@ -92,78 +95,87 @@ def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates
 
 
 def usual(sizes: Iterable[float]) -> float:
-    """The (lower) median of those that are finite and not zero; 0 without any."""
+    """Return the (lower) median of the sizes that are finite and not zero; 0 without any.
+
+    The median stays with the honest clients while these are more than half, however large the other updates are.
+    """
     known = [size for size in sizes if 0 < size < math.inf]
     return statistics.median_low(known) if known else 0.0
 
 
-def careful(
+def reject_outliers(
     updates: Updates,
     sizes: Mapping[Row, float],
-    came: Sequence[Payload],
+    received: Sequence[Payload],
     state: State,
     ctx: Ctx,
     step: Step,
     stage: Stage,
-    agree: Agree = lambda why: why,
+    agree: Agree | None = None,
 ) -> State:
-    """The state after `step`, where it may take the place of `state`, if need be without the rows to blame.
+    """Return the state after `step`, where it may take the place of `state`, if need be without the rows to blame.
 
-    What a failed attempt says is not heard. At a peer its own row is never to blame. `stage` is what `step` calls.
+    The log entries and records of a failed attempt are discarded. At a peer its own row is never to blame. `stage` is
+    the one that `step` calls.
     """
     recent = _recent(state)
     now = usual(sizes.values())
     known = usual([*recent["updates"], now])
 
-    def attempt(rows: Updates) -> tuple[State, str | None]:
-        said: list[Callable[[], None]] = []
-        alive = {client for client, _ in rows.rows}
-        log, record = (lambda *what, speak=speak: said.append(partial(speak, *what)) for speak in (ctx.log, ctx.record))
-        new = step(rows, [p for p in came if p.row[0] in alive], replace(ctx, log=log, record=record))
-        why = agree(_wrong(new, state, known))
-        for speak in said if why is None else ():
-            speak()
+    def attempt(rows: Updates, received: Sequence[Payload]) -> tuple[State, str | None]:
+        # what stages say waits until the attempt is judged: a round that is done again says it once
+        waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        log, record = (lambda *what, to=to: waiting.append((to, what)) for to in (ctx.log, ctx.record))
+        new = step(rows, received, replace(ctx, log=log, record=record))
+        why = _wrong(new, state, known)
+        if (why := why if agree is None else agree(why)) is None:
+            for to, what in waiting:
+                to(*what)
         return new, why
 
-    new, why = attempt(updates)
-    left = set(updates.rows)
+    left, blamed = set(updates.rows), set[Row]()
+    clients = {client for client, _ in left}
+    new, why = attempt(updates, [p for p in received if p.row[0] in clients])
     if why is not None:
         ctx.log("round rolled back", {**_at(ctx), "why": why})
-        blamed = [row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer]
+        blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
         if not 0 < len(blamed) < len(updates):
             return lost(state, ctx, "all rows are to blame" if blamed else "no row is to blame")
-        for row in blamed:
+        for row in (row for row in updates.rows if row in blamed):
             because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
-            ctx.log("update dropped", {**_at(ctx), **_key(row), "why": because})
-        left -= set(blamed)
-        new, why = attempt(updates.keep([i for i, row in enumerate(updates.rows) if row in left]))
+            ctx.log("update dropped", {**_at(ctx, row), "why": because})
+        left -= blamed
+        clients = {client for client, _ in left}
+        rows = updates.keep([i for i, row in enumerate(updates.rows) if row in left])
+        new, why = attempt(rows, [p for p in received if p.row[0] in clients])
         if why is not None:
             return lost(state, ctx, why)
+        # the blamed rows must not move what is usual, or the next ones of their size would pass
         now = usual(sizes[row] for row in left)
     long = {row: size for row, size in sizes.items() if row in left and size > LONG * known and row[0] != ctx.peer}
     if long and len(sizes) >= FEW and _exposed(stage):
         for row, size in long.items():
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
             todo = "no robust rule bounds it: add one, such as method.add.clip={} (docs/robust.md)"
-            ctx.log("long update", {**_at(ctx), **_key(row), "why": f"{because}, and {todo}"})
-    without = sorted({p.row[0] for p in came} - {client for client, _ in left})
+            ctx.log("long update", {**_at(ctx, row), "why": f"{because}, and {todo}"})
+    without = sorted({p.row[0] for p in received} - clients)
     return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
 
 
 def _exposed(stage: Stage) -> bool:
-    """Whether a single row may move what others get without bound."""
+    """Return whether a single row may move the models of others without bound."""
     return not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
 
 
 def lost(state: State, ctx: Ctx, why: str) -> State:
-    """The state before a lost round, which counts it."""
+    """Return the state before a lost round, which counts it."""
     recent = _recent(state)
     ctx.log("round lost", {**_at(ctx), "why": why})
     return {**state, "recent": {**recent, "lost": recent["lost"] + 1}}
 
 
-def nothing_came(state: State, ctx: Ctx) -> State:
-    """The state before a round without any usable row. It is lost where that is not for a single client to answer."""
+def nothing_received(state: State, ctx: Ctx) -> State:
+    """Return the state before a round without any usable row. The round is lost if it had several clients."""
     clients = {client for client, _ in ctx.targets or ()}
     if len(clients) < 2 or ctx.peer is not None:
         return state
@@ -171,19 +183,20 @@ def nothing_came(state: State, ctx: Ctx) -> State:
 
 
 def _wrong(new: State, before: State, known: float) -> str | None:
-    """Why a state may not take the place of the one before; None if it may."""
+    """Return why a state may not take the place of the one before; None if it may."""
     start = _size(before["model"])
     for what, model, then in _models(new, before):
         size = _size(model)
         if not math.isfinite(size):
             return f"{what} would have nan or inf"
+        # both bounds: a small model may grow a lot by honest updates, and a large one moves far by a small factor
         if size > GROWTH * start:
             was = max(start, _size(then))
             if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
                 return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
     memory = [one for name, one in new["rule"].items() if one and one is not before["rule"].get(name)]
-    held = ("the state of stages", new["stage"]), ("the memory of the server rule", memory), ("buffers", new["buffers"])
-    for what, tree in ((what, tree) for what, tree in held if tree is not None and len(tree)):
+    trees = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
+    for what, tree in ((what, tree) for what, tree in trees.items() if tree is not None and len(tree)):
         largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
         if not math.isfinite(largest):
             return f"{what} would have nan or inf"
@@ -193,7 +206,7 @@ def _wrong(new: State, before: State, known: float) -> str | None:
 
 
 def _models(new: State, before: State) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Models and task vectors that are not those of the state before: (what, now, before)."""
+    """Yield models and task vectors that are not those of the state before: (what, now, before)."""
     if new["model"] is not before["model"]:
         yield "the model", new["model"], before["model"]
     for kind, word in (("personal", "model of client"), ("tasks", "vector of task")):
@@ -203,8 +216,8 @@ def _models(new: State, before: State) -> Iterator[tuple[str, Tensor, Tensor]]:
                 yield f"the {word} {name!r}", now, then
 
 
-def _beside(updates: Updates, came: Sequence[Payload]) -> Iterator[tuple[str, dict[Row, float]]]:
-    """What rows have beside X, and its norm for each row that has it."""
+def _beside(updates: Updates, received: Sequence[Payload]) -> Iterator[tuple[str, dict[Row, float]]]:
+    """Yield the values that rows have beside X, by name, with their norm for each row that has them."""
     for name, matrix in updates.auxiliary.items():
         norms = columns_here().total(row_norms(matrix).square()).sqrt()  # its columns may lie in several processes
         yield f"auxiliary {name}", dict(zip(updates.rows, norms.tolist(), strict=True))
@@ -214,11 +227,8 @@ def _beside(updates: Updates, came: Sequence[Payload]) -> Iterator[tuple[str, di
             for row, value in zip(updates.rows, values, strict=True)
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
         }
-        if real:
-            yield f"extra {name}", real
-    buffers = {p.row: p.buffers for p in came if p.buffers is not None}
-    if buffers:
-        yield "buffers", {row: _size(buffers[row]) for row in updates.rows if row in buffers}
+        yield f"extra {name}", real
+    yield "buffers", {p.row: _size(p.buffers) for p in received if p.buffers is not None}
 
 
 def _size(x: Tensor) -> float:
@@ -226,7 +236,7 @@ def _size(x: Tensor) -> float:
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors of real numbers in a tree."""
+    """Yield the tensors of real numbers in a tree."""
     if isinstance(tree, Tensor):
         if tree.is_floating_point():
             yield tree
@@ -235,10 +245,9 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _key(row: Row) -> dict[str, str]:
-    client, task = row
-    return {"client": client} if task is None else {"client": client, "task": task}
-
-
-def _at(ctx: Ctx) -> dict[str, str]:
-    return {} if ctx.peer is None else {"peer": ctx.peer}
+def _at(ctx: Ctx, row: Row | None = None) -> dict[str, str]:
+    """Return where something happened, for an event: at which peer, and to the update of which client and task."""
+    about = {} if ctx.peer is None else {"peer": ctx.peer}
+    if row is not None:
+        about |= {"client": row[0]} if row[1] is None else {"client": row[0], "task": row[1]}
+    return about

@@ -14,13 +14,14 @@ from fedloom.core.stage import Stage, every, inner
 from fedloom.core.updates import Updates
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.hostile import group_of
 from fedloom.federation.rounds.messages import nothing, rows_of
 from fedloom.methods.peers.graph import candidates
 from fedloom.training.flat import integer_buffers
 
 
 def judges_without_validation(built: Built) -> None:
-    """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
+    """Refuse peers that judge models, and rules that measure models, if a client has no validation data."""
     recipe = built.recipe
     without = [client for client in built.federation.clients.values() if not len(client.part("val"))]
     if recipe.peers is not None and without:
@@ -38,14 +39,14 @@ def judges_without_validation(built: Built) -> None:
 
 
 def judged_on_data(peers: PeersSection) -> list[str]:
-    """By what peers judge each other's models on their own validation data."""
+    """Return the settings by which peers judge each other's models on their own validation data."""
     groups = peers.choose.groups
     fine = ["choose.groups.fine"] if groups is not None and groups.fine is not None else []
     return [*(f"similarity {signal}" for signal in peers.similarity.measured), *fine]
 
 
 def pooled(built: Built) -> None:
-    """The examples of all clients in one place, where there is no such place."""
+    """Refuse training on the examples of all clients in one place, where there is no such place."""
     recipe, method = built.recipe, built.method
     if method.turn.pool is None:
         return
@@ -58,7 +59,7 @@ def pooled(built: Built) -> None:
 
 
 def rows_by_task(built: Built) -> None:
-    """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
+    """Refuse tasks trained alone, together with something that needs one model for all of a client's tasks."""
     method, buffers = built.method, built.layout.buffers
     if not method.turn.by_task:
         return
@@ -75,13 +76,12 @@ def rows_by_task(built: Built) -> None:
 
 
 def unaware_of_presence(built: Built) -> None:
-    """Stages that do not say how they treat rows that lack blocks, where rows may lack some."""
+    """Refuse stages that do not say how they treat rows that lack blocks, where rows may lack some."""
     method, federation, peers = built.method, built.federation, built.recipe.peers
     if not (peers is not None and peers.sends_parts):
         shared = method.shared_part(built.layout)
-        rows = {client: tuple(c.tasks) if method.turn.by_task else () for client, c in federation.trainers.items()}
-        have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
-        if all(mask is None or bool(mask.all()) for mask in have):
+        have = federation.presence(shared, rows_of(method, federation, federation.trainers))
+        if have is None or bool(have.all()):
             return
     for stage in (*_unaware(method.edge), *_unaware(method.stage)):
         raise RecipeError(
@@ -99,7 +99,7 @@ def _unaware(stage: Stage) -> Iterator[Stage]:
 
 
 def too_few_rows(built: Built) -> None:
-    """Stages that never have enough rows in some group, whoever takes part."""
+    """Refuse stages that never have enough rows in some group, whoever takes part."""
     method, federation = built.method, built.federation
     if not built.whole:
         return
@@ -112,24 +112,15 @@ def too_few_rows(built: Built) -> None:
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)
-    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
-    present = [mask for mask in masks if mask is not None]
-    held = [t or ",".join(sorted(federation.client(c).tasks)) for c, t in rows]
-    everyone = Updates(
-        shared,
-        rows,
-        nothing(len(rows), shared.d),
-        ones,
-        ones,
-        present=torch.cat(present) if present else None,
-        extra={"tasks": held},
-    )
+    groups = [group_of(federation, row) for row in rows]
+    present, X = federation.presence(shared, rows), nothing(len(rows), shared.d)
+    everyone = Updates(shared, rows, X, ones, ones, present=present, extra={"tasks": groups})
     for why in (why for stage in every(method.stage) for why in stage.unfit(everyone, len(rows))):
         raise RecipeError(f"method: {method.name}: {why}")
 
 
 def _heard(peers: PeersSection, seed: int, names: Sequence[str]) -> dict[str, int]:
-    """How many others each peer hears at most in a round."""
+    """Return how many others each peer hears at most in a round."""
     section = peers.graph
     graph = candidates(section.name, names, seed=seed, every=section.every, **section.params)
     most = len(names) - 1 if peers.choose.top is None else peers.choose.top
@@ -138,7 +129,7 @@ def _heard(peers: PeersSection, seed: int, names: Sequence[str]) -> dict[str, in
 
 
 def strangers(built: Built) -> None:
-    """Clients that a stage names and that are not there."""
+    """Refuse names of clients in a stage that are no clients."""
     known, method = sorted(built.federation.clients), built.method
     if built.whole and (unknown := sorted(set().union(*(stage.clients for stage in every(method.stage))) - {*known})):
         raise RecipeError(
@@ -147,7 +138,7 @@ def strangers(built: Built) -> None:
 
 
 def attacked(built: Built) -> None:
-    """Hostile clients that cannot do what the recipe wants of them."""
+    """Refuse hostile clients that cannot do what the recipe wants of them."""
     recipe = built.recipe
     if not built.attacks or recipe.attack is None:
         return
@@ -179,7 +170,7 @@ def attacked(built: Built) -> None:
 
 
 def epochs_by_domain(built: Built) -> None:
-    """Epochs by domain that do not fit the clients' domains."""
+    """Refuse epochs by domain that do not fit the clients' domains."""
     recipe = built.recipe
     epochs, clients = recipe.training.epochs, built.federation.clients.values()
     if not isinstance(epochs, dict):
@@ -198,7 +189,7 @@ def epochs_by_domain(built: Built) -> None:
 
 
 def unprotected(built: Built) -> None:
-    """What a private run would release of its clients without noise, or draw in a way that nobody accounted for."""
+    """Refuse what a private run would release without noise, or draw in a way that nobody accounted for."""
     recipe, method, section = built.recipe, built.method, built.recipe.privacy
     if section is None:
         return
@@ -244,7 +235,7 @@ def unprotected(built: Built) -> None:
 
 
 def counts_without_noise(built: Built) -> None:
-    """Statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
+    """Refuse statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
     table = built.dataset.table
     if built.recipe.privacy is not None and table is not None and table.mode == "federated":
         raise RecipeError(

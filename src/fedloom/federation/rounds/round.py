@@ -1,4 +1,4 @@
-"""One round of a run: what it leaves behind, and how it is made with a server."""
+"""One round of a run: its record, who hears of it, and how it is made with a server."""
 
 from __future__ import annotations
 
@@ -8,24 +8,50 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from fedloom.core import errors
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.federation import BuiltClient, cohort
+from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
-from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_down, count_up, form, rows_of
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.recovery import kept
+from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
+from fedloom.federation.rounds.recovery import states_to_keep
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
 
 
+class Progress:
+    """Receives what happens in a run. This one is silent; `progress.py` has those that report.
+
+    `numbers` of a round are what `measure.headline` returns: 'val accuracy' -> the mean, and the like.
+    """
+
+    def start(self, rounds: int, done: int) -> None:
+        """Begin with a run of so many rounds, of which some are done."""
+
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Note that a round has ended."""
+
+    def client(self, round: int, done: int, of: int) -> None:
+        """Note that so many clients of a round have trained."""
+
+    def event(self, text: str) -> None:
+        """Note something that a person should see."""
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None:
+        """End."""
+
+
 @dataclass
 class Round:
-    """What one round leaves behind beside the state of the server or of the peers."""
+    """The record of one round, beside the state of the server or of the peers."""
 
     built: Built
     number: int
@@ -33,7 +59,7 @@ class Round:
     before: State = field(default_factory=dict, repr=False)
     """The state of the run before it."""
     members: Sequence[str] = ()
-    """Those who took part."""
+    """The clients that took part."""
     ledger: Ledger = field(default_factory=Ledger)
     events: list[dict[str, Any]] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -41,30 +67,30 @@ class Round:
     """The scores that were measured after it."""
     done: list[TrainDone] = field(default_factory=list)
     clients: State = field(default_factory=dict)
+    """The new states of the clients that trained."""
     secret: bytes | None = field(default=None, repr=False)
 
     @cached_property
     def plot(self) -> State:
-        """What hostile clients that know all others remember together."""
+        """The common memory of hostile clients that know all others."""
         return dict(self.before.get("attack", {}))
 
     def cohort(self) -> tuple[str, ...]:
-        """Who takes part at a server."""
-        recipe = self.built.recipe
+        """Return the clients that take part at a server."""
+        recipe, key = self.built.recipe, self.secret or self.built.recipe.seed
         alone = recipe.privacy is not None and recipe.privacy.sampling == "poisson"
-        clients, key = list(self.built.federation.trainers), recipe.seed if self.secret is None else self.secret
-        return cohort(clients, recipe.training.participation, key, self.number, alone)
+        return cohort(self.built.federation.trainers, recipe.training.participation, key, self.number, alone)
 
     def ctx(self, members: Sequence[str]) -> Ctx:
-        """The context of the server's stages, with these clients as participants."""
+        """Return the context of the server's stages, with these clients as participants."""
         recipe, method, federation = self.built.recipe, self.built.method, self.built.federation
-        here, population = rows_of(method, federation, members), len(rows_of(method, federation, federation.trainers))
-        about = self.number, recipe.seed, here, population, recipe.training.rounds
+        here, population = (rows_of(method, federation, clients) for clients in (members, federation.trainers))
+        about = self.number, recipe.seed, here, len(population), recipe.training.rounds
         return Ctx(*about, self.log, self.record, secret=self.secret, held=federation.held)
 
     @property
     def line(self) -> dict[str, Any]:
-        """What the run folder keeps of it."""
+        """Its line in the run folder."""
         return {
             "round": self.number,
             "cohort": list(self.members),
@@ -77,20 +103,18 @@ class Round:
         }
 
     def after(self, state: State, server: State) -> State:
-        """The state after the round, from the one before and the server's new one."""
-        clients = {**state["clients"], **kept(state["server"], server, self.clients)}
+        """Return the state after the round, from the one before and the server's new one."""
+        clients = {**state["clients"], **states_to_keep(state["server"], server, self.clients)}
         return {**state, "round": self.number, "server": server, "clients": clients}
 
     @property
     def used(self) -> bool:
-        """Whether the round was not lost, and some update that was made was not dropped."""
+        """Return whether at least one update was applied this round; rounds without any update count as applied."""
         events = [event for event in self.events if "peer" not in event]
         if any(event["event"] == "round lost" for event in events):
             return False
-        if not self.done:
-            return True
         dropped = {event["client"] for event in events if event["event"] == "update dropped" and "task" not in event}
-        return not {d.client for d in self.done} <= dropped
+        return not self.done or not {d.client for d in self.done} <= dropped
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that a person should see."""
@@ -113,28 +137,24 @@ class Round:
 
     @property
     def recorded(self) -> dict[str, list[dict[str, Any]]]:
-        """The records, without those that have a file of their own; empty ones are left out."""
-        parts: dict[str, list[dict[str, Any]]] = {"records": [], DIAGNOSTICS: []}
-        for record in self.records:
-            if record["kind"] == DIAGNOSTICS:
-                parts[DIAGNOSTICS].append({k: v for k, v in record.items() if k != "kind"})
-            else:
-                parts["records"].append(record)
-        return {name: records for name, records in parts.items() if records}
+        """The records, diagnostics apart because these have a file of their own; empty ones are left out."""
+        looked = [{k: v for k, v in r.items() if k != "kind"} for r in self.records if r["kind"] == DIAGNOSTICS]
+        records = [record for record in self.records if record["kind"] != DIAGNOSTICS]
+        return {name: some for name, some in (("records", records), (DIAGNOSTICS, looked)) if some}
 
     def payloads(
         self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message] = MappingProxyType({})
     ) -> Iterator[Payload]:
-        """The clients' payloads as they finish, one at a time, so that only one is held.
+        """Yield the clients' payloads as they finish, one at a time, so that only one is in memory.
 
-        The clients' new states are in `clients`. Bytes are counted of those who were sent `messages`; what one trainer
-        with the examples of all has goes nowhere.
+        The clients' new states are in `clients`. Bytes are counted of those that were sent `messages`; an update of one
+        trainer with the examples of all is sent to nobody.
         """
-        counted: dict[Any, tuple[ByteCount, ByteCount]] = {}
-        federation, wanted = self.built.federation, "trained" in self.built.recipe.evaluation.models
+        counted: dict[Any, tuple[ByteCount, ...]] = {}
+        federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
-        for d in executor.run(jobs, evaluate_trained=wanted):
+        for d in executor.run(jobs, evaluate_trained=trained):
             self.clients[d.client] = d.state
             if d.state:  # shared memory between processes is scarce: keep a copy
                 self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
@@ -144,7 +164,7 @@ class Round:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
                     self.without(d.client, task=task)
             if d.client in messages and d.client in federation.clients:
-                self._count(federation.clients[d.client], d.payload, messages[d.client], counted)
+                self._count(d.client, d.payload, messages[d.client], counted)
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             self.done.append(replace(d, payload=Payload(d.payload.row, d.payload.n), state={}))
@@ -152,38 +172,35 @@ class Round:
             yield d.payload
             del d  # before the next client trains
 
-    def _count(
-        self, client: BuiltClient, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ByteCount]]
-    ) -> None:
+    def _count(self, client: str, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ...]]) -> None:
         """Count a client's bytes up and down, which are `known` of messages of one form."""
-        method, layout, federation = self.built.method, self.built.layout, self.built.federation
-        alike = (*client.tasks,), form(payload), form(message)
-        if alike not in known or method.codec.varies:
-            up = count_up(method, layout, federation, payload)
-            known[alike] = up, count_down(method, layout, federation, client, message)
-        self.ledger.up[client.id], self.ledger.down[client.id] = known[alike]
+        alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
+        if alike not in known or self.built.method.codec.varies:
+            known[alike] = (
+                count_bytes(*self.built.parts, client, payload),
+                count_bytes(*self.built.parts, client, message),
+            )
+        self.ledger.up[client], self.ledger.down[client] = known[alike]
 
     def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:
-        """The payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
+        """Return the payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
         built = self.built
         shared = built.method.shared_part(built.layout)
         return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
 
 
 Advance = Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]
-"""Training and aggregation of one round: (state after it, who took part)."""
+"""Training and aggregation of one round: (state after it, the clients that took part)."""
 
 
 def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-    """A round of clients and a server."""
-    method = built.method
+    """Make a round of clients and a server."""
     members = now.cohort()
     with now.ledger.phase("dispatch"):
-        messages = dispatch(method, built.layout, built.federation, state["server"], members)
+        messages = dispatch(*built.parts, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
-    ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
         received = now.payloads(executor, jobs, messages)
         received = now.conspired(received) if built.attacks else received
-        server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
+        server = server_step(*built.parts, received, state["server"], now.ctx(members))
     return now.after(state, server), members

@@ -1,31 +1,194 @@
-"""The loop of rounds: the whole of a federated run, whatever the engine."""
+"""The loop of rounds, the whole of a federated run whatever the engine, and the observers that may end it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 from fedloom.core.context import State, new_secret
+from fedloom.core.errors import StateError
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline, measure, trained_records, unmeasured
-from fedloom.federation.rounds.observers import OBSERVERS, stopped
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Advance, Round, with_server
+from fedloom.federation.rounds.recovery import again, gave_up
+from fedloom.federation.rounds.round import Advance, Progress, Round, with_server
 from fedloom.federation.rounds.server import server_init
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import NOTHING
+from fedloom.federation.runs.reader import GAVE_UP, NOTHING, validation_loss
 from fedloom.training.flat import integer_buffers
+
+SPENT = "stopped: privacy budget spent"
+AGAIN = 2
+"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
+one before it, from whose checkpoint the run goes on where the newest one is damaged."""
+
+
+class Observer:
+    """One of them. This one does nothing."""
+
+    last: int = sys.maxsize
+    """The last round that it allows, known once it has begun."""
+
+    def __init__(self, built: Built, folder: RunFolder) -> None:
+        self.built, self.folder = built, folder
+
+    def begin(self, state: State) -> State:
+        """Return the state with which a run starts, or goes on."""
+        return state
+
+    def after(self, state: State, now: Round) -> State:
+        """Return the state after a round, which was measured."""
+        return state
+
+    @staticmethod
+    def stops(state: State) -> str | None:
+        """Return why no round may follow, in words; None if one may."""
+        return None
+
+
+class Plot(Observer):
+    """Remembers what hostile clients that know all others agreed on."""
+
+    def after(self, state: State, now: Round) -> State:
+        """Return the state with the memory of the attack."""
+        return {**state, "attack": now.plot} if now.plot else state
+
+
+class GivingUp(Observer):
+    """Ends a run that loses round after round; begun again, it tries once more."""
+
+    def begin(self, state: State) -> State:
+        """Return the state with no lost rounds, if the run gave up."""
+        return again(state) if gave_up(state) else state
+
+    def after(self, state: State, now: Round) -> State:
+        """Return the state with one more round in vain, if this one was."""
+        return state if now.used or not now.members else {**state, "idle": state.get("idle", 0) + 1}
+
+    @staticmethod
+    def stops(state: State) -> str | None:
+        """Return that the run gave up, if it did."""
+        return GAVE_UP if gave_up(state) else None
+
+
+class Budget(Observer):
+    """Charges each round of a private run, and ends it before the round that it cannot pay."""
+
+    def begin(self, state: State) -> State:
+        """Return the state with the terms of privacy. Raises StateError where the rounds that are done had other terms.
+
+        Where nodes answer, a run that goes on may release rounds again with other updates, so each time costs AGAIN
+        more. That is saved before anything is sent.
+        """
+        recipe, terms = self.built.recipe, self.built.terms
+        if terms is None or recipe.privacy is None:
+            if "privacy" in state:
+                raise StateError("privacy: null found, but the rounds that are done were private; begin a new run")
+            return state
+        terms.agree(state)
+        terms.epsilon(1)  # without an accountant the run ends here, not after its first round
+        more = state.get("again", 0) + AGAIN * (self.built.deployed and "privacy" in state)
+        state = {**state, "privacy": asdict(terms), **({"again": more} if more else {})}
+        self.last = terms.last(recipe.privacy.bound, recipe.training.rounds + more) - more
+        state.pop("spent", None)  # the budget may be larger now
+        if self.last <= state["round"] < recipe.training.rounds:
+            state["spent"] = True
+        if more:
+            self.folder.save(state)
+        return state
+
+    def after(self, state: State, now: Round) -> State:
+        """Record the epsilon, and return the state, which says so where the budget is spent."""
+        terms, more = self.built.terms, state.get("again", 0)
+        if terms is None:
+            return state
+        epsilon = terms.epsilon(now.number + more)
+        now.record("privacy", {"epsilon": epsilon, "delta": terms.delta})
+        if now.number != self.last or now.number == self.built.recipe.training.rounds:
+            return state
+        now.log(SPENT, {"epsilon": epsilon, "next": terms.epsilon(now.number + more + 1)})
+        return {**state, "spent": True}
+
+    @staticmethod
+    def stops(state: State) -> str | None:
+        """Return that the budget is spent, if it is."""
+        return SPENT if state.get("spent") else None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Counts evaluations without improvement (DFMTL thesis, section 6.1.3; its rule replayed on its published runs).
+
+    An improvement is score < best - min_delta, as in the thesis' release, or, with `relative`, score < best -
+    min_delta |best|, as in its Table 6.3. nan never improves, not even at first.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+    relative: bool = False
+    best: float = float("inf")
+    best_round: int = 0
+    waited: int = 0
+
+    def see(self, score: float, round: int) -> Patience:
+        """Return the state after one more score."""
+        known = self.relative and self.best < float("inf")
+        if score < self.best - self.min_delta * (abs(self.best) if known else 1):
+            return replace(self, best=score, best_round=round, waited=0)
+        return replace(self, waited=self.waited + 1)
+
+    @property
+    def stop(self) -> bool:
+        """Return whether patience has run out."""
+        return self.waited >= self.patience
+
+
+class EarlyStopping(Observer):
+    """Keeps the best state, and ends a run when patience has run out."""
+
+    def after(self, state: State, now: Round) -> State:
+        """Return the state with the patience that is left; save it where it is the best."""
+        config = self.built.recipe.early_stopping
+        clients = self.built.federation.clients.values()
+        weights = {c.id: {name: w for name, (_, w) in c.tasks.items()} for c in clients}
+        score = validation_loss(now.metrics, weights) if config else None
+        if config is None or score is None:
+            return state
+        rule = Patience(config.patience, config.min_delta, config.relative, **(state["early"] or {}))
+        rule = rule.see(score, now.number)
+        early = {"best": rule.best, "best_round": rule.best_round, "waited": rule.waited}
+        state = {**state, "early": early, "stopped": rule.stop}
+        if rule.best_round == now.number and config.restore_best:
+            self.folder.save(state, "best")
+        if rule.stop:
+            now.log("stopped early", {"best_round": rule.best_round, "best_score": rule.best})
+        return state
+
+    @staticmethod
+    def stops(state: State) -> str | None:
+        """Return that patience has run out, if it has."""
+        return "stopped early" if state["stopped"] else None
+
+
+OBSERVERS: tuple[type[Observer], ...] = (Plot, GivingUp, Budget, EarlyStopping)
+"""All of them, in the order in which they are asked."""
+
+
+def stopped(state: State) -> str | None:
+    """Return why no round may follow this state; None if one may."""
+    return next((why for kind in OBSERVERS if (why := kind.stops(state))), None)
 
 
 def initial_state(built: Built) -> State:
-    """The state of a run before its first round."""
+    """Return the state of a run before its first round."""
     layout = built.layout
     server = server_init(built.method, layout, layout.flatten(built.module).detach(), integer_buffers(built.module))
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
 
 
 def status(state: State) -> str:
-    """How a run that is over ended: finished, stopped by an observer (see `observers.stopped`), or in vain."""
+    """Return how a run ended: finished, stopped by an observer (see `stopped`), or in vain."""
     return NOTHING if state.get("idle", 0) == state["round"] > 0 else stopped(state) or "finished"
 
 

@@ -1,6 +1,4 @@
-"""Who sees what of clients' updates in a run: what its stages need, and whose row its personal mixes give away.
-
-Whose row can be computed from mixes of all rows, by who sees the mixes and knows the weights."""
+"""Visibility of clients' updates in a run: the needs of its stages, and the rows that personal mixes give away."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from fedloom.core.stage import Chain, Stage
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import rows_of
-from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.round import Round
+from fedloom.federation.rounds.round import Progress, Round
 
 LARGEST = 50_000_000
 """Mixes of at most so many numbers are tried."""
@@ -25,14 +22,14 @@ _NAMED = 5
 
 
 def needed(stage: Stage) -> str:
-    """What a stage needs of the rows to do its work, by its traits."""
+    """Return what a stage needs of the rows to do its work, by its traits."""
     if stage.traits.hides or stage.replaceable:
         return "sums"
     return "the Gram matrix or extras" if stage.traits.kind == "mix" else "rows"
 
 
-def told(built: Built) -> list[str]:
-    """Who sees what, in sentences, for the dry run."""
+def visibility(built: Built) -> list[str]:
+    """Return who sees what, in sentences, for the dry run."""
     method, peers = built.method, built.recipe.peers
     if method.turn.pool or method.shares_nothing:
         return []
@@ -64,7 +61,7 @@ def _label_counts(built: Built) -> list[str]:
 
 
 def _given_away(built: Built) -> str:
-    """Whose rows follow from the personal mixes of a round, in a sentence."""
+    """Return which rows follow from the personal mixes of a round, in a sentence."""
     try:
         rows = _tried(built)
     except _UnknownError as why:
@@ -81,14 +78,13 @@ class _UnknownError(Exception):
 
 
 def _tried(built: Built) -> list[Row]:
-    """The rows that follow from what the aggregation makes of random ones."""
+    """Return the rows that follow from what the aggregation makes of random ones."""
     method, federation = built.method, built.federation
     shared = method.shared_part(built.layout)
     rows = tuple(sorted(rows_of(method, federation, federation.trainers), key=row_key))
     if len(rows) * shared.d > LARGEST:
         raise _UnknownError("the model is large")
-    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
-    present = None if any(mask is None for mask in masks) else torch.cat([m for m in masks if m is not None])
+    present = federation.presence(shared, rows)
     X = torch.randn(len(rows), shared.d, generator=generator(0, "who sees what"), dtype=torch.float64)
     if present is not None:
         for i, s in enumerate(shared.slices):
@@ -102,18 +98,18 @@ def _tried(built: Built) -> list[Row]:
         out, _ = method.stage(updates, method.stage.init(shared), ctx)
     except (RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise _UnknownError("it looks at more than rows") from error
-    found: set[int] = set()
+    exposed: set[int] = set()
     for s in shared.slices:
         if s.stop - s.start >= len(rows):
             W = mixing_of(X[:, s], out.X[:, s])
             if W is None:
                 raise _UnknownError("it does more than mix")
-            found |= set(leaked(W))
-    return [rows[i] for i in sorted(found)]
+            exposed |= set(leaked(W))
+    return [rows[i] for i in sorted(exposed)]
 
 
 def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any]]]:
-    """The extras that are known before a run."""
+    """Return the extras that are known before a run."""
     clients = [built.federation.client(client) for client, _ in rows]
     known: dict[str, list[Any]] = {
         "steps": [1.0] * len(rows),
@@ -131,7 +127,7 @@ _SMALL = 1e-4
 
 
 def leaked(W: Tensor) -> list[int]:
-    """The rows of X (K x d) that follow from the mixes W X; W is M x K.
+    """Return the rows of X (K x d) that follow from the mixes W X; W is M x K.
 
     Row i does where its unit vector lies in the row space of W, so that some combination of the mixes is row i alone:
     (W^+ W)_ii = 1. With as many independent mixes as rows that is every row.

@@ -15,9 +15,8 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.core.errors import UserError, naming
 from fedloom.core.lazy import need
-from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, wrong
+from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, legends, pictures, wrong
 from fedloom.data.prepare import Array
-from fedloom.data.preview import legends, pictures
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.measure import MeasuredGroup, groups
@@ -76,14 +75,16 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
         for task in (task for part in parts for task in part["tasks"]):
             task["wrong"] = []
             for cell in task["answer"]:
-                cell["file"] = _copied(home, cell["file"], f"round-{state['round']}-{cell['file']}")
+                name = f"round-{state['round']}-{cell['file']}"
+                shutil.copy(home / cell["file"], home / name)
+                cell["file"] = name
         checkpoint.write_text(home / index_of(state["round"]), json.dumps({**about, "parts": parts}))
 
 
 def some_examples(
     client: BuiltClient, tasks: Sequence[DenseTask], count: int
 ) -> tuple[Tensor, Mapping[str, Tensor], Array]:
-    """(inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a client's test part."""
+    """Return (inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a test part."""
     part = client.test.spread(count)
     x, truth = part.examples.batch(part.index, torch.device("cpu"), tasks=[task.name for task in tasks])
     return x, truth, pictures(part.examples, x, part.index)
@@ -96,13 +97,13 @@ def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...
         for task in built.federation.tasks
         if task.channels <= CLASSES and task.metric().confusion is not None
     }
-    found = []
+    tasks_of = []
     for group in used:
         tasks = tuple(task for task in group.tasks if room.get(task, 0))
         for task in tasks:
             room[task] -= 1
-        found.append(tasks)
-    return found
+        tasks_of.append(tasks)
+    return tasks_of
 
 
 def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
@@ -126,7 +127,7 @@ def _confusions(
 ) -> dict[str, Any]:
     """Task -> what is counted, the number of models, and for some of them the owner and the counts."""
     clients = built.federation.clients
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for task in built.federation.tasks:
         with_it = [number for number, group in enumerate(used) if task.name in group.tasks]
         of = []
@@ -147,8 +148,8 @@ def _confusions(
         if of:
             unit = "pixels" if task.dense else "examples"
             names = list(built.dataset.classes.get(task.name, ()))
-            found[task.name] = {"unit": unit, "models": of, "in_all": len(with_it), "classes": names}
-    return found
+            by_task[task.name] = {"unit": unit, "models": of, "in_all": len(with_it), "classes": names}
+    return by_task
 
 
 def _pictures(
@@ -208,17 +209,12 @@ def _drawable(answer: Tensor) -> Tensor:
 
 
 def _written(legend: Legend) -> dict[str, Any]:
-    """A legend with its colours as the web writes them."""
+    """Return a legend with its colours as the web writes them."""
     return {
         "colours": [[_web(colour), name] for colour, name in legend.colours],
         "ramp": [_web(colour) for colour in legend.ramp],
         "ends": list(legend.ends),
     }
-
-
-def _copied(home: Path, name: str, new: str) -> str:
-    shutil.copy(home / name, home / new)
-    return new
 
 
 def _web(colour: tuple[int, int, int]) -> str:

@@ -39,16 +39,16 @@ class Setup:
     seed: int
     threads: int = 1
     deployed: bool = False
-    """Whether noise must not come from the seed, nor be the same where a round is asked for again."""
+    """True if noise must not come from the seed, nor be the same where a round is asked for again."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     """Client -> its attack, of the hostile ones."""
 
     def ctx(self, round: int) -> Ctx:
-        """The context of a client's part of a round."""
+        """Return the context of a client's part of a round."""
         return Ctx(round, self.seed, secret=new_secret() if self.deployed else None)
 
     def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
-        """A client's part of a round, with the examples that it trains on."""
+        """Return a client's part of a round, with the examples that it trains on."""
         client, attack = self.federation.trainers[name], self.attacks.get(name)
         if attack is not None:
             examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
@@ -93,7 +93,7 @@ class EvalJob:
     pool: bool = False
 
     def same_model(self, other: EvalJob) -> bool:
-        """Whether both measure one model, as far as one can see without a look at it."""
+        """Return whether both measure one model, as far as one can see without a look at it."""
         alike = self.state is other.state or not (self.state or other.state)
         return self.message is other.message and self.task == other.task and alike
 
@@ -145,7 +145,7 @@ class Worker:
         """The job whose model is still loaded, if that of any is."""
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
-        """The client's part of a round, and the scores of the trained model if they are wanted."""
+        """Return the client's part of a round, and the scores of the trained model if they are wanted."""
         s, self._last = self.setup, None
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
@@ -214,7 +214,7 @@ class Worker:
     def look(self, job: LookJob) -> tuple[int, Answers]:
         """Confusions and answers of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
-        said: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         with self._loaded(job) as part:
             plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
             counted = confusions(self.model, part, plain, *how)
@@ -222,8 +222,8 @@ class Worker:
             if job.shown:
                 with torch.inference_mode():
                     each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
-                    said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
-        return job.key, Answers(counted, said)
+                    outputs = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+        return job.key, Answers(counted, outputs)
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
@@ -242,14 +242,14 @@ class Worker:
             yield client.part(job.split)
 
     def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
-        """The result of any job."""
+        """Return the result of any job."""
         if isinstance(job, LookJob):
             return self.look(job)
         return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
 
 
 def check_device(name: str) -> str:
-    """The device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
+    """Return the device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

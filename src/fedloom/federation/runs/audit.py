@@ -1,7 +1,7 @@
-"""What happened, in a file that shows where it was changed: one line an event, each with the hash of the one before.
+"""The audit file, which shows where it was changed: one line per event, each with the hash of the one before.
 
-Who can write the file can write another from its beginning, or cut off its end; so `fedloom audit` prints the last
-hash, which another party may keep. Free of torch.
+Who can write the file can write another from its beginning, or cut off its end; so `fedloom flower audit` prints the
+last hash, which another party may keep. Free of torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedloom.core.errors import StateError, naming
 
 FILE = "audit.jsonl"
 START = "0" * 64
-"""What stands before the first line."""
+"""The hash before the first line."""
 
 
 class Audit:
@@ -67,7 +67,7 @@ class Audit:
         return self._lines
 
     def _end(self, file: Any) -> tuple[int, str]:
-        """(number of the next line, hash of the last one)."""
+        """Return (number of the next line, hash of the last one)."""
         size, length = file.seek(0, os.SEEK_END), 1 << 12
         tail = b""
         while tail.count(b"\n") < 2 and len(tail) < size:  # the line before the last one, too
@@ -83,7 +83,7 @@ class Audit:
 
 
 def verified(file: Path, kept: str | None = None) -> list[dict[str, Any]]:
-    """The lines of an audit file. Raises StateError, with the line, where one is not what was written.
+    """Return the lines of an audit file. Raises StateError, with the line, where one is not what was written.
 
     `kept` is the hash of a line that was there once: without it nobody sees that the end was cut off between two lines,
     or that the file was written anew from its beginning.
@@ -99,29 +99,29 @@ def verified(file: Path, kept: str | None = None) -> list[dict[str, Any]]:
 
 
 def _following(raw: bytes, lines: Sequence[Mapping[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """The lines in `raw`, which follow others. Raises StateError as `verified`."""
-    found: list[dict[str, Any]] = []
+    """Return the lines in `raw`, which follow others. Raises StateError as `verified`."""
+    checked: list[dict[str, Any]] = []
     before = lines[-1]["hash"] if lines else START
     for number, text in enumerate(raw.splitlines(), len(lines)):
         where = f"{file}, line {number + 1}"
         line = _read(text, where)
         if line["number"] != number or line.get("before") != before:
             raise StateError(f"{where}: it does not follow the line before it: lines were removed, added or moved")
-        found.append(line)
+        checked.append(line)
         before = line["hash"]
     if raw and not raw.endswith(b"\n"):
-        raise StateError(f"{file}, line {len(lines) + len(found)}: it is cut off")
-    return found
+        raise StateError(f"{file}, line {len(lines) + len(checked)}: it is cut off")
+    return checked
 
 
 def _read(text: bytes, where: str) -> dict[str, Any]:
     """One line. Raises StateError where it is not what was written."""
     try:
         line = json.loads(text)
-        told = line.pop("hash")
+        stated = line.pop("hash")
         right = isinstance(line["number"], int) and isinstance(line["what"], str) and isinstance(line["at"], str)
-        if told == _hash(line) and right:
-            return {**line, "hash": told}
+        if stated == _hash(line) and right:
+            return {**line, "hash": stated}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         pass
     raise StateError(f"{where}: its content is not what its hash says: it was changed or cut off")

@@ -7,9 +7,11 @@ strings, empty containers) and the checksum of the tensor file, and below it the
 from __future__ import annotations
 
 import errno
+import filecmp
 import json
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ _NAMES = ("{}.next", "{}", "{}.prev")
 
 
 def split_tree(tree: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
-    """A JSON value and the tensors of a tree. Dictionaries need string keys; tuples come back as lists.
+    """Return a JSON value and the tensors of a tree. Dictionaries need string keys; tuples come back as lists.
 
     With `once` a tensor that is several times in the tree is there once.
     Raises TypeError, with the path, for a value that a checkpoint cannot hold.
@@ -73,7 +75,7 @@ def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tree with every tensor changed."""
+    """Return the same tree with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -90,6 +92,7 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     different names; `load` finds it by checksum.
     """
     skeleton, tensors = split_tree(tree)
+    # tensors before the text that names their checksum, and both on the disk before any old file is moved
     fresh, now, before = (n.format(name) for n in _NAMES)
     save_tensors(tensors, folder / f"{fresh}.safetensors")
     _sync(folder / f"{fresh}.safetensors")
@@ -132,7 +135,7 @@ def load(
     newest: Callable[[Mapping[str, Any]], Any],
     complete: Callable[[Any, Mapping[str, Any]], Any] = lambda tree, labels: tree,
 ) -> tuple[Any, dict[str, Any], list[str]]:
-    """The newest whole checkpoint: (tree, labels, problems met on the way). `newest` maps labels to what is compared.
+    """Return the newest whole checkpoint: (tree, labels, problems). `newest` maps labels to what is compared.
 
     A damaged file is passed over in favour of the checkpoint before it, and so is a tree that `complete`, which makes
     the result of a tree and its labels, refuses with a StateError. Raises StateError if none is whole.
@@ -179,7 +182,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, copied if two share memory or one is only a part of its storage: safetensors refuses both."""
+    """Return the tensors, copied if two share memory or one is only a part of its storage: safetensors refuses both."""
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, t in tensors.items():
@@ -200,7 +203,7 @@ def _sync(path: Path) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two trees are equal, tensors bit for bit."""
+    """Return whether two trees are equal, tensors bit for bit."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
@@ -209,3 +212,54 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+_NEEDED = (
+    "recipe.yaml",
+    "partition.json",
+    "nodes.json",
+    "flower.json",
+    "keys.json",
+    "*.jsonl",
+    "peers/*/*.safetensors",
+    "peers/*/*.json",
+    *(
+        f"{name}.{part}{kind}"
+        for name in ("best", "state")
+        for part in ("prev.", "")
+        for kind in ("safetensors", "json")
+    ),
+    "run.json",
+)
+"""Patterns of the files, in the order in which they are copied: peers before the rest, the checkpoint but one before
+the last, and tensors before their text, so that at every instant the copy has a whole checkpoint."""
+
+
+def mirror_of(folder: Path, parent: str | None) -> Path | None:
+    """Where the copy of a run folder lies in `parent`, under its name; None where that is the folder itself."""
+    copy = None if parent is None else Path(parent).expanduser() / folder.resolve().name
+    return None if copy is None or copy.resolve() == folder.resolve() else copy
+
+
+def mirror(source: Path, target: Path) -> None:
+    """Bring the files of a run in `target` that resuming needs to what `source` has. Raises OSError."""
+    target.mkdir(parents=True, exist_ok=True)
+    here = list(_needed(source))
+    for file in here:
+        to = target / file.relative_to(source)
+        if not (to.is_file() and filecmp.cmp(file, to)):  # by size and time of change, which are copied too
+            to.parent.mkdir(parents=True, exist_ok=True)
+            part = to.with_name(to.name + ".part")
+            with naming(part):
+                shutil.copy2(file, part)
+                with part.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            os.replace(part, to)
+    kept = {file.relative_to(source) for file in here}
+    for stale in [file for file in _needed(target) if file.relative_to(target) not in kept]:
+        stale.unlink()
+
+
+def _needed(folder: Path) -> Iterator[Path]:
+    for pattern in _NEEDED:
+        yield from sorted(folder.glob(pattern))

@@ -25,7 +25,7 @@ from fedloom.data.partition import Partition
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.runtime import EarlyStopping
 from fedloom.federation.recipes.schema import Recipe
-from fedloom.federation.runs import checkpoint, mirror
+from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.federation.runs.recorded import (
@@ -58,9 +58,9 @@ _SAME = {
     "frozen_hash": "frozen part of the model",
     "partition_hash": "partition",
 }
-"""What must be unchanged when a run is resumed: key of run.json -> the word for it."""
+"""Parts that must be unchanged when a run is resumed: key of run.json -> the word for it."""
 _UNKNOWN = hashlib.sha256().hexdigest()[:16]
-"""What older runs recorded of inputs that they did not read."""
+"""The hash that older runs recorded of inputs that they did not read."""
 
 
 class RunFolder:
@@ -72,7 +72,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
-        """Opens an existing directory for this process alone. Raises InUseError if another process is at work there.
+        """Open an existing directory for this process alone. Raises InUseError if another process is at work there.
 
         What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint. `warn`
         hears where that fails.
@@ -81,13 +81,13 @@ class RunFolder:
         self._unmirrored: str | None = None
         """Why the mirror is not up to date; None where it is."""
         self.path = path
-        self.mirror = mirror.place(path, copies)
+        self.mirror = checkpoint.mirror_of(path, copies)
         self.tracker: Tracking | None = None
-        """What is sent each round, once the run goes on."""
+        """Receives each round, once the run goes on."""
         self.audit: Audit | None = None
         """Where what happens is written down for others to check, if anywhere."""
         self._events: list[dict[str, Any]] = []
-        """What happened between two sessions, for the next round's line."""
+        """Events between two sessions, for the next round's line."""
         self._written: dict[str, tuple[int, Any]] = {}
         """Log -> (bytes, running checksum) of what it holds."""
         self._lock = ExitStack()
@@ -113,10 +113,10 @@ class RunFolder:
         about: Mapping[str, Any],
         warn: Callable[[str], None] = warn,
     ) -> RunFolder:
-        """A new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
+        """Return a new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
-        copy = mirror.place(path, recipe.runtime.mirror)
+        copy = checkpoint.mirror_of(path, recipe.runtime.mirror)
         if copy is not None and copy.exists():
             raise StateError(f"runtime.mirror: {copy} exists: it may be the copy of another run")
         path.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class RunFolder:
 
     @staticmethod
     def read(path: Path) -> tuple[Recipe, Partition]:
-        """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
+        """Return the recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
         for name in ("recipe.yaml", "partition.json"):
             if not (path / name).is_file():
                 raise no_run(path, name)
@@ -212,19 +212,19 @@ class RunFolder:
             self._describe({**value, "status": RUNNING, "changes": changes})
         os.replace(self.path / NEXT, self.path / "recipe.yaml")
 
-    def _untold(self) -> list[dict[str, Any]]:
+    def _unlogged(self) -> list[dict[str, Any]]:
         """Return the events of changes in run.json that no line of metrics.jsonl has."""
         if not (changes := self.changes):
             return []
         events = [e for line in lines_of(self.path / _METRICS) for e in line.get("events", ())]
-        told = Counter(event.get("keys") for event in events if event["event"] == _CHANGED)
-        untold = []
+        logged = Counter(event.get("keys") for event in events if event["event"] == _CHANGED)
+        missing = []
         for text in (_words(change["keys"]) for change in changes):
-            if told[text]:
-                told[text] -= 1
+            if logged[text]:
+                logged[text] -= 1
             else:
-                untold.append({"event": _CHANGED, "keys": text})
-        return untold
+                missing.append({"event": _CHANGED, "keys": text})
+        return missing
 
     def write_round(self, line: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
         """Append one round to metrics.jsonl, the bytes `sent` to bytes.jsonl, and any diagnostics to their file."""
@@ -317,8 +317,9 @@ class RunFolder:
         """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
         the round's number, and stays until no checkpoint of the rest asks for it."""
         round_ = state["round"]
+        # peers first: the rest names their round, so a crash in between leaves a checkpoint that has all it names
         for peer, own in state.get("peers", {}).items():
-            home = self.peer(peer)
+            home = _peer(self.path, peer)
             home.mkdir(parents=True, exist_ok=True)
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
@@ -328,7 +329,7 @@ class RunFolder:
             digest = sum_of(self.path / f"{name}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
         for peer in state.get("peers", {}):
-            self._forget(self.peer(peer), name, round_)
+            self._forget(_peer(self.path, peer), name, round_)
         self._copy()
 
     def _copy(self) -> None:
@@ -337,7 +338,7 @@ class RunFolder:
             return
         why = None
         try:
-            mirror.copy(self.path, self.mirror)
+            checkpoint.mirror(self.path, self.mirror)
         except OSError as error:
             why = of_system(error)
             self._events.append({"event": MIRROR_FAILED, "why": why})
@@ -348,26 +349,17 @@ class RunFolder:
     @staticmethod
     def _forget(home: Path, name: str, round_: int) -> None:
         """Delete a peer's checkpoints but for this round's and that of the last round before it."""
-        there: dict[int, list[Path]] = {}
-        for path in home.glob(f"{name}-*"):
-            number = path.name.removeprefix(f"{name}-").partition(".")[0]
-            if number.isdecimal():
-                there.setdefault(int(number), []).append(path)
-        kept = sorted((number for number in there if number <= round_), reverse=True)[:2]
-        for stale in there.keys() - set(kept):
-            for path in there[stale]:
-                path.unlink(missing_ok=True)
+        files = _numbered(home, name)
+        kept = sorted(number for number in files if number <= round_)[-2:]
+        for path in (path for number in files.keys() - set(kept) for path in files[number]):
+            path.unlink(missing_ok=True)
 
-    def peer(self, name: str) -> Path:
-        """The folder of one peer's own files."""
-        return _peer(self.path, name)
+    def load(self, name: str = "state", home: Path | None = None) -> tuple[State, dict[str, Any], list[str]] | None:
+        """Return the newest whole checkpoint, its labels and the problems met, or None if none was ever written.
 
-    def load(self, name: str = "state") -> tuple[State, dict[str, Any], list[str]] | None:
-        """The newest whole checkpoint, its labels and the problems met, or None if none was ever written."""
-        return self._load(self.path, name)
-
-    def _load(self, home: Path, name: str) -> tuple[State, dict[str, Any], list[str]] | None:
-        """The same from the run's folder or its mirror."""
+        It is that of the run's folder, or of its mirror, `home`.
+        """
+        home = home or self.path
         if not any(home.glob(f"{name}*.json")):
             return None
 
@@ -383,7 +375,7 @@ class RunFolder:
 
     @staticmethod
     def _own(home: Path, name: str, round_: int) -> State:
-        """A peer's state of a round. Runs from before had the newest two under one name."""
+        """Return a peer's state of a round. Runs from before had the newest two under one name."""
         named = f"{name}-{round_}"
         file = named if any(home.glob(f"{named}.*json")) else name
         tree, labels, _ = checkpoint.load(home, file, newest=lambda head: head["round"] == round_)
@@ -399,7 +391,7 @@ class RunFolder:
         tell: Callable[[str], None],
         accept: bool | Collection[str] = False,
     ) -> State:
-        """The state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
+        """Return the state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
 
         An accepted change of the recipe is written into recipe.yaml and run.json; it is an event of the next round.
 
@@ -414,16 +406,16 @@ class RunFolder:
         changed = self.check(about, accept)
         before = read_info(self.path)
         try:
-            found = self._newest()
+            newest = self._newest()
         except StateError as error:
-            if self.mirror is None or not (kept := self._load(self.mirror, "state")):
+            if self.mirror is None or not (kept := self.load("state", self.mirror)):
                 raise
             self._of_this_run(self.mirror, before)
-            mirror.copy(self.mirror, self.path)
+            checkpoint.mirror(self.mirror, self.path)
             self._written = {}
             tell(f"{error}; its copy in {self.mirror} is whole and has round {kept[0]['round']}")
-            found = self._newest()
-        state, _, problems = found or (initial(), {}, [])
+            newest = self._newest()
+        state, _, problems = newest or (initial(), {}, [])
         for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         info = read_info(self.path)
@@ -432,27 +424,27 @@ class RunFolder:
         self.cut(state["round"] or -1)  # round 0 is measured anew
         if changed is not None or (accept and accept is not True):
             self._accept(about, changed, state["round"])
-        self._events += self._untold()
+        self._events += self._unlogged()
         return state
 
     def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
-        """What is wrong with the peers' checkpoints of the round before: not read while the newest are whole."""
-        found = []
-        for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
-            stem = file.name.partition(".")[0]
-            if stem.removeprefix(f"{name}-").isdecimal() and int(stem.removeprefix(f"{name}-")) < round_:
-                try:
-                    checkpoint.load(file.parent, stem, newest=lambda head: head["round"])
-                except StateError as error:
-                    found.append(str(error))
-        return found
+        """Return what is wrong with the peers' checkpoints of the round before, which are not read otherwise."""
+        problems = []
+        for home in sorted(self.path.glob("peers/*")):
+            for number, files in sorted(_numbered(home, name).items()):
+                if number < round_ and any(file.suffix == ".json" for file in files):
+                    try:
+                        checkpoint.load(home, f"{name}-{number}", newest=lambda head: head["round"])
+                    except StateError as error:
+                        problems.append(str(error))
+        return problems
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
         """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
-        found = self.load()
-        if found is not None:
-            self._compare(found[1])
-            return found
+        newest = self.load()
+        if newest is not None:
+            self._compare(newest[1])
+            return newest
         metrics = self.path / _METRICS
         if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
             raise StateError(
@@ -470,13 +462,13 @@ class RunFolder:
                 raise StateError(f"{home}: the copy is of another run ({key}: {theirs.get(key)!r}, not {ours!r})")
 
     def kept(self, state: State, early: EarlyStopping | None) -> State:
-        """The state to keep of a run that ended in `state`: the best one if it stopped early and wants that back."""
+        """Return the state to keep of a run that ended in `state`: the best one if it stopped early and wants it."""
         if early is None or not (state["stopped"] and early.restore_best):
             return state
-        found = self.load("best")
-        if found is None:
+        best = self.load("best")
+        if best is None:
             raise StateError(f"{self.path}: the best state is missing")
-        return found[0]
+        return best[0]
 
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
         """Write model.safetensors, or another file of tensors, readable without fedloom."""
@@ -509,7 +501,18 @@ def _origin(value: Mapping[str, Any]) -> str:
 
 
 def _peer(home: Path, name: str) -> Path:
+    """Return the folder of one peer's own files, in a run's folder or in its mirror."""
     return home / "peers" / folder_name(name)
+
+
+def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
+    """Return the files of a peer's checkpoints, by their round."""
+    files: dict[int, list[Path]] = {}
+    for path in home.glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-").partition(".")[0]
+        if number.isdecimal():
+            files.setdefault(int(number), []).append(path)
+    return files
 
 
 def _finite(value: Any) -> Any:

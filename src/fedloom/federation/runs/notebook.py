@@ -36,7 +36,7 @@ def page(run: Run, final: Final, status: str) -> str:
 
 
 def _curve(title: str, points: Mapping[int, float]) -> str:
-    """A polyline over the rounds, with the smallest and the largest value at its side."""
+    """Return a polyline over the rounds, with the smallest and the largest value at its side."""
     known = {x: y for x, y in points.items() if math.isfinite(y)}
     if len(known) < 2:
         return ""

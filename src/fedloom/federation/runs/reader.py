@@ -20,7 +20,7 @@ PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 
 
 def index_of(round: int | str) -> str:
-    """The file beside INDEX with the pictures of an earlier round; '*' matches those of all rounds."""
+    """Return the file beside INDEX with the pictures of an earlier round; '*' matches those of all rounds."""
     return f"round-{round}.json"
 
 
@@ -41,12 +41,12 @@ ARROWS = {"max": "↑", "min": "↓"}
 
 
 def number_of(value: float | None) -> float:
-    """A number from a run's files: null becomes nan."""
+    """Return a number from a run's files: null becomes nan."""
     return math.nan if value is None else float(value)
 
 
 def total(values: Iterable[float]) -> float:
-    """The sum; nan where none is known, as of infinities of both signs, which files may hold, or beyond all floats."""
+    """Return the sum; nan where none is known, as of infinities of both signs, or beyond all floats."""
     try:
         return math.fsum(values)
     except (ValueError, OverflowError):
@@ -54,7 +54,7 @@ def total(values: Iterable[float]) -> float:
 
 
 def mean_of(values: Collection[float]) -> float:
-    """The mean of one number or more, by `total`."""
+    """Return the mean of one number or more, by `total`."""
     return total(values) / len(values)
 
 
@@ -69,17 +69,17 @@ class Final:
     model: str
     """'personal', 'global', or 'personal and global' if only some clients have a personal model."""
     data: tuple[str, ...]
-    """Whose data was used, as the run recorded it."""
+    """The data that was used, as the run recorded it."""
     without: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(task, metric) -> how many of how many clients have no value, because their labels do not determine it."""
 
     @property
     def caption(self) -> str:
-        """Which model, whose data, which round, and what is averaged."""
-        told = f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+        """Return the model, the data, the round, and what is averaged, as text."""
+        text = f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
         if any(metric.startswith(POOLED) for values in self.values.values() for metric in values):
-            told += "; pooled: over the examples of all of them"
-        return "; ".join([told, *self.gaps()])
+            text += "; pooled: over the examples of all of them"
+        return "; ".join([text, *self.gaps()])
 
     def gaps(self, metrics: Collection[str] | None = None) -> list[str]:
         """Return a phrase for each number, of some metrics or all, that some clients lack."""
@@ -109,9 +109,9 @@ class Run:
     recipe: Mapping[str, Any]
     info: Mapping[str, Any]
     rounds: tuple[Mapping[str, Any], ...]
-    """What was measured, one entry a round."""
+    """The measurements, one entry per round."""
     traffic: tuple[Mapping[str, Any], ...]
-    """What was sent, one entry a round."""
+    """The bytes that were sent, one entry per round."""
 
     @staticmethod
     def read(folder: str | Path) -> Run:
@@ -150,7 +150,7 @@ class Run:
         return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in self.info["tasks"].items())
 
     def judged_by(self, metric: str | None) -> Run:
-        """The run with only the tasks that have a metric, or 'loss', as their own; without a name the run itself.
+        """Return the run with only the tasks that have a metric, or 'loss'; without a name the run itself.
 
         Raises StateError, with the metrics that there are, if no task has it.
         """
@@ -174,6 +174,7 @@ class Run:
 
     @property
     def seed(self) -> int:
+        """The recipe's seed."""
         return int(self.recipe["seed"])
 
     @property
@@ -195,10 +196,11 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
+        """Return whether the run is over."""
         return self.info["status"] != "running"
 
     def final(self, split: str = "test", at: int | None = None) -> Final:
-        """The kept model's metrics on a split: a client's personal model if one was measured, else the global one.
+        """Return the kept model's metrics on a split: a client's personal model where it was measured, else the global.
 
         The round is that of the kept model, or `at`; if it was not evaluated, the last evaluated round before it.
         """
@@ -220,7 +222,7 @@ class Run:
         return tuple(sorted({client for record in found for client in record["clients"]}))
 
     def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
-        """`final` at each measured round, in order; empty if nothing was measured on the split.
+        """Return `final` at each measured round, in order; empty if nothing was measured on the split.
 
         With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
         """
@@ -228,11 +230,11 @@ class Run:
         return tuple(self._final(values, split, round) for values, round in lines)
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
-        """`final` of each client that has a personal model, by the client's name; empty where there are none."""
+        """Return `final` of each client that has a personal model, by its name; empty where there are none."""
         return self._by_client(split, at, ("personal",))
 
     def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
-        """`final` of each client, by its name: its personal model if it has one, else the global one."""
+        """Return `final` of each client, by its name: its personal model if it has one, else the global one."""
         return self._by_client(split, at, ("personal", "global"))
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
@@ -240,19 +242,19 @@ class Run:
 
         The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
         """
-        found: dict[int, dict[str, float]] = {}
+        by_round: dict[int, dict[str, float]] = {}
         for number in self._measured:
             for client in self.info["clients"]:
                 entry = self._values(number, split, client).get((client, task, metric))
                 if entry is not None:
-                    found.setdefault(number, {})[client] = number_of(entry["value"])
-        return found
+                    by_round.setdefault(number, {})[client] = number_of(entry["value"])
+        return by_round
 
     def validation_losses(self) -> dict[int, float]:
         """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""
         weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
-        found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
-        return {number: loss for number, loss in found.items() if number and loss is not None}
+        losses = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
+        return {number: loss for number, loss in losses.items() if number and loss is not None}
 
     def rows(self) -> list[dict[str, Any]]:
         """Every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
@@ -287,7 +289,7 @@ class Run:
         return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
 
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
-        """The means over clients of one round's entries."""
+        """Return the means over clients of one round's entries."""
         each: dict[tuple[str, str], list[float]] = defaultdict(list)
         gaps: dict[tuple[str, str], int] = defaultdict(int)
         for (client, task, metric), entry in values.items():
@@ -314,7 +316,7 @@ class Run:
     @cached_property
     def sent(self) -> tuple[Sent, ...]:
         """Bytes of each round, from clients and to them: with many clients all that reads them shares one pass."""
-        found = []
+        entries = []
         for line in self.traffic:
             for way in ("up", "down"):
                 parts: dict[tuple[str, str | None], int] = defaultdict(int)
@@ -322,43 +324,28 @@ class Run:
                 for entry in line[way]:
                     parts[entry["role"], entry["task"]] += entry["bytes"]
                     clients[entry["client"]] += entry["bytes"]
-                found.append(Sent(line["round"], way, parts, clients))
-        return tuple(found)
+                entries.append(Sent(line["round"], way, parts, clients))
+        return tuple(entries)
 
     @cached_property
-    def _measured(self) -> dict[int, dict[str, list[Mapping[str, Any]]]]:
-        """Round -> split -> the entries of models that a user may keep."""
-        found: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+    def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:
+        """Round -> split -> client (or None for all) -> the entries of models that a user may keep."""
+        rounds: dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]] = {}
         for line in self.rounds:
-            by_split = found.setdefault(int(line["round"]), defaultdict(list))
+            by_split = rounds.setdefault(int(line["round"]), defaultdict(lambda: defaultdict(list)))
             for entry in line["metrics"]:
                 if entry["model"] in ("personal", "global"):
-                    by_split[entry["split"]].append(entry)
-        return found
-
-    @cached_property
-    def _owned(self) -> dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]]:
-        """(round, split) -> client (or None for all) -> its entries, so that not all are read for each client."""
-        found: dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]] = {}
-        for number, by_split in self._measured.items():
-            for split, entries in by_split.items():
-                by_client = found.setdefault((number, split), defaultdict(list))
-                for entry in entries:
-                    by_client[entry["client"]].append(entry)
-        return found
+                    by_split[entry["split"]][entry["client"]].append(entry)
+        return rounds
 
     def _values(
         self, number: int, split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """(client, task, metric) -> the entry of a round that counts, for the clients (or this one) that hold the
-        task."""
+        """(client, task, metric) -> the entry of a round that counts, for all clients, or one, that hold the task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
-        clients = self.info["clients"]
-        if only is None:
-            entries = self._measured[number].get(split, [])
-        else:
-            owned = self._owned.get((number, split), {})
-            entries = [*owned.get(None, ()), *owned.get(only, ())]
+        clients, by_client = self.info["clients"], self._measured[number].get(split, {})
+        owners = [*by_client] if only is None else [None, only]
+        entries = [entry for owner in owners for entry in by_client.get(owner, ())]
         for entry in entries:
             client, task = only or entry["client"], entry["task"]
             if client is not None and task not in clients[client]["tasks"]:
@@ -407,14 +394,14 @@ class TaskMetric:
 
 
 def best_round(means: Mapping[int, float], direction: str) -> int | None:
-    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
+    """Return the round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
     known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
     sign = 1 if direction == "max" else -1
     return max(known, key=lambda r: (sign * known[r], -r)) if known else None
 
 
 def described(about: Mapping[str, Any]) -> str:
-    """An event's fields as text: ': client c, local training gave nan'; '' if it has none."""
+    """Return an event's fields as text: ': client c, local training gave nan'; '' if it has none."""
     known = {key: value for key, value in about.items() if value is not None}
     texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
     return f": {', '.join(texts)}" if texts else ""

@@ -1,6 +1,4 @@
-"""What the files of a run folder must be like before anything is read from them, and whether they are as the run wrote
-them. Free of torch.
-"""
+"""Schemas and checksums of the files of a run folder, checked before anything is read from them. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from fedloom.core.errors import StateError
+from fedloom.core.settings import renamed
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.federation.recipes.loader import load
@@ -37,7 +36,7 @@ Named = dict[str, Any] | None
 
 
 def no_run(folder: Path, name: str) -> StateError:
-    """What to say of a folder that lacks a file which every run has."""
+    """Return the error for a folder that lacks a file which every run has."""
     gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
     why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
     return StateError(f"{folder} is not a run folder: {why}")
@@ -169,7 +168,7 @@ def check(name: str, value: Any, where: str) -> None:
 
 
 def text_of(file: Path) -> str:
-    """A text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end.
+    """Return a text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end.
 
     FileNotFoundError where there is none.
     """
@@ -182,7 +181,7 @@ def text_of(file: Path) -> str:
 
 
 def json_of(file: Path) -> Any:
-    """A JSON file of a run. Raises StateError where it is none."""
+    """Return a JSON file of a run. Raises StateError where it is none."""
     try:
         return json.loads(text_of(file))
     except (ValueError, RecursionError) as error:
@@ -195,7 +194,7 @@ def checksum(value: Mapping[str, Any]) -> str:
 
 
 def read_info(folder: Path) -> dict[str, Any]:
-    """What run.json says. Raises StateError where that is not what was written."""
+    """Return the content of run.json. Raises StateError where that is not what was written."""
     file = folder / "run.json"
     info = json_of(file)
     if not isinstance(info, dict):
@@ -203,7 +202,7 @@ def read_info(folder: Path) -> dict[str, Any]:
     check_ = info.pop("check", None)  # runs from before it have none
     if check_ not in (None, checksum(info)):
         raise StateError(f"{file}: its checksum is not that of its content: it was changed")
-    return info
+    return renamed.info(info)
 
 
 def recipe_in(folder: Path) -> Recipe:
@@ -234,15 +233,15 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
     """
     finished = info["status"] != RUNNING
     for name, (size, digest) in (info.get("files", {}) if finished else _saved(folder)).items():
-        found = sum_of(folder / name, None if finished else size)
-        if name == MODEL or found == [size, digest]:
+        stored = sum_of(folder / name, None if finished else size)
+        if name == MODEL or stored == [size, digest]:
             continue
-        if finished or found[0] == size:  # a resumed run may have cut a log, and write it anew
+        if finished or stored[0] == size:  # a resumed run may have cut a log, and write it anew
             raise StateError(_CHANGED.format(folder / name))
 
 
 def verify_model(folder: Path) -> None:
-    """The same for model.safetensors, which readers of numbers do not open."""
+    """Return the same for model.safetensors, which readers of numbers do not open."""
     stated = read_info(folder).get("files", {}).get(MODEL) if (folder / "run.json").is_file() else None
     if stated is not None and sum_of(folder / MODEL) != stated:
         raise StateError(_CHANGED.format(folder / MODEL))
@@ -266,7 +265,7 @@ def sum_of(file: Path, size: int | None = None) -> list[Any]:
 
 
 def head_of(text: str) -> dict[str, Any]:
-    """What a checkpoint's text file says. Raises ValueError where that is not what was written."""
+    """Return the content of a checkpoint's text file. Raises ValueError where that is not what was written."""
     head, _, stated = text.partition("\n")
     value: dict[str, Any] = json.loads(head)
     # the first format had no checksum
@@ -299,7 +298,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
 
 
 def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
-    """The rounds in a JSON-lines file. A round that was repeated after a crash counts once; a torn last line does not.
+    """Return the rounds in a JSON-lines file. A round repeated after a crash counts once, a torn last line does not.
 
     Raises StateError for a line that is no round's.
     """

@@ -30,8 +30,11 @@ class Tracker(Protocol):
     last: int
     """The last round that it has, -1 for none."""
 
-    def log(self, round: int, values: Mapping[str, float]) -> None: ...
-    def close(self, ok: bool) -> None: ...
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Send a round's values."""
+
+    def close(self, ok: bool) -> None:
+        """End; `ok` is False if an error ended the run."""
 
 
 class TensorBoard:
@@ -44,11 +47,13 @@ class TensorBoard:
         self._writer = writer(str(folder / "tensorboard"), purge_step=0)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Send a round\'s values."""
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, round)
         self._writer.flush()
 
     def close(self, ok: bool) -> None:
+        """End the tracking."""
         self._writer.close()
 
 
@@ -74,8 +79,8 @@ class MLflow:
             self.id, self.last = known, max((metric.step for metric in history), default=-1)
             return
         called = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedloom")
-        found = self._client.get_experiment_by_name(called)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(called, place)
+        existing = self._client.get_experiment_by_name(called)
+        experiment = existing.experiment_id if existing is not None else self._client.create_experiment(called, place)
         self.id, self.last = self._client.create_run(experiment, run_name=folder.absolute().name).info.run_id, -1
         param = self._mlflow.entities.Param
         values = flat(config)
@@ -88,10 +93,12 @@ class MLflow:
             self._client.log_batch(self.id, **{kind: values[at : at + most]})
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Send a round\'s values."""
         now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
         self._send(1000, metrics=[metric(_allowed(tag), value, now, round) for tag, value in values.items()])
 
     def close(self, ok: bool) -> None:
+        """End the tracking."""
         self._client.set_terminated(self.id, "FINISHED" if ok else "FAILED")
 
 
@@ -118,9 +125,11 @@ class Wandb:
         self.last = self._run.starting_step - 1
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Send a round\'s values."""
         self._run.log(dict(values), step=round)
 
     def close(self, ok: bool) -> None:
+        """End the tracking."""
         self._run.finish(exit_code=0 if ok else 1)
 
 
@@ -196,12 +205,12 @@ def scalars(line: Mapping[str, Any], traffic: Mapping[str, Any]) -> dict[str, fl
 
 
 def flat(value: Any, key: str = "") -> dict[str, str]:
-    """A recipe as 'key.path' -> text; lists as JSON."""
+    """Return a recipe as 'key.path' -> text; lists as JSON."""
     if not isinstance(value, Mapping) or (key and not value):
         return {key: value if isinstance(value, str) else json.dumps(value)}
     return {k: v for name, inner in value.items() for k, v in flat(inner, f"{key}.{name}" if key else name).items()}
 
 
 def _allowed(name: str) -> str:
-    """A name that MLflow accepts: commas are left out, other refused characters are written as their number."""
+    """Return a name that MLflow accepts: commas are left out, other refused characters are written as their number."""
     return re.sub(r"[^\w./ -]", lambda c: f":{ord(c[0]):x}:", name.replace(", ", " "))

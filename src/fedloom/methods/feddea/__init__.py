@@ -63,8 +63,8 @@ def activated_dimensions(method: m.Method, records: stages.ActivatedDimensions) 
              drawn along the parameters; no numbers
     release  none found
     here     counts of every round in metrics.jsonl, under "records": per block, per pair of clients, and a histogram of
-             `bins` pieces along the flat vector. `fedloom activated RUN` prints tables and draws the picture; the grids
-             feddea/activated-dimensions and feddea/activated-dimensions-scenes run the experiment
+             `bins` pieces along the flat vector. `fedloom papers activated RUN` prints tables and draws the picture;
+             the grids feddea/activated-dimensions and feddea/activated-dimensions-scenes run the experiment
 
     It sees the rows at its place in the list: `feddea` at the client comes before it, and with the same or a larger rho
     does not change the choice, because the largest stay the largest. To look at raw rows, list it before `feddea: {at:

@@ -16,8 +16,8 @@ def ties(method: m.Method, *, keep: Share = 0.2) -> m.Method:
     merge  u_i = sum_{k in A_i} p_k T(Delta_k)_i / sum_{k in A_i} p_k,  A_i = {k : T(Delta_k)_i s_i > 0};  0 if empty
 
     The client trims what it sends, so `method.codec: sparse` saves bytes; the server elects and merges. No state. With
-    `by-task` the rows are the clients' task vectors of the round, as in the paper; `fedloom merge --rule ties` merges
-    finished models once.
+    `by-task` the rows are the clients' task vectors of the round, as in the paper; `fedloom study merge --rule ties`
+    merges finished models once.
 
     paper    keep 20 %, p_k = 1/K, the result times lambda (1 by default), once, after all tasks were trained
     release  a sum of exactly 0 takes the sign that most coordinates have (as known to us, not re-read)
@@ -69,7 +69,8 @@ def consensus(method: m.Method, rule: stages.ConsensusMask) -> m.Method:
 
     So coordinates that matter to one client alone (selfish weights), and those that matter to none (catastrophic ones),
     stay as they are. Acts at the server; beside the update one yes or no per tensor is sent. No state. With `by-task`
-    the rows are the clients' task vectors of the round; `fedloom merge --rule consensus` merges finished models once.
+    the rows are the clients' task vectors of the round; `fedloom study merge --rule consensus` merges
+    finished models once.
 
     paper    least 2; lam from 0.2 to 0.6 for each task by validation; the mask on a merged vector of 8, 14 or 20 tasks
     release  not read
@@ -91,7 +92,7 @@ def iso_c(method: m.Method) -> m.Method:
     M = sum_k p_k Delta_k = U diag(s) V';  u = mean(s) U V'   for every matrix of the model; other tensors get the mean
 
     So directions that many clients share do not drown those of a few. Acts at the server; beside the update one yes or
-    no per tensor is sent. No state. `fedloom merge --rule iso-c` merges finished models once.
+    no per tensor is sent. No state. `fedloom study merge --rule iso-c` merges finished models once.
 
     paper    on the sum of task vectors of linear layers, times a factor found by validation; other tensors averaged
     release  not read
@@ -115,7 +116,7 @@ def tsv_m(method: m.Method) -> m.Method:
     u = P(U) S P(V)'  with P(U) = U (U'U)^(-1/2), the nearest matrix with orthonormal columns
     for every matrix of the model; other tensors get the mean.
 
-    Acts at the server; beside the update one yes or no per tensor is sent. No state. `fedloom merge --rule tsv-m`
+    Acts at the server; beside the update one yes or no per tensor is sent. No state. `fedloom study merge --rule tsv-m`
     merges finished models once.
 
     paper    on task vectors of linear layers, once, times a factor of 1; other tensors averaged

@@ -15,18 +15,18 @@ from typing import Any
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts
-from fedloom.study.charts import Chart, tenths
-from fedloom.study.tables.output import Cell, HasRecords, Records, Table
+from fedloom.study.charts import Chart, tenths, thinned
+from fedloom.study.tables.output import Cell, HasTables, Records, Table
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")
-_MANY = 10  # pairs that are told apart; of more, only mean and span are shown
+_MANY = 10  # pairs with a line each; of more, only mean and span are shown
 _LINES = 12
 
 
 @dataclass(frozen=True)
 class Activated:
-    """What one round recorded for one scope ('encoder' or 'all'); see the stage ActivatedDimensions."""
+    """The record of one round for one scope ('encoder' or 'all'); see the stage ActivatedDimensions."""
 
     round: int
     scope: str
@@ -47,33 +47,33 @@ class Activated:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of rows, in the order of the numbers."""
+        """Return pairs of rows, in the order of the numbers."""
         return tuple(combinations(self.rows, 2))
 
     @property
     def overlap(self) -> Sequence[float]:
-        """Of every pair, over the whole scope."""
+        """Return the overlap of every pair, over the whole scope."""
         return self.groups[self.scope]["overlap"]
 
     @property
     def expected(self) -> float:
-        """The overlap of sets drawn independently, mean over the pairs."""
+        """Return the overlap of sets drawn independently, mean over the pairs."""
         return fmean(self.groups[self.scope]["expected"] or [self.rho])
 
     def matrix(self) -> list[list[float]]:
-        """Overlap of all rows with all rows; 1 on the diagonal."""
-        of = dict(zip(self.pairs, self.overlap, strict=True))
-        return [[1.0 if a == b else of.get((a, b), of.get((b, a), 0.0)) for b in self.rows] for a in self.rows]
+        """Return the overlap of all rows with all rows; 1 on the diagonal."""
+        of = {frozenset(pair): value for pair, value in zip(self.pairs, self.overlap, strict=True)}
+        return [[1.0 if a == b else of.get(frozenset((a, b)), 0.0) for b in self.rows] for a in self.rows]
 
     def density(self) -> list[list[float]]:
-        """Rows x bins: which share of a bin's dimensions is activated."""
+        """Return rows x bins: the share of a bin's dimensions that is activated."""
         count = len(self.bins[0])
         sizes = [b - a for a, b in pairwise(i * self.columns // count for i in range(count + 1))]
         return [[n / size if size else 0.0 for n, size in zip(row, sizes, strict=True)] for row in self.bins]
 
 
 @dataclass(frozen=True)
-class Overlaps(HasRecords):
+class Overlaps(HasTables):
     """The numbers of one run and scope. `rounds` are the rounds that recorded something, in order."""
 
     label: str
@@ -81,29 +81,31 @@ class Overlaps(HasRecords):
 
     @property
     def scope(self) -> str:
+        """Return the scope of the numbers."""
         return self.rounds[0].scope
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """All pairs that ever met in a round."""
+        """Return all pairs that took part in one round."""
         rows = sorted({row for r in self.rounds for row in r.rows})
         met = {pair for r in self.rounds for pair in r.pairs}
         return tuple(pair for pair in combinations(rows, 2) if pair in met)
 
     @property
     def title(self) -> str:
+        """Return the title of the tables."""
         first = self.rounds[0]
         return f"{self.label}: top {100 * first.rho:.3g} % of {first.columns:,} dimensions ({first.scope})"
 
     def series(self, pair: tuple[str, str]) -> list[tuple[int, float]]:
-        """(round, overlap) of one pair, for the rounds in which both took part."""
+        """Return (round, overlap) of one pair, for the rounds in which both took part."""
         return [(r.round, value) for r in self.rounds for p, value in zip(r.pairs, r.overlap, strict=True) if p == pair]
 
     def agreement(self) -> Table:
-        """Overlap in percent: rounds by pairs; of a long run, some rounds evenly spaced."""
+        """Return the overlap in percent: rounds by pairs; of a long run, some rounds evenly spaced."""
         pairs = self.pairs if len(self.pairs) <= _MANY else ()
         lines = []
-        for r in _spread(self.rounds):
+        for r in thinned(self.rounds, _LINES):
             of = dict(zip(r.pairs, r.overlap, strict=True))
             each = [_percent(of[p]) if p in of else "" for p in pairs]
             values = list(of.values())
@@ -113,7 +115,7 @@ class Overlaps(HasRecords):
         return Table(f"{self.title}: overlap in percent", head, tuple(lines))
 
     def shares(self) -> Table:
-        """Where each client's activated dimensions lie, in percent: first round > last round."""
+        """Return where each client's activated dimensions lie, in percent: first round > last round."""
         first, last = self.rounds[0], self.rounds[-1]
         names = _prefixes(first.blocks)
         places = list(dict.fromkeys(names))
@@ -128,16 +130,12 @@ class Overlaps(HasRecords):
         title = f"{self.title}: where they lie, in percent, {when}"
         return Table(title, ("blocks", "of all dimensions", *rows), tuple(lines))
 
-    def to_text(self) -> str:
-        """Both tables for a terminal."""
-        return f"{self.agreement().to_text()}\n{self.shares().to_text()}"
-
-    def to_markdown(self) -> str:
-        """Both tables in Markdown."""
-        return f"{self.agreement().to_markdown()}\n{self.shares().to_markdown()}"
+    def tables(self) -> tuple[Table, Table]:
+        """Return both tables."""
+        return self.agreement(), self.shares()
 
     def records(self) -> Records:
-        """All numbers of every round, in percent: overlap, expected and jaccard of pairs; share of rows by block."""
+        """Return all numbers in percent: overlap, expected and jaccard of pairs; share of rows by block."""
         lines: list[Sequence[Cell]] = []
         for r in self.rounds:
             for part, numbers in r.groups.items():
@@ -151,12 +149,16 @@ class Overlaps(HasRecords):
 
 
 def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
-    """What a run recorded about its activated dimensions, over the encoder where there is one.
+    """Read the activated dimensions that a run recorded, over the encoder where there is one.
 
     Raises StateError where the run recorded nothing of the kind, or nothing of that scope.
     """
     run = run if isinstance(run, Run) else Run.read(run)
-    found = [_activated(round, record) for round, record in run.records(KIND)]
+    known = {f.name for f in fields(Activated)} - {"round"}
+    found = [
+        Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
+        for round, record in run.records(KIND)
+    ]
     if not found:
         raise StateError(f"{run.folder}: no activated dimensions recorded; run with the add-on: method.add.{KIND}={{}}")
     scopes = {r.scope for r in found}
@@ -188,34 +190,31 @@ def picture(several: Sequence[Overlaps]) -> Chart:
                 n: dict(zip(places, (100 * v for v in of), strict=True))
                 for n, of in zip(r.rows, r.density(), strict=True)
             }
-            look: dict[str, Any] = {"along": "dimension", "value": "% activated", "low": 0, "high": top}
-            drawn.append(charts.heat(density, places, title=f"{found.title}, round {r.round}", **look))
+            title = f"{found.title}, round {r.round}"
+            drawn.append(
+                charts.heat(density, places, title=title, along="dimension", value="% activated", low=0, high=top)
+            )
         for r in shown:
             matrix = {
                 a: {b: 100 * v for b, v in zip(r.rows, of, strict=True)}
                 for a, of in zip(r.rows, r.matrix(), strict=True)
             }
-            look = {"value": "overlap, %", "low": 0, "high": 100}
-            drawn.append(charts.heat(matrix, r.rows, title=f"round {r.round}: overlap, %", numbers=".0f", **look))
+            title = f"round {r.round}: overlap, %"
+            drawn.append(charts.heat(matrix, r.rows, title=title, value="overlap, %", low=0, high=100, numbers=".0f"))
         pairs = {" & ".join(pair): {a: 100 * b for a, b in found.series(pair)} for pair in found.pairs}
         mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in found.rounds if r.overlap}}
         independent = {"if independent": {r.round: 100 * r.expected for r in found.rounds}}
         lines = (pairs if len(pairs) <= _MANY else mean) | independent
         rest = tenths([*pairs.values()], [r.round for r in found.rounds]) if len(pairs) > _MANY else {}
         bands = {f"10 % to 90 % of {len(pairs)} pairs": rest} if rest else {}
-        look = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
+        look: dict[str, Any] = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
         drawn.append(charts.lines(lines, "round", "overlap, %", title="overlap, %", **look))
     return charts.concat(drawn, 5)
 
 
 def _ends(found: Overlaps) -> tuple[Activated, ...]:
-    """The first and the last round, or the only one."""
+    """Return the first and the last round, or the only one."""
     return (found.rounds[0], *found.rounds[1:][-1:])
-
-
-def _activated(round: int, record: Mapping[str, Any]) -> Activated:
-    known = {f.name for f in fields(Activated)} - {"round"}
-    return Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
 
 
 def _frozen(value: Any) -> Any:
@@ -223,7 +222,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _share(r: Activated, row: str, blocks: Sequence[int]) -> float:
-    """Which share of a row's activated dimensions lies in some blocks."""
+    """Return the share of a row's activated dimensions in some blocks."""
     counts = r.active[r.rows.index(row)]
     return sum(counts[i] for i in blocks) / (sum(counts) or 1)
 
@@ -232,14 +231,8 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _spread(rounds: Sequence[Activated]) -> list[Activated]:
-    """At most _LINES of them, first and last included."""
-    last = len(rounds) - 1
-    return [rounds[i] for i in sorted({round(j * last / (_LINES - 1)) for j in range(_LINES)})]
-
-
 def _prefixes(names: Sequence[str]) -> list[str]:
-    """Names cut to the most components that leave at most _LINES different names, and to one component at least."""
+    """Cut names to the most components that leave at most _LINES different names, and to one component at least."""
     most = max(name.count(".") for name in names) + 1
     for depth in range(most, 1, -1):
         cut = [".".join(name.split(".")[:depth]) for name in names]

@@ -13,8 +13,8 @@ from pathlib import Path
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, number_of
 from fedloom.study import charts
-from fedloom.study.charts import Chart
-from fedloom.study.tables.output import HasRecords, Records, Table
+from fedloom.study.charts import Chart, thinned
+from fedloom.study.tables.output import HasTables, Records, Table
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")
@@ -28,12 +28,12 @@ Series = tuple[tuple[int, float], ...]
 
 
 def used(value: float) -> float:
-    """A weight as a round uses it: clamped to [0, 1]. The learned weight itself may lie outside."""
+    """Return a weight as a round uses it: clamped to [0, 1]. The learned weight itself may lie outside."""
     return min(max(value, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
-class HyperWeights(HasRecords):
+class HyperWeights(HasTables):
     """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
@@ -45,15 +45,15 @@ class HyperWeights(HasRecords):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Layers of decoders, in the order of the network."""
+        """Return the layers of decoders, in the order of the network."""
         return tuple(dict.fromkeys(layer for layers in self.beta.values() for layer in layers))
 
     def alphas(self) -> Table:
-        """Rounds by clients; of a long run, some rounds evenly spaced. In brackets what lies outside [0, 1]."""
+        """Return rounds by clients; of a long run, some evenly spaced. Weights outside [0, 1] stand in brackets."""
         return self._over_rounds("alpha of the encoders", self.alpha)
 
     def betas(self) -> Table:
-        """Decoders by layers: first use > last use."""
+        """Return decoders by layers: first use > last use."""
         lines = []
         for decoder, layers in self.beta.items():
             cells = [" > ".join(_text(v) for _, v in _ends(layers[n])) if n in layers else "" for n in self.layers]
@@ -61,26 +61,19 @@ class HyperWeights(HasRecords):
         return Table(f"{self.label}: beta of the decoders, first > last", ("decoder", *self.layers), tuple(lines))
 
     def _over_rounds(self, what: str, series: Mapping[str, Series]) -> Table:
-        last = len(self.rounds) - 1
-        shown = sorted({self.rounds[round(j * last / (_LINES - 1))] for j in range(_LINES)})
         of = {name: dict(points) for name, points in series.items()}
-        lines = [(str(r), *(_text(of[name][r]) if r in of[name] else "" for name in series)) for r in shown]
+        lines = [
+            (str(r), *(_text(of[name][r]) if r in of[name] else "" for name in series))
+            for r in thinned(self.rounds, _LINES)
+        ]
         return Table(f"{self.label}: {what}", ("round", *series), tuple(lines))
 
-    @property
-    def _sheets(self) -> list[Table]:
+    def tables(self) -> list[Table]:
+        """Return alpha and beta, where there are any."""
         return [*([self.alphas()] if self.alpha else []), *([self.betas()] if self.beta else [])]
 
-    def to_text(self) -> str:
-        """The tables for a terminal."""
-        return "\n".join(sheet.to_text() for sheet in self._sheets)
-
-    def to_markdown(self) -> str:
-        """The tables in Markdown."""
-        return "\n".join(sheet.to_markdown() for sheet in self._sheets)
-
     def records(self) -> Records:
-        """Every weight of every round, as learned and as used."""
+        """Return every weight of every round, as learned and as used."""
         lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
         for (client, task), layers in self.beta.items():
             lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
@@ -89,7 +82,7 @@ class HyperWeights(HasRecords):
 
 
 def table(run: str | Path | Run) -> HyperWeights:
-    """What a run recorded about its hyper weights. Raises StateError where it recorded nothing of the kind."""
+    """Read the hyper weights that a run recorded. Raises StateError where it recorded none."""
     run = run if isinstance(run, Run) else Run.read(run)
     alpha: dict[str, list[tuple[int, float]]] = {}
     beta: dict[Decoder, dict[str, list[tuple[int, float]]]] = {}
@@ -151,12 +144,12 @@ def _over_rounds(title: str, weight: str, lines: Mapping[str, Sequence[Series]])
 
 
 def _means(several: Sequence[Series]) -> Series:
-    """The mean over several lines in each round that one of them has."""
+    """Return the mean over several lines in each round that one of them has."""
     return tuple((round, math.fsum(values) / len(values)) for round, values in _by_round(several))
 
 
 def _by_round(several: Sequence[Series]) -> list[tuple[int, list[float]]]:
-    """Round -> the weights of several lines as used, in the order of the rounds."""
+    """Return (round, the weights of several lines as used), in the order of the rounds."""
     each: dict[int, list[float]] = {}
     for points in several:
         for round, value in points:

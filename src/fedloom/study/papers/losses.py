@@ -32,44 +32,34 @@ class RunLosses:
 
     by_round: Mapping[int, float]
     configured: int
+    best_round: int | None
+    """The round with the least loss; None where no loss is finite."""
+    best: float
+    """The least loss; nan where no loss is finite."""
+    rounds: int
+    """The number of rounds."""
+    last: float
+    """The loss after the last round."""
+    first_not_finite: int | None
+    """The first round whose loss is nan or infinite."""
 
     @staticmethod
     def of(run: Run) -> RunLosses:
-        """Raises StateError where a run has none."""
+        """Read the losses of a run. Raises StateError where it has none."""
         found = run.validation_losses()
         if not found:
             raise StateError(f"{run.folder}: no validation loss was measured: evaluation.splits needs val")
-        return RunLosses(found, int(run.recipe["training"]["rounds"]))
-
-    @property
-    def finite(self) -> dict[int, float]:
-        """The rounds whose loss is a finite number."""
-        return {number: loss for number, loss in self.by_round.items() if math.isfinite(loss)}
-
-    @property
-    def best_round(self) -> int | None:
-        """The round with the least loss; None where no loss is finite."""
-        return best_round(self.finite, "min")
-
-    @property
-    def best(self) -> float:
-        """The least loss; nan where no loss is finite."""
-        return math.nan if self.best_round is None else self.by_round[self.best_round]
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds the run had."""
-        return max(self.by_round)
-
-    @property
-    def last(self) -> float:
-        """The loss after the last round."""
-        return self.by_round[self.rounds]
-
-    @property
-    def first_not_finite(self) -> int | None:
-        """The first round whose loss is nan or infinite."""
-        return min((number for number, loss in self.by_round.items() if not math.isfinite(loss)), default=None)
+        finite = {number: loss for number, loss in found.items() if math.isfinite(loss)}
+        best, last = best_round(finite, "min"), max(found)
+        return RunLosses(
+            found,
+            int(run.recipe["training"]["rounds"]),
+            best,
+            math.nan if best is None else found[best],
+            last,
+            found[last],
+            min(found.keys() - finite.keys(), default=None),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class GridLosses(HasTable):
     seeds: tuple[int, ...]
 
     def as_table(self) -> Table:
-        """One line a cell: the best loss of each seed, mean, standard deviation and variation of these, and when."""
+        """Return one line per cell: the best loss of each seed, mean, deviation and variation of these, and when."""
         several = len(self.seeds) > 1
         head = ("best validation loss", *(f"seed {seed}" for seed in self.seeds))
         head += ("mean", "SD", "CV %") if several else ()
@@ -116,7 +106,7 @@ class GridLosses(HasTable):
         return Table(self.title, head, tuple(lines), (about,))
 
     def records(self) -> Records:
-        """One line a run, in full precision."""
+        """Return one line per run, in full precision."""
         lines = [
             (*_cell(where, seed), run.best, run.best_round or None, run.last, run.rounds, run.configured,
              run.first_not_finite or None)
@@ -136,7 +126,7 @@ class RoundLosses(HasTable):
     """(cell, round, losses); None where nobody has the task."""
 
     def as_table(self) -> Table:
-        """One line a cell and round."""
+        """Return one line per cell and round."""
         lines = tuple(
             (f"{cell}, round {number}", *("" if loss is None else _number(loss) for loss in losses))
             for cell, number, losses in self.lines
@@ -144,7 +134,7 @@ class RoundLosses(HasTable):
         return Table(f"{self.title}: validation losses by round", ("", "all tasks", *self.tasks), lines)
 
     def records(self) -> Records:
-        """One line a cell and round, in full precision."""
+        """Return one line per cell and round, in full precision."""
         lines = [
             (*_cell((cell.data, cell.base, cell.addon), cell.seed), number, *losses)
             for cell, number, losses in self.lines
@@ -157,12 +147,12 @@ def _cell(where: Combination, seed: int) -> tuple[str, str, int]:
 
 
 def _number(value: float, digits: int = 4) -> str:
-    """A loss as people read it: large ones with a power of ten, '' for none."""
+    """Format a loss as people read it: large ones with a power of ten, '' for none."""
     return "nan" if math.isnan(value) else f"{value:.3e}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
 
 
 def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> GridLosses:
-    """What has been run of a grid, of cells with these labels (see `select`); of each data set the least loss first.
+    """Read the finished runs of cells with these labels (see `select`); in each data set the least loss first.
 
     Raises StateError where nothing has finished or no validation loss was measured.
     """
@@ -181,7 +171,7 @@ def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str]
 
 
 def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> RoundLosses:
-    """The losses of the first seed of each cell; `only` and what is raised are as in `losses_of`."""
+    """Return the losses of the first seed of each cell; `only` and errors are as in `losses_of`."""
     found, results = losses_of(grid, folder, split, only), read(grid, folder, split)[0]
     first = {where: min(runs) for where, runs in found.cells.items()}
     single = {where: task_losses(results[where].runs[seed]) for where, seed in first.items()}
@@ -195,7 +185,7 @@ def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[st
 
 
 def task_losses(run: Run) -> dict[str, dict[int, float]]:
-    """Task -> round (from 1) -> mean over the clients with the task of its validation loss."""
+    """Return task -> round (from 1) -> mean over the clients with the task of its validation loss."""
     found: dict[str, dict[int, float]] = {}
     for final in run.history("val"):
         for task, values in final.values.items():
@@ -217,10 +207,10 @@ def bars(found: GridLosses) -> Chart:
 
 
 def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
-    """Draw losses over rounds, logarithmic where they span much: a colour a cell, dashes a seed; not finite is a gap.
+    """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
 
-    A row a data set. The first column is all tasks together; `tasks` (cell -> seed -> task -> round -> loss) adds one
-    each.
+    A number that is not finite is a gap. There is one row per data set. The first column is all tasks together; `tasks`
+    (cell -> seed -> task -> round -> loss) adds one column per task.
     """
     names = ["all tasks", *dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one)]
     drawn = []
@@ -236,7 +226,7 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
             known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
             log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
             drawn.append(charts.lines(several, "round", "", title=f"{data}: {task}", groups=groups, log=log))
-    return charts.concat(drawn, len(names), found.title, "validation loss; a line a seed")
+    return charts.concat(drawn, len(names), found.title, "validation loss; one line per seed")
 
 
 def stopping(found: GridLosses) -> Chart:
@@ -254,7 +244,7 @@ def stopping(found: GridLosses) -> Chart:
 
 
 def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
-    """Data set -> cell -> its runs."""
+    """Return data set -> cell -> its runs."""
     by_data: dict[str, dict[str, Mapping[int, RunLosses]]] = {}
     for (data, base, addon), runs in found.cells.items():
         by_data.setdefault(data, {})[together(base, addon)] = runs

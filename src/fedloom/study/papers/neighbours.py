@@ -1,8 +1,8 @@
-"""Do peers find those with their own tasks? What a run's records of neighbours and similarities say, round by round."""
+"""The agreement of peers' neighbours with their tasks, round by round, from a run's records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -19,7 +19,7 @@ Series = dict[int, float]
 
 
 def quality(run: Run) -> dict[str, Series]:
-    """Name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
+    """Return name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
 
     Task groups are the peers with the same tasks. Clusters are those of average linkage on the similarities that peers
     found (the mean of both directions; 0 for a pair that never met), as many as there are task groups.
@@ -60,7 +60,7 @@ def _clusters(
     tasks: Mapping[str, tuple[str, ...]],
     groups: int,
 ) -> None:
-    """Add what clusters of similarities say."""
+    """Add the indices of clusters of similarities."""
     metrics = need("sklearn.metrics", "report")
     last: dict[str, int] = {}
     for round in sorted(by_round):
@@ -87,7 +87,7 @@ def _clusters(
 
 
 def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: int) -> dict[str, int]:
-    """Peer -> cluster; nothing where no similarity is known."""
+    """Return peer -> cluster; empty where no similarity is known."""
     place = {name: i for i, name in enumerate(names)}
     total = np.zeros((len(names), len(names)))
     count = np.zeros_like(total)
@@ -108,11 +108,7 @@ def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: 
     return dict(zip(names, cluster.fit_predict(distance).tolist(), strict=True))
 
 
-def purity(true: Iterable[int], labels: Iterable[int]) -> float:
-    """Share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
-    pairs = list(zip(true, labels, strict=True))
-    clusters: dict[int, dict[int, int]] = {}
-    for group, label in pairs:
-        counts = clusters.setdefault(label, {})
-        counts[group] = counts.get(group, 0) + 1
-    return sum(max(counts.values()) for counts in clusters.values()) / len(pairs)
+def purity(true: Sequence[int], labels: Sequence[int]) -> float:
+    """Return the share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
+    counts = need("sklearn.metrics", "report").cluster.contingency_matrix(true, labels)
+    return int(counts.max(axis=0).sum()) / len(true)

@@ -1,20 +1,18 @@
-"""Input of the metrics as numpy arrays.
+"""Six measures of how related two tasks are.
 
-ETran: is the data familiar to a model, and do its features tell the labels? (Gholami et al., ICCV 2023).
-
-Relatedness of task vectors themselves: agreement of signs, cosine.
-
-LogME: the evidence of labels under Bayesian linear regression on features (You et al., ICML 2021).
-
-Relatedness by diagonal Fisher information: which parameters a task's predictions depend on.
-
-WTE: a distance of data sets by optimal transport to a common reference (Liu et al., Neural Networks 2025)."""
+sign, cosine    agreement of the task vectors themselves
+etran           how familiar the data is to a model, and how well its features separate the labels
+                (Gholami et al., ICCV 2023)
+logme           evidence of labels under Bayesian linear regression on features (You et al., ICML 2021)
+fim             similarity of the diagonals of Fisher information
+wte             distance of data sets by optimal transport to a common reference (Liu et al., Neural Networks 2025)
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -25,17 +23,11 @@ from torch.func import functional_call, grad, vmap
 
 from fedloom.core.lazy import need
 from fedloom.core.taskvectors import Zeros, sign_similarity
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def array(x: Any) -> Array:
-    """A numpy array of what may be a tensor, on any device."""
-    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+from fedloom.study.relatedness import Array, array
 
 
 def features_of(x: Any) -> Array:
-    """n x D, float64; inputs with more dimensions are flattened."""
+    """Return n x D, float64; inputs with more dimensions are flattened."""
     F = array(x).astype(np.float64)
     if F.ndim < 2:
         raise ValueError(f"features: expected n x D, found shape {F.shape}")
@@ -46,14 +38,14 @@ def features_of(x: Any) -> Array:
 
 
 def standardised(F: Array) -> Array:
-    """Every column with mean 0 and standard deviation 1; constant columns become 0."""
+    """Scale every column to mean 0 and standard deviation 1; constant columns become 0."""
     F = F - F.mean(0)
     spread = F.std(0)
     return F / np.where(spread > 1e-12 * spread.max(initial=1.0), spread, np.inf)
 
 
 def classes_of(y: Any, n: int) -> tuple[Array, Array]:
-    """(classes that occur, index into them of each sample) of integer labels (n)."""
+    """Return (classes that occur, index into them of each sample) of integer labels (n)."""
     labels = array(y)
     if labels.shape != (n,) or labels.dtype.kind not in "iub":
         raise ValueError(f"labels: expected {n} integers, found shape {labels.shape} of {labels.dtype}")
@@ -62,12 +54,12 @@ def classes_of(y: Any, n: int) -> tuple[Array, Array]:
 
 
 def is_classes(y: Any) -> bool:
-    """Whether labels are classes (integers), not targets of a regression (floats)."""
+    """Return whether labels are classes (integers), not targets of a regression (floats)."""
     return array(y).dtype.kind in "iub"
 
 
 def targets_of(y: Any, n: int) -> Array:
-    """n x C, float64, of regression targets (n, or n x C)."""
+    """Return n x C, float64, of regression targets (n, or n x C)."""
     targets = array(y).astype(np.float64)
     if len(targets) != n or not np.isfinite(targets).all():
         raise ValueError(f"targets: expected {n} finite values or rows, found shape {targets.shape}")
@@ -85,7 +77,7 @@ class EtranScore:
 
 
 def etran(features: Any, labels: Any, shrinkage: float = 1e-2, energy_kept: float = 0.8) -> EtranScore:
-    """ETran's scores of features (n x D) for labels (n), in float64; higher is better.
+    """Compute ETran's scores of features (n x D) for labels (n), in float64; higher is better.
 
     Classes (integer labels): linear discriminant analysis with class means, class shares as priors, and the pooled
     covariance within classes, shrunk by `shrinkage` towards a multiple of the identity; the score is the mean log
@@ -140,7 +132,7 @@ def _regression(F: Array, Y: Array, energy_kept: float) -> float:
 
 
 def etran_totals(energy: Any, labels: Any) -> Array:
-    """ETran's total (S candidates x T tasks) of its two parts: each scaled to [0, 1] over the candidates, then added.
+    """Compute ETran's total (S candidates x T tasks): each part scaled to [0, 1] over the candidates, then added.
 
     The candidates of a task are the rows of its column. A part that is the same for all of them counts as 0.
     """
@@ -157,12 +149,12 @@ _VALUES = 1 << 21  # float64 values at a time
 
 
 def sign(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
-    """MaTU's similarity (eq. 5) of task vectors (T x d): T x T in [0, 1]. See `taskvectors.sign_similarity`."""
+    """Compute MaTU's similarity (eq. 5) of task vectors (T x d): T x T in [0, 1]. See `taskvectors.sign_similarity`."""
     return sign_similarity(vectors, zeros)
 
 
 def cosine(vectors: Tensor) -> Tensor:
-    """Cosines of task vectors (T x d): T x T, float64; 0 for a vector that is zero.
+    """Compute cosines of task vectors (T x d): T x T, float64; 0 for a vector that is zero.
 
     Take differences to the common starting point. Whole weights have cosines near 1 whatever the tasks are.
     """
@@ -185,7 +177,9 @@ _REACH = 35.0  # how far log(alpha / beta) may be from the log of the largest sq
 
 
 def logme(features: Any, labels: Any, standardise: bool = True) -> float:
-    """Maximal log evidence per sample of labels (n) given features (n x D), averaged over classes; higher is better.
+    """Compute the maximal log evidence per sample of labels (n) given features (n x D), averaged over classes.
+
+    Higher is better.
 
     Integer labels are classes, each a regression on its indicator; float labels (n, or n x C) are regression targets,
     averaged over C. For one target y, over alpha and beta:
@@ -194,11 +188,11 @@ def logme(features: Any, labels: Any, standardise: bool = True) -> float:
                  - 1/2 log det(alpha I + beta F'F),    m = beta (alpha I + beta F'F)^-1 F'y.
 
     The maximum is that to which the usual fixed point (gamma = sum s^2 / (s^2 + alpha / beta), alpha = gamma / |m|^2,
-    beta = (n - gamma) / |F m - y|^2) converges, but found directly, for the fixed point may need thousands of steps.
-    The determinant is the full one, also where D > n or the features have a lower rank. The public LogME.fit leaves out
-    directions that its truncated decomposition drops, so its values differ there. Labels of a single class, or no
-    samples, give nan. `standardise` gives every feature mean 0 and variance 1 first; without, scores depend on the
-    features' scale.
+    beta = (n - gamma) / |F m - y|^2) converges. It is computed directly, because the fixed point may need thousands of
+    steps. The determinant is the full one, also where D > n or the features have a lower rank. The public LogME.fit
+    leaves out directions that its truncated decomposition drops, so its values differ there. Labels of a single class,
+    or no samples, give nan. `standardise` gives every feature mean 0 and variance 1 first; without, scores depend on
+    the features' scale.
     """
     F = features_of(features)
     n, D = F.shape
@@ -222,7 +216,9 @@ def logme(features: Any, labels: Any, standardise: bool = True) -> float:
 
 
 def _evidence(s2: Array, z2: Array, rest: float, n: int) -> float:
-    """Largest log evidence per sample; s2: squared singular values, z2: squared coordinates of y, rest: |y|^2 outside.
+    """Return the largest log evidence per sample.
+
+    s2: squared singular values, z2: squared coordinates of y, rest: |y|^2 outside.
 
     In terms of r = alpha / beta, beta |F m - y|^2 + alpha |m|^2 is beta Q(r), the best beta is n / Q, and the powers of
     alpha and the determinant are together -1/2 sum log(1 + s^2 / r), in which D no longer occurs. One variable is left,
@@ -259,7 +255,9 @@ def fisher_diagonal(
     seed: int = 0,
     at_once: int = 32,
 ) -> Tensor:
-    """Diagonal of the Fisher information (d, float64): the mean over samples of (d log p(y | x) / d theta_i)^2.
+    """Compute the diagonal of the Fisher information: the mean over samples of (d log p(y | x) / d theta_i)^2.
+
+    The result has shape (d) and is float64.
 
     `batches` gives (inputs, targets). kind="empirical" takes the targets as y; "true" draws y from the model, one per
     sample, and does not look at them. "categorical": the module's output is logits (n x C, or n x C x ..; log p of a
@@ -299,21 +297,17 @@ def fisher_diagonal(
         for x, y in batches:
             for part, target in zip(x.to(device).split(at_once), y.to(device).split(at_once), strict=True):
                 drawn = _drawn(module, part, likelihood, generator) if kind == "true" else target
-                total += _squares(each, wanted, part, drawn)
+                found = each(wanted, part, drawn if drawn.is_floating_point() else drawn.long())
+                total += torch.cat([found[name].double().square().sum(0).reshape(-1) for name in wanted])
                 count += len(part)
     finally:
         module.train(was_training)
     return total / max(count, 1)
 
 
-def _squares(each: Callable[..., Any], wanted: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    found = each(wanted, x, y if y.is_floating_point() else y.long())
-    return torch.cat([found[name].double().square().sum(0).reshape(-1) for name in wanted])
-
-
 @torch.no_grad()
 def _drawn(module: nn.Module, x: Tensor, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
-    """One target per sample (and position), drawn from what the model predicts."""
+    """Draw one target per sample (and position) from the predictions of the model."""
     out = module(x)
     if likelihood == "gaussian":
         return out + torch.randn(out.shape, generator=generator).to(out)
@@ -323,7 +317,7 @@ def _drawn(module: nn.Module, x: Tensor, likelihood: Likelihood, generator: torc
 
 
 def fim(diagonals: Tensor | Sequence[Tensor], kind: Similarity = "cosine") -> Tensor:
-    """Similarity of tasks by the diagonals f (T x d) of their Fisher information: T x T, float64, in [0, 1].
+    """Compute the similarity of tasks by the diagonals f (T x d) of Fisher information: T x T, float64, in [0, 1].
 
     "cosine": of f_a and f_b. "task2vec": of f_a / (f_a + f_b) and f_b / (f_a + f_b), which gives every parameter the
     same say; where both are 0 it has none. A diagonal that is all zero has similarity 0 to every task, itself too.
@@ -347,7 +341,7 @@ def fim(diagonals: Tensor | Sequence[Tensor], kind: Similarity = "cosine") -> Te
 def wte(
     inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
 ) -> Array:
-    """Distances (T x T) of T data sets; no model is needed. See `wte_embeddings`; the distance is the Euclidean one."""
+    """Compute Euclidean distances (T x T) of the embeddings of T data sets, see `wte_embeddings`; without a model."""
     V = wte_embeddings(inputs, labels, reference=reference, label_dims=label_dims, seed=seed)
     D = np.zeros((len(V), len(V)))
     for i in range(len(V)):
@@ -359,7 +353,7 @@ def wte(
 def wte_embeddings(
     inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
 ) -> Array:
-    """One vector per data set (T x (m (p + q))), from inputs or features (n_t x p) and integer labels (n_t).
+    """Compute one vector per data set (T x (m (p + q))), from inputs or features (n_t x p) and integer labels (n_t).
 
     1. 2-Wasserstein distances between the inputs of all classes of all data sets; classical multidimensional scaling
        puts each class at a point with q <= `label_dims` coordinates.
@@ -389,7 +383,7 @@ def wte_embeddings(
 
 
 def plan(cost: Any) -> Array:
-    """The optimal transport plan (n x m) between uniform weights for a cost matrix; its entries sum to 1."""
+    """Compute the optimal transport plan (n x m) between uniform weights for a cost matrix; its entries sum to 1."""
     C = array(cost).astype(np.float64)
     n, m = C.shape
     optimize = need("scipy.optimize", "data")
@@ -410,12 +404,12 @@ def plan(cost: Any) -> Array:
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """Squared Euclidean distances."""
+    """Return squared Euclidean distances."""
     return np.asarray(((a[:, None] - b[None]) ** 2).sum(-1))
 
 
 def _between(groups: Sequence[Array]) -> Array:
-    """2-Wasserstein distances of point sets."""
+    """Return 2-Wasserstein distances of point sets."""
     W = np.zeros((len(groups), len(groups)))
     for i, a in enumerate(groups):
         for j, b in enumerate(groups[:i]):
@@ -425,7 +419,7 @@ def _between(groups: Sequence[Array]) -> Array:
 
 
 def _scaling(D: Array, dims: int) -> Array:
-    """Classical multidimensional scaling of a distance matrix: C x q, directions of positive eigenvalues only."""
+    """Scale a distance matrix to points by classical scaling: C x q, directions of positive eigenvalues only."""
     J = np.eye(len(D)) - 1 / len(D)
     values, vectors = np.linalg.eigh(-J @ (D * D) @ J / 2)
     keep = [i for i in np.argsort(-values)[:dims] if values[i] > 1e-12 * max(float(values.max()), 1e-300)]
@@ -433,7 +427,7 @@ def _scaling(D: Array, dims: int) -> Array:
 
 
 def _reference(samples: Array, p: int, m: int, seed: int) -> Array:
-    """m different samples, chosen in a way that depends on neither the order of samples nor the scaling's rotation."""
+    """Return m different samples; the choice depends on neither their order nor the scaling's rotation."""
     size = (samples[:, p:] ** 2).sum(1).round(9)
     _, first = np.unique(np.column_stack([samples[:, :p], size]), axis=0, return_index=True)
     m = min(m, len(first))

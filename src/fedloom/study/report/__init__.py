@@ -22,15 +22,15 @@ NAME = "report.html"
 
 
 def collect(source: str | Path, base: str | Path | None = None) -> RunReport | GridReport | RelatedReport:
-    """What there is to show of a run's, a grid's or a relatedness study's folder, or a packaged grid in its own folder.
+    """Read the contents of the page of a run, a grid or a relatedness study.
 
     Where a folder is of several kinds, the first of these counts. Raises StateError where it is none of them.
 
     Args:
-        source: The folder, or a grid's name.
-        base: What the numbers are held against: for a run another run's folder (StateError where they have nothing in
-            common), for a grid one of its cells, as `fedloom table --base` takes it (RecipeError where it has no
-            such cell). UserError for a relatedness study, which cannot be compared.
+        source: The folder, or the name of a grid that ran in its own folder.
+        base: The baseline: for a run another run's folder (StateError where they have nothing in common), for a grid
+            one of its cells, as `fedloom compare --base` takes it (RecipeError where it has no such cell). UserError
+            for a relatedness study, which cannot be compared.
     """
     folder = Path(source)
     if (folder / "run.json").is_file():
@@ -40,9 +40,7 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
         return of_grid(opened if base is None else grid.against(opened, str(base)), where)
     if (folder / related.FILE).is_file():
         if base is not None:
-            raise UserError(
-                f"--base {base}: expected a run or a grid to hold against it, {folder} is a relatedness study"
-            )
+            raise UserError(f"--base {base}: expected a run or a grid to compare with, {folder} is a relatedness study")
         return related.collect(folder)
     raise StateError(
         f"{folder} is no folder of a run (with run.json), of a grid (with {grid.FILE}) or of a relatedness study (with "
@@ -51,7 +49,7 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
 
 
 def render(report: RunReport | GridReport | RelatedReport) -> str:
-    """The HTML of a report. Raises UserError where Jinja2 or vl-convert is absent."""
+    """Return the HTML of a report. Raises UserError where Jinja2 or vl-convert is absent."""
     if isinstance(report, RelatedReport):
         return related.render(report)
     return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
@@ -82,7 +80,7 @@ def write(
 
 
 def _about(found: RunReport | GridReport | RelatedReport) -> str:
-    """What a caption says of all figures: of what they are, of how many, and whether there is an interval."""
+    """Return the part of a caption that is the same for all figures: their source, and whether there is an interval."""
     facts = dict(found.facts)
     if isinstance(found, RunReport):
         of = f"{words.count(len(found.clients), 'client')}, {words.count(int(facts['rounds']), 'round')}"

@@ -1,27 +1,40 @@
-"""A run held against another one of the same tasks: what each task gained or lost, and which clients it hurt."""
+"""A run compared with another one of the same tasks: the change of each task and client; and the runs to compare with.
+
+A baseline is another run of the same grid, or one beside the run with the same clients and data.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from fedloom.core.errors import StateError
+from fedloom.core.errors import StateError, UserError
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
-from fedloom.study.delta import delta_m, delta_terms, without_base
+from fedloom.federation.runs.recorded import read_info
+from fedloom.study import grid
 from fedloom.study.tables.compare import QUIET
+from fedloom.study.tables.estimate import delta_m, delta_terms, without_base
 
 SPLITS = ("test", "val")
+BASES = ("local", "constant")
+"""Methods that are a baseline, the better one first."""
+MOST = 6
+"""Baselines that a page offers, at most."""
+_LOOKED = 500  # folders beside the run that are looked at
+_SAME = ("partition_hash", "data_hash")
 _KEYS = 12  # keys in which the recipes differ that are named, at most
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number, the base's number, and the change in percent; positive is better, nan is not defined."""
+    """A number, the number of the baseline, and the change in percent; positive is better, nan is not defined."""
 
     value: float
     base: float
@@ -34,26 +47,23 @@ class Each:
 
     row: TaskMetric
     clients: Mapping[str, Change]
-    """Of the clients that have the task in both runs."""
+    """The clients that have the task in both runs."""
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Clients with a number in both runs."""
+        """Return the clients with a number in both runs."""
         return tuple(n for n, c in self.clients.items() if not math.isnan(c.value) and not math.isnan(c.base))
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """Those that the run's model serves worse than the base's, the worst change first."""
-        found = [n for n in self.compared if self._gain(n) < 0]
-        return tuple(sorted(found, key=lambda name: (math.isnan(self._percent(name)), self._percent(name))))
+        """Return the clients with a worse model than in the baseline, the worst change first."""
+        percent = {n: self.clients[n].percent for n in self.compared if self._gain(n) < 0}
+        return tuple(sorted(percent, key=lambda name: (math.isnan(percent[name]), percent[name])))
 
     @property
     def better(self) -> tuple[str, ...]:
-        """Those that it serves better, in the run's order."""
+        """Return the clients with a better model than in the baseline, in the order of the run."""
         return tuple(n for n in self.compared if self._gain(n) > 0)
-
-    def _percent(self, name: str) -> float:
-        return self.clients[name].percent
 
     def _gain(self, name: str) -> float:
         change = self.clients[name]
@@ -62,12 +72,12 @@ class Each:
 
 @dataclass(frozen=True)
 class Against:
-    """What a run is compared with, and the result."""
+    """A baseline of a run, and the comparison with it."""
 
     label: str
-    """The base's method."""
+    """The method of the baseline."""
     facts: tuple[tuple[str, str], ...]
-    """What the base is."""
+    """The facts about the baseline."""
     means: Mapping[tuple[str, str, str], Change]
     """(split, task, metric) -> the mean over clients."""
     deltas: Mapping[str, tuple[float, int]]
@@ -77,12 +87,12 @@ class Against:
     each: tuple[Each, ...]
     """Task by task; empty where the runs have no client in common."""
     over_rounds: Mapping[str, Mapping[int, float]]
-    """Task -> the base's mean over clients in each measured round."""
+    """Task -> the baseline's mean over clients in each measured round."""
     notes: tuple[str, ...] = ()
 
     @property
     def by_client(self) -> dict[str, Sequence[float]]:
-        """Client -> the changes of its own tasks in percent, for the clients where all are defined."""
+        """Return client -> the changes of its own tasks in percent, for the clients where all are defined."""
         changes: dict[str, list[float]] = {}
         for each in self.each:
             for name in each.compared:
@@ -91,31 +101,36 @@ class Against:
 
     @property
     def delta_of(self) -> dict[str, float]:
-        """Client -> Delta_m over its own tasks in percent, where it is defined."""
+        """Return client -> Delta_m over its own tasks in percent, where it is defined."""
         return {name: mean_of(of) for name, of in self.by_client.items()}
 
 
 def against(run: Run, base: Run) -> Against:
     """Compare the kept models of two runs.
 
-    Raises StateError where the base is the run itself, or has no task or no measured split in common with it.
+    Raises StateError where the baseline is the run itself, or has no task or no measured split in common with it.
     """
     if run.folder.resolve() == base.folder.resolve():
         raise StateError(f"{base.folder}: the base is the run itself: expected another run of the same tasks")
-    rows = _common(run, base)
+    refusal = f"{base.folder} cannot be the base of {run.folder}"
+    rows = tuple(row for row in run.judged if row in base.judged)
+    if not rows:
+        wanted, there = (", ".join(map(str, one.judged)) for one in (run, base))
+        raise StateError(f"{refusal}: they have no task in common: expected {wanted}, found {there}")
     mine, theirs = (_finals(one, rows) for one in (run, base))
-    measured = {s: _means(rows, run, mine[s], theirs[s]) for s in SPLITS if s in mine and s in theirs}
+    measured = {s: _means(run, mine[s], theirs[s], rows) for s in SPLITS if s in mine and s in theirs}
     splits = [s for s in measured if any((s, row.task, row.metric) in measured[s] for row in rows)]
     if not splits:
-        raise StateError(
-            f"{base.folder} cannot be the base of {run.folder}, for no split of a task was measured in both: "
-            f"expected {_splits(mine)}, found {_splits(theirs)}"
+        wanted, there = (
+            "; ".join(f"{split} of {', '.join(final.values)}" for split, final in finals.items()) or "none"
+            for finals in (mine, theirs)
         )
+        raise StateError(f"{refusal}: no split of a task was measured in both: expected {wanted}, found {there}")
     means: dict[tuple[str, str, str], Change] = {}
     deltas, notes = {}, _about_tasks(run, base, rows)
+    directions = {row.task: row.direction for row in rows}
     for split in splits:
         means |= measured[split]
-        directions = {row.task: row.direction for row in rows}
         values, others = (
             {row.task: of.values[row.task][row.metric] for row in rows if (split, row.task, row.metric) in means}
             for of in (mine[split], theirs[split])
@@ -124,40 +139,25 @@ def against(run: Run, base: Run) -> Against:
         deltas[split] = (delta_m(values, others, directions), len(values) - len(out))
         if out:
             notes.append(f"Δm on {split} leaves out {', '.join(out)}: 0 or undefined in the base.")
-        if mine[split].data != theirs[split].data:
-            notes.append(
-                f"Not measured on the same data: {_list(mine[split].data)} here, {_list(theirs[split].data)} in the "
-                f"base ({split})."
-            )
+        here, there = (", ".join(of[split].data) or "none" for of in (mine, theirs))
+        if here != there:
+            notes.append(f"Not measured on the same data: {here} here, {there} in the base ({split}).")
     each = _each(rows, run, base, splits[0])
-    measured_then = base.history(splits[0])
     if not each:
         notes.append("No client with a task of its own has numbers in both runs, so clients are not compared.")
+    measured_then = base.history(splits[0])
     history = {
         row.task: {
             f.round: f.values[row.task][row.metric] for f in measured_then if row.metric in f.values.get(row.task, {})
         }
         for row in rows
     }
-    return Against(
-        base.label, _facts(run, base, theirs[splits[0]]), means, deltas, splits[0], each, history, tuple(notes)
-    )
-
-
-def _common(run: Run, base: Run) -> tuple[TaskMetric, ...]:
-    """The tasks that both have, judged by the same metric."""
-    mine, theirs = run.judged, base.judged
-    rows = tuple(row for row in mine if row in theirs)
-    if not rows:
-        raise StateError(
-            f"{base.folder} cannot be the base of {run.folder}, for they have no task in common: expected "
-            f"{_list(map(str, mine))}, found {_list(map(str, theirs))}"
-        )
-    return rows
+    facts = _facts(run, base, theirs[splits[0]])
+    return Against(base.label, facts, means, deltas, splits[0], each, history, tuple(notes))
 
 
 def _finals(run: Run, rows: Sequence[TaskMetric]) -> dict[str, Final]:
-    """Split -> the kept model's numbers, of the splits that one of these tasks was measured on."""
+    """Return split -> the kept model's numbers, of the splits that one of these tasks was measured on."""
     found = {}
     for split in SPLITS:
         with suppress(StateError):
@@ -167,19 +167,13 @@ def _finals(run: Run, rows: Sequence[TaskMetric]) -> dict[str, Final]:
     return found
 
 
-def _splits(finals: Mapping[str, Final]) -> str:
-    return "; ".join(f"{split} of {_list(final.values)}" for split, final in finals.items()) or "none"
-
-
-def _means(rows: Sequence[TaskMetric], run: Run, mine: Final, theirs: Final) -> dict[tuple[str, str, str], Change]:
-    found = {}
-    for row in rows:
-        others = theirs.values.get(row.task, {})
-        for metric, value in mine.values.get(row.task, {}).items():
-            if metric in others:
-                direction = run.direction(row.task, metric)
-                found[mine.split, row.task, metric] = _change(value, others[metric], direction)
-    return found
+def _means(run: Run, mine: Final, theirs: Final, rows: Sequence[TaskMetric]) -> dict[tuple[str, str, str], Change]:
+    return {
+        (mine.split, row.task, metric): _change(value, theirs.values[row.task][metric], run.direction(row.task, metric))
+        for row in rows
+        for metric, value in mine.values.get(row.task, {}).items()
+        if metric in theirs.values.get(row.task, {})
+    }
 
 
 def _change(value: float, base: float, direction: str) -> Change:
@@ -191,9 +185,9 @@ def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[
     made = []
     for row in rows:
         clients = {}
-        for name, final in mine.items():
+        for name in mine:
             if name in theirs:
-                value, other = (of.values.get(row.task, {}).get(row.metric) for of in (final, theirs[name]))
+                value, other = (of[name].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
                 if value is not None and other is not None:
                     clients[name] = _change(value, other, row.direction)
         if clients:
@@ -202,16 +196,18 @@ def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[
 
 
 def _facts(run: Run, base: Run, final: Final) -> tuple[tuple[str, str], ...]:
-    """What a reader has to know of the base before the changes are believed."""
+    """Return what a reader has to know of the baseline before reading the changes."""
     asked = base.recipe.get("training", {}).get("rounds")
     state = "finished" if base.is_finished else "not finished"
     keys = sorted(set(differs("", run.recipe, base.recipe)) - QUIET)
     others = [key for key in keys if not key.startswith("method.")]
     named = [f"{key}: {value_at(base.recipe, key)} (here {value_at(run.recipe, key)})" for key in others[:_KEYS]]
     more = [f"and {len(others) - _KEYS} more"] if len(others) > _KEYS else []
+    here, there = run.folder.resolve(), base.folder.resolve()
     return (
         ("method", base.label),
-        ("folder", _seen_from(run.folder.resolve(), base.folder.resolve())),
+        # without what both have in common: 'local', or 'Local/plain/s0' of a grid
+        ("folder", str(there.relative_to(os.path.commonpath([here, there])))),
         ("seed", f"{base.seed}" if base.seed == run.seed else f"{base.seed} (here {run.seed})"),
         ("rounds", f"{base.last_round}" + (f" of {asked}" if asked else "") + f", {state}"),
         ("numbers of", f"the {final.model} model of round {final.round}"),
@@ -219,11 +215,6 @@ def _facts(run: Run, base: Run, final: Final) -> tuple[tuple[str, str], ...]:
         ("clients", _equal(run, base, "partition_hash")),
         ("differs beside the method in", "; ".join([*named, *more]) or "nothing"),
     )
-
-
-def _seen_from(here: Path, there: Path) -> str:
-    """A folder without what it has in common with another one: 'local', or 'Local/plain/s0' of a grid."""
-    return str(there.relative_to(os.path.commonpath([here, there])))
 
 
 def _equal(run: Run, base: Run, name: str) -> str:
@@ -236,16 +227,70 @@ def _equal(run: Run, base: Run, name: str) -> str:
 def _about_tasks(run: Run, base: Run, rows: Sequence[TaskMetric]) -> list[str]:
     shared = {row.task for row in rows}
     notes = []
+    if _equal(run, base, "data_hash").startswith("not the same"):
+        notes.append("The base has other data, so a change is not due to the method alone.")
     for text, one in (("here", run), ("in the base", base)):
         if alone := [task for task in one.info["tasks"] if task not in shared]:
-            notes.append(f"Only {text}, or judged by another metric there: {_list(alone)}.")
-    mine, theirs = run.info.get("partition_hash"), base.info.get("partition_hash")
-    if mine != theirs:
+            notes.append(f"Only {text}, or judged by another metric there: {', '.join(alone)}.")
+    if run.info.get("partition_hash") != base.info.get("partition_hash"):
         notes.append("Clients of the same name may have other examples in the base.")
-    if _equal(run, base, "data_hash").startswith("not the same"):
-        notes.insert(0, "The base has other data, so a change is not the method's alone.")
     return notes
 
 
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
+def bases_of(run: Run, named: Run | None = None) -> tuple[Against | None, tuple[Against, ...]]:
+    """Return (the run compared with its baseline, the run compared with other runs); `MOST` comparisons in all.
+
+    The baseline is the one that was named, or else the first of these: what the run's grid says, then Local and then
+    the constant prediction with the same clients and data, in its grid or in the folder beside it. The others are the
+    other methods of the grid and of the folder. Raises StateError where the run cannot be compared with the named one.
+    """
+    made = {} if named is None else {named.folder.resolve(): ("", against(run, named))}
+    bases, others = _candidates(run)
+    first = len(made)
+    for name, folder in (*bases, *others):
+        if folder not in made and len(made) < MOST:
+            with suppress(UserError):  # a damaged run, or one of other tasks, is no baseline; the page goes on without
+                made[folder] = name, against(run, Run.read(folder))
+                first += (name, folder) in bases
+    times = Counter(one.label for _, one in made.values())
+    found = tuple(
+        one if times[one.label] == 1 else replace(one, label=f"{one.label} ({name or folder.name})")
+        for folder, (name, one) in made.items()
+    )
+    return (found[0], found[1:]) if first else (None, found)
+
+
+Named = list[tuple[str, Path]]
+"""(What the grid calls it, folder)."""
+
+
+def _candidates(run: Run) -> tuple[Named, Named]:
+    """Return (baselines, the better ones first; all other runs)."""
+    here = run.folder.resolve()
+    home = next((home for home in here.parents if (home / grid.FILE).is_file()), None)
+    bases, others = ([], []) if home is None else _of_grid(home, here)
+    found: dict[str, Named] = {}
+    for folder in islice(sorted(here.parent.iterdir()), _LOOKED):
+        if folder != here and (folder / "run.json").is_file():
+            with suppress(UserError):
+                info = read_info(folder)
+                if all(run.info.get(k) == info.get(k) is not None for k in _SAME):
+                    found.setdefault(str(info.get("method")), []).append(("", folder))
+    bases += [each for name in BASES for each in found.pop(name, ())]
+    return bases, [*others, *(each for several in found.values() for each in several)]
+
+
+def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
+    """Return the baselines of a run in its grid, and all other runs of the same data and seed that have begun."""
+    bases: Named = []
+    others: Named = []
+    with suppress(UserError):
+        opened = grid.load_grid(home / grid.FILE)
+        all_cells = {cell.folder(home).resolve(): cell for cell in grid.cells(opened)}
+        if (mine := all_cells.pop(here, None)) is not None:
+            wanted = [opened.reference(mine.base), ("constant", "-")]
+            for folder, cell in all_cells.items():
+                if (cell.data, cell.seed) == (mine.data, mine.seed) and (folder / "run.json").is_file():
+                    found = bases if (cell.base, cell.addon) in wanted else others
+                    found.append((grid.together(cell.base, cell.addon), folder))
+    return bases, others

@@ -1,4 +1,4 @@
-"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
+"""The agreement and the weights of updates, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
 
 @dataclass(frozen=True)
 class UpdateAgreement:
-    """What a run's diagnostics say, by layer group ('encoder stem to layer1', 'decoder of depth')."""
+    """The diagnostics of a run by layer group ('encoder stem to layer1', 'decoder of depth')."""
 
     cosine: Mapping[str, Cells] = field(default_factory=dict)
     """Group -> the cosine of every two updates."""
@@ -64,14 +64,14 @@ class _Look:
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
-        """Whom each number of a group's `cosine` and `sign` is about."""
+        """Return the two updates of each number of a group's `cosine` and `sign`."""
         if self.peer is None:
             return list(combinations(self.shown, 2))
         return [(first, other) for first in self.shown[:1] for other in self.shown[1:]]
 
 
 def collect(run: Run) -> UpdateAgreement | None:
-    """What there is to show, or None. Raises StateError for a file that holds something else."""
+    """Read the diagnostics of a run; None without any. Raises StateError for a file of other contents."""
     try:
         looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
     except (KeyError, TypeError, IndexError) as error:
@@ -82,7 +82,7 @@ def collect(run: Run) -> UpdateAgreement | None:
     cosine, sign = _matrices(looks, "cosine"), _matrices(looks, "sign")
     often = Counter(name for look in looks for name in look.shown)
     single = all(len(look.out) == 1 and look.peer is None for look in looks)
-    weights, given = ({}, _given(looks)) if not single else (_by_row(looks, "weights"), {})
+    weights, given = (_by_row(looks, "weights"), {}) if single else ({}, _given(looks))
     receivers = Counter(name for cells in given.values() for rows in cells.values() for name in rows)
     senders = Counter(n for cells in given.values() for rows in cells.values() for row in rows.values() for n in row)
     kept = {
@@ -139,29 +139,25 @@ def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
 
 
 def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
-    """Each pair once."""
+    """Return each pair once."""
     return [v for a, row in cells.items() for b, v in row.items() if a < b and v is not None]
 
 
 def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict[str, dict[str, Series]]:
-    pairs, signs = (
-        {group: {round: _values(cells) for round, cells in by.items()} for group, by in of.items()}
-        for of in (cosine, sign)
-    )
-
-    def each(of: Mapping[str, Mapping[int, list[float]]], number: Callable[[list[float]], float]) -> dict[str, Series]:
-        return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in of.items()}
+    def each(of: Mapping[str, Cells], number: Callable[[list[float]], float]) -> dict[str, Series]:
+        values = {group: {r: _values(cells) for r, cells in by.items()} for group, by in of.items()}
+        return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in values.items()}
 
     made = {
-        "mean cosine of two updates": each(pairs, mean_of),
-        IN_CONFLICT: each(pairs, lambda vs: sum(v < 0 for v in vs) / len(vs)),
-        "mean share of equal signs": each(signs, mean_of),
+        "mean cosine of two updates": each(cosine, mean_of),
+        IN_CONFLICT: each(cosine, lambda vs: sum(v < 0 for v in vs) / len(vs)),
+        "mean share of equal signs": each(sign, mean_of),
     }
     return {name: lines for name, lines in made.items() if lines}
 
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:
-    """Group -> row -> number, of `kept`, or of the only row of `weights`."""
+    """Return group -> row -> number, of `kept`, or of the only row of `weights`."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for look in looks:
         for group in look.groups:
@@ -186,7 +182,7 @@ def _given(looks: Sequence[_Look]) -> Mapping[str, Cells]:
 
 
 def _note(looks: Sequence[_Look]) -> str:
-    """How far the numbers can be trusted."""
+    """Return how exact the numbers are."""
     groups = [group for look in looks for group in look.groups]
     parts = []
     worst = min((group["looked"] for group in groups if group["looked"] < group["size"]), default=None)

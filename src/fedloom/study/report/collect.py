@@ -1,4 +1,4 @@
-"""What a report shows, read from the files of a run or a grid. Plain values; an absent part is empty or None."""
+"""The contents of a report, read from the files of a run or a grid. Plain values; an absent part is empty or None."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedloom.core.errors import StateError, UserError
 from fedloom.core.outline import Outline
-from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
+from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions, records, words
-from fedloom.study.report.against import Against
+from fedloom.study.report.against import Against, bases_of
 from fedloom.study.report.agreement import UpdateAgreement
-from fedloom.study.report.base import bases_of
 from fedloom.study.report.methods import Method, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import Happening, Matrices, Series
-from fedloom.study.report.scores import Curves, Score, curves, scores
-from fedloom.study.report.worst import Worst, worst_of
+from fedloom.study.report.records import Curves, Happening, Matrices, Score, Series, curves, scores
 from fedloom.study.significance.ranks import Ranks, ranked
 from fedloom.study.tables.results import of_grid as results_of
 from fedloom.study.tables.table import GridTable, tabulate
@@ -37,7 +34,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that the page of a run shows."""
+    """The contents of the page of a run."""
 
     folder: Path
     title: str
@@ -63,40 +60,28 @@ class RunReport:
     """A simulated time -> its seconds in each round; empty where time was not simulated."""
     agreement: UpdateAgreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
-    """How well peers found those with their own tasks -> share or index of each round."""
+    """Agreement of neighbours with tasks: name -> share or index of each round."""
     peers: bool = False
-    """Whether peers mix the updates, not a server."""
+    """True if peers mix the updates, not a server."""
     against: Against | None = None
-    """The run held against a base, where one was named or found."""
+    """The run compared with its baseline, where one was named or detected."""
     others: tuple[Against, ...] = ()
-    """The run held against what else there is."""
+    """The run compared with other runs."""
     predictions: Predictions = Predictions()
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
     base_found: bool = False
-    """Whether nobody named the base, and it was found beside the run."""
+    """True if the baseline was not named, but detected beside the run."""
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Bytes from and to clients over all rounds."""
+        """Return the bytes from and to clients over all rounds."""
         return sum(up for *_, up, _ in self.totals), sum(down for *_, down in self.totals)
 
 
 @dataclass(frozen=True)
-class CellFacts:
-    """How far one run of a grid has come, and what it cost."""
-
-    name: str
-    status: str
-    rounds: int
-    up: int
-    down: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class GridReport:
-    """All that the page of a grid shows. `table` is None, and `problem` says why, where nothing can be tabulated."""
+    """The contents of the page of a grid. Without a table, `table` is None and `problem` says why."""
 
     folder: Path
     title: str
@@ -104,21 +89,22 @@ class GridReport:
     grid: str
     table: GridTable | None
     problem: str
-    cells: tuple[CellFacts, ...]
+    cells: tuple[tuple[str, ...], ...]
+    """The progress and the costs of each run: name, status, rounds, bytes from and to clients, seconds."""
     curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]
     """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
-    worst: tuple[Worst, ...] = ()
+    worst: tuple[Method, ...] = ()
+    """The methods as the grid compares them."""
     predictions: Predictions = Predictions()
     methods: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
-    """Base -> the methods held against it, the grid's own base first."""
+    """Baseline -> the methods compared with it, the grid's own baseline first."""
     ranks: Ranks | None = None
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """What one run's files hold, and how it compares with a base, which is looked for beside it where none is given,
-    and with what else is there.
+    """Read the files of a run, and compare it with its baseline and with other runs beside it.
 
-    Raises StateError for a base that it cannot be compared with.
+    Without `base` the baseline is detected beside the run. Raises StateError where the two cannot be compared.
     """
     compared, others = bases_of(run, base)
     labels = _labels(run.folder)
@@ -149,37 +135,31 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         run.recipe.get("peers") is not None,
         compared,
         others,
-        predictions=predictions.of_run(run),
-        trained=records.timed(run, "seconds_of"),
-        base_found=base is None and compared is not None,
+        predictions.of_run(run),
+        records.timed(run, "seconds_of"),
+        base is None and compared is not None,
     )
 
 
 def of_grid(grid: Grid, folder: Path) -> GridReport:
-    """What a grid's files and those of its runs hold, finished or not."""
+    """Read the files of a grid and of its runs, finished or not."""
     runs = {cell: Run.read(cell.folder(folder)) for cell in cells(grid) if (cell.folder(folder) / "run.json").is_file()}
     table, problem = None, ""
-    lowest: tuple[Worst, ...] = ()
+    own: tuple[Method, ...] = ()
     methods: dict[str, tuple[Method, ...]] = {}
     ranks: Ranks | None = None
     try:
         table = tabulate(grid, folder)
         results = results_of(grid, folder)
-        lowest, methods = worst_of(grid, results.sides, results.rows), methods_of(grid, table, results.sides)
+        own, methods = methods_of(grid, results)
         with suppress(UserError):  # one method, or without scipy
             ranks = ranked(results)
     except StateError as error:
         problem = str(error)
     about = tuple(
-        CellFacts(
-            str(cell),
-            _status(run),
-            run.last_round,
-            run.bytes_total()["up"],
-            run.bytes_total()["down"],
-            total(s for series in records.timed(run).values() for s in series.values()),
-        )
+        (str(cell), _status(run), str(run.last_round), *map(human_bytes, run.bytes_total().values()), f"{seconds:.1f}")
         for cell, run in runs.items()
+        for seconds in [total(s for series in records.timed(run).values() for s in series.values())]
     )
     each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
@@ -206,12 +186,12 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
     return GridReport(
-        folder, grid.title or grid.name, facts, text, table, problem, about, lines, lowest, shown, methods, ranks
+        folder, grid.title or grid.name, facts, text, table, problem, about, lines, own, shown, methods, ranks
     )
 
 
 def _shared(several: Sequence[Series]) -> Series:
-    """The mean of several series in the rounds that all have."""
+    """Return the mean of several series in the rounds that all have."""
     rounds = sorted(set.intersection(*(set(series) for series in several)))
     return {round: mean_of([series[round] for series in several]) for round in rounds}
 
@@ -224,7 +204,7 @@ def _status(run: Run) -> str:
 
 
 def _outline(run: Run) -> Outline | None:
-    """The method in words; None where run.json has none, as in older runs, or something else."""
+    """Return the method in words; None where run.json has none, as in older runs, or something else."""
     try:
         return TypeAdapter(Outline).validate_python(run.info.get("outline"))
     except (ValidationError, RecursionError):
@@ -232,13 +212,13 @@ def _outline(run: Run) -> Outline | None:
 
 
 def _segments(info: Mapping[str, Any]) -> str | None:
-    """What was changed after which round; None where nothing was."""
-    told = [
+    """Say which keys changed after which round; None where none did."""
+    changes = [
         f"after round {change['after_round']}: "
         + ", ".join(f"{key} was {was}, is {now}" for key, (was, now) in change["keys"].items())
         for change in info.get("changes", ())
     ]
-    return "; ".join(told) or None
+    return "; ".join(changes) or None
 
 
 def _facts(run: Run) -> Facts:
@@ -257,7 +237,7 @@ def _facts(run: Run) -> Facts:
         "tasks": ", ".join(info["tasks"]),
         "domains": ", ".join(domains) or None,
         "parameters": f"{info['parameters']:,}" if "parameters" in info else None,
-        "sent by a client, a round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
+        "sent per client, round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
         "fedloom": info.get("fedloom"),
         "hash of the recipe": info.get("recipe_hash"),
         "hash of the partition": info.get("partition_hash"),

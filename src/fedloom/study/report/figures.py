@@ -22,8 +22,7 @@ from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.glance import cosines, primary
 from fedloom.study.report.methods import Method
 from fedloom.study.report.predictions import ConfusionViews
-from fedloom.study.report.records import Matrices, Series
-from fedloom.study.report.scores import Curves
+from fedloom.study.report.records import Curves, Matrices, Series
 from fedloom.study.tables.output import Records
 
 POINTS = 100
@@ -43,16 +42,16 @@ SMALL = 24
 DOTS = 250
 """Dots at most, evenly spaced in their order."""
 PEERS = 60
-"""Peers of a graph, at most; with more there is no graph, for nothing could be seen in it."""
+"""Peers of a graph, at most; with more nothing could be seen in it."""
 CAPTIONS = "captions.txt"
-"""The file with what stands below each figure, beside the figures."""
+"""The file of captions beside the figures."""
 
 _NEARLY = 0.005  # a share below which there is no number
 
 
 @dataclass(frozen=True)
 class View:
-    """One chart of a figure, and what it is called; views of one `group` are its rounds."""
+    """One chart of a figure with its name; views of one `group` are its rounds."""
 
     name: str
     chart: Chart
@@ -66,15 +65,16 @@ class Figure:
     title: str
     views: Sequence[View]
     is_slider: bool = False
-    """Whether a slider moves in the views of a group, and groups are selected; otherwise views are."""
+    """True if a slider moves in the views of a group, and groups are selected; otherwise views are."""
 
     @property
     def groups(self) -> list[str]:
+        """Return the groups of the views."""
         return list(dict.fromkeys(view.group for view in self.views if view.group))
 
     @property
     def first(self) -> list[View]:
-        """The views of the group that is shown first."""
+        """Return the views of the group that is shown first."""
         return [view for view in self.views if view.group == self.views[0].group]
 
 
@@ -128,19 +128,19 @@ def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
         yield from compared(methods)
     for number, ((data, row), several) in enumerate(report.curves.items()):
         last = max((max(of, default=0) for of in several.values()), default=0)
-        # without those that train for no round, as `trivial`, where there are others
+        # without those that train for no round, as `constant`, where there are others
         trained = {name: of for name, of in several.items() if last <= 1 or max(of, default=0) > 1}
         yield f"curves-{number}", over_rounds("", {f"{data}: {row}": trained}, axis(row))
     yield from _confusions(report.predictions.confusions)
 
 
 def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figure]]:
-    """Draw the methods of each data set held against the page's `at`-th base: gains, by tasks, and costs."""
+    """Draw the methods of each data set compared with the page's `at`-th base: gains, by tasks, and costs."""
     for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
         name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
         ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-        # the trivial answer is so far from all methods that nothing else could be seen
-        deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
+        # the constant prediction is so far from all methods that nothing else could be seen
+        deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "constant"}
         if not deltas:
             continue
         ends = {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()}
@@ -151,15 +151,10 @@ def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figu
         tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
         rows = {m.label: {c.task: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
         most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
-        look: dict[str, Any] = {
-            "value": "change, %",
-            "low": -most,
-            "high": most,
-            "middle": 0.0,
-            "spoken": "+.3~g",
-            "numbers": "+.2g",
-        }
-        made = charts.heat(rows, [c.task for c in tasks], **look)
+        made = charts.heat(
+            rows, [c.task for c in tasks], value="change, %", low=-most, high=most, middle=0.0,
+            spoken="+.3~g", numbers="+.2g",
+        )  # fmt: skip
         yield f"{name}-tasks", Figure(f"Changes on {data}", [View("methods by tasks", made)])
         gains = {
             m.label: deltas[m.label].mean if m.label in deltas else 0.0
@@ -194,7 +189,7 @@ def _thin(series: Series, most: int = POINTS) -> Series:
 
 
 def axis(of: Curves | TaskMetric) -> str:
-    """Return 'mErr in degrees ↓': short, for it stands upright."""
+    """Return 'mErr in degrees ↓': short, because it stands upright."""
     return f"{words.metric(of.metric)} {ARROWS[of.direction]}"
 
 
@@ -206,13 +201,12 @@ def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure
     )
 
 
-def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int = POINTS) -> Chart:
-    """Draw one metric of one task: clients, their mean, the best round, and dashed lines of what it is held against."""
-    keep = () if c.best is None else (c.best,)
-    rounds = thinned(list(c.mean), most, keep)
+def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Chart:
+    """Draw one metric of one task: clients, their mean, the best round, and dashed lines of baselines."""
+    rounds = thinned(list(c.mean), most, () if c.best is None else (c.best,))
     shown, bands, middle = dict(c.clients), {}, "mean over clients"
     first = next(iter(shown.values()), {})
-    if len(shown) > 1 and all(_same(of, first) for of in shown.values()):
+    if len(shown) > 1 and all(_plainly(of) == _plainly(first) for of in shown.values()):
         middle, shown = f"the same for all {len(shown)} clients", {}
     if len(shown) > LINES:
         ends = extremes(shown, c.direction)
@@ -224,13 +218,11 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int
         lines[middle] = {r: c.mean[r] for r in rounds}
     lines |= {name: _thin(of, most) for name, of in base.items()}
     stars = {} if c.best is None else {f"best round by validation: {c.best}": {c.best: c.mean[c.best]}}
-    return charts.lines(
-        lines, "round", axis(c), title=title, bands=bands, strong=[middle], dashed=list(base), stars=stars
-    )
+    return charts.lines(lines, "round", axis(c), bands=bands, strong=[middle], dashed=list(base), stars=stars)
 
 
-def _same(a: Series, b: Series) -> bool:
-    return {r: plain(v) for r, v in a.items()} == {r: plain(v) for r, v in b.items()}
+def _plainly(series: Series) -> dict[int, float | None]:
+    return {r: plain(v) for r, v in series.items()}
 
 
 def extremes(lines: Mapping[str, Series], direction: str) -> list[str]:
@@ -285,13 +277,10 @@ def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
     """Draw heat maps of each layer group, and lines over the rounds."""
     if lines := a.over_rounds.get(IN_CONFLICT):
         rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
-        look: dict[str, Any] = {
-            "value": "share of pairs in conflict",
-            "low": 0,
-            "high": 1,
-            "colors": (charts.PAPER, charts.COLORS[1]),
-        }
-        yield "layers", Figure("", [View("Layers over the rounds", charts.heat(lines, rounds, along="round", **look))])
+        colors = (charts.PAPER, charts.COLORS[1])
+        value = "share of pairs in conflict"
+        made = charts.heat(lines, rounds, along="round", value=value, low=0, high=1, colors=colors)
+        yield "layers", Figure("", [View("Layers over the rounds", made)])
     found = cosines(a)
     names = thinned(sorted({name for pair in found for name in pair}), SMALL)
     if len(names) > 1:
@@ -334,55 +323,53 @@ def _labels(report: RunReport) -> Figure:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if width := max(map(len, rows.values()), default=0):
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
-            look: dict[str, Any] = {"down": "client", "along": "class", "value": "examples", "low": 0}
-            views.append(View(task, charts.heat(cells, range(width), **look)))
+            made = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
+            views.append(View(task, made))
     return Figure("Labels", views)
 
 
 def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]:
-    """Draw what depends on the base: the change of each client, and each task over the rounds; names have this end."""
-    held = report.against
-    changes = {} if held is None else held.delta_of
-    if held is not None and changes:
+    """Draw the change of each client and each task over the rounds against the base; names have this end."""
+    base = report.against
+    changes = {} if base is None else base.delta_of
+    if base is not None and changes:
         ranked = sorted(changes, key=lambda name: (-changes[name], name))
-        several = {n: (changes[n], min(held.by_client[n]), max(held.by_client[n])) for n in thinned(ranked, DOTS)}
+        several = {n: (changes[n], min(base.by_client[n]), max(base.by_client[n])) for n in thinned(ranked, DOTS)}
         texts = {name: words.change(of) for name, (of, *_) in several.items()}
         made = charts.intervals(several, "change, %", texts=texts)
-        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {held.label}", made)])
+        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {base.label}", made)])
     judged = primary(report.curves)
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         if task in judged:
-            base = {held.label: held.over_rounds[task]} if held is not None and held.over_rounds.get(task) else {}
+            lines = {base.label: base.over_rounds[task]} if base is not None and base.over_rounds.get(task) else {}
             name = f"{task}: {words.axis(judged[task].metric, judged[task].direction)}"
-            yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], base))])
-    if held is not None and (changed := _hurt(held)) is not None:
-        yield f"hurt{end}", changed
+            yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], lines))])
+    if base is not None and (changed := _worse(base)) is not None:
+        yield f"worse{end}", changed
 
 
-def _hurt(held: Against) -> Figure | None:
+def _worse(base: Against) -> Figure | None:
     """Draw clients by tasks: the change against the base; None where the dots of the first screen show it all."""
-    names = [client for e in held.each for client in e.clients]
-    if len(set(names)) == len(names) and len(names) <= 40:
-        return None
-    lowest: dict[str, float] = {}
-    for e in held.each:
+    rows: dict[str, dict[str, float]] = {}
+    for e in base.each:
         for client, change in e.clients.items():
-            worst = min(lowest.get(client, math.inf), change.percent if change.percent == change.percent else math.inf)
-            lowest[client] = worst
-    shown = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
-    cells = {n: {e.row.task: e.clients[n].percent for e in held.each if n in e.clients} for n in shown}
-    known = [abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)]
-    far = min(100.0, max(known, default=1.0))
+            rows.setdefault(client, {})[e.row.task] = change.percent
+    if sum(map(len, rows.values())) == len(rows) <= 40:
+        return None
+    lowest = {client: min((v for v in of.values() if v == v), default=math.inf) for client, of in rows.items()}
+    names = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
+    cells = {name: rows[name] for name in names}
+    far = min(100.0, max((abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)), default=1.0))
     made = charts.heat(
-        cells, [e.row.task for e in held.each], down="client", along="task", value="change, %",
+        cells, [e.row.task for e in base.each], down="client", along="task", value="change, %",
         low=-far, high=far, middle=0.0, spoken="+.4~g", numbers="+.1f",
     )  # fmt: skip
-    about = f"change in percent against {held.label}, {held.split}; positive is better"
+    about = f"change in percent against {base.label}, {base.split}; positive is better"
     return Figure("", [View(about, made)])
 
 
 def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure]]:
-    """Draw one heat map per task: the shares of each true class, the best told first."""
+    """Draw one heat map per task: the shares of each true class, the best recognised first."""
     for number, c in enumerate(several):
         names = [c.name(i) for i in c.order]
         views = []
@@ -511,7 +498,7 @@ def _images(figures: Mapping[str, Figure]) -> Iterator[tuple[str, tuple[str, Cha
             title = ", ".join(part for part in (figure.title or (name if last else ""), *parts) if part)
             stem = once = "-".join(re.findall(r"\w+", title)).encode()[:120].decode(errors="ignore") or name
             number = 1
-            while stem.casefold() in taken:  # some file systems do not tell capital letters apart
+            while stem.casefold() in taken:  # some file systems ignore capital letters
                 number += 1
                 stem = f"{once}-{number}"
             taken.add(stem.casefold())

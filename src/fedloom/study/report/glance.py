@@ -1,4 +1,4 @@
-"""The first screen of a run: how it came out, for whom, who is in whose way, and whether it still gets better."""
+"""The first screen of a run: its results, for each client, its conflicts, and whether it still improves."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from fedloom.study.charts import thinned
 from fedloom.study.report import words
 from fedloom.study.report.agreement import IN_CONFLICT, UpdateAgreement
 from fedloom.study.report.collect import RunReport
-from fedloom.study.report.records import Series
-from fedloom.study.report.scores import Curves, Score
+from fedloom.study.report.records import Curves, Score, Series
 from fedloom.study.tables.estimate import Estimate
 
 LATELY = 10
-"""Rounds by which the trend of the training loss is told."""
+"""Rounds over which the trend of the training loss is computed."""
 _POINTS = 30  # of a small line
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One task: what came out."""
+    """The result of one task."""
 
     task: str
     about: str
     value: str
     change: str
     interval: str
-    told: bool | None
+    significant: bool | None
     best: tuple[str, str] | None
     """The best client with its number; None where all have the same."""
     worst: tuple[str, str] | None
     spark: tuple[str, str]
-    """The paths of the run and of the base."""
+    """The paths of the run and of the baseline."""
 
 
 @dataclass(frozen=True)
 class Glance:
-    """All that stands on the first screen; what is not known is empty or None."""
+    """The contents of the first screen; unknown parts are empty or None."""
 
     sentences: tuple[str, ...]
     hint: str
@@ -51,42 +50,49 @@ class Glance:
 
 
 def of_run(report: RunReport) -> Glance:
-    """The first screen of a run."""
-    held = report.against
-    changes = held.delta_of if held is not None else {}
-    ends = {name: (min(of), max(of)) for name, of in held.by_client.items()} if held is not None else {}
-    each = {e.row.task: [e.clients[n].percent for n in e.compared] for e in held.each} if held is not None else {}
+    """Return the first screen of a run."""
+    base = report.against
+    label = "" if base is None else base.label
+    changes = {} if base is None else base.delta_of
+    each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
     by_task = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
-    judged = primary(report.curves)
-    base = {} if held is None else held.over_rounds
     rounds = max((max(c.mean, default=0) for c in report.curves), default=0)
-    said = [
-        words.ahead(rounds, held.label, changes)
-        if held is not None and held.each
-        else words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in _first(report.scores)]),
-        words.told_for(by_task, "" if held is None else held.label),
+    first: dict[str, Score] = {}
+    for score in report.scores:  # each task's own metric, on the first split that has it
+        if score.primary:
+            first.setdefault(score.task, score)
+    results = words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in first.values()])
+    sentences = [
+        words.ahead(rounds, label, changes) if base is not None and base.each else results,
+        words.of_tasks(by_task, label),
         words.losers(changes),
         words.trend(slope(report.curves)),
     ]
+    judged = primary(report.curves)
+    lines = {} if base is None else base.over_rounds
     return Glance(
-        tuple(text for text in said if text),
-        words.held_against("" if held is None else held.label, report.base_found, bool(report.others)),
-        tuple(_tile(score, judged.get(score.task), base, by_task) for score in _first(report.scores)),
-        "" if held is None or not by_task else words.about_changes(held.label),
-        "" if held is None else _about_gains(held.label, changes, any(low < high for low, high in ends.values())),
+        tuple(text for text in sentences if text),
+        words.about_base(label, report.base_found, bool(report.others)),
+        tuple(_tile(score, judged.get(score.task), lines, by_task) for score in first.values()),
+        words.about_changes(label) if by_task else "",
+        "" if base is None else _about_gains(label, changes, any(len(set(of)) > 1 for of in base.by_client.values())),
     )
 
 
 def conflict_of(report: RunReport) -> str:
-    """Say whose updates pull against whose; '' where the files say nothing of it."""
+    """Say which updates conflict; '' where the files do not say."""
     agreement = report.agreement or UpdateAgreement()
-    found = cosines(agreement)
-    furthest = min(((*pair, value) for pair, value in found.items()), key=lambda each: each[2], default=None)
-    return words.conflict(_conflicts(agreement), furthest)
+    furthest = min(((*pair, value) for pair, value in cosines(agreement).items()), key=lambda e: e[2], default=None)
+    shares = {
+        group: mean_of(known)
+        for group, series in agreement.over_rounds.get(IN_CONFLICT, {}).items()
+        if (known := [v for v in series.values() if not math.isnan(v)])
+    }
+    return words.conflict(shares, furthest)
 
 
 def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
-    """Task -> its own metric over the rounds, on test data where that was measured."""
+    """Return task -> its own metric over the rounds, on test data where that was measured."""
     found: dict[str, Curves] = {}
     for c in curves:  # test data come first
         if c.is_primary:
@@ -95,7 +101,7 @@ def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
 
 
 def slope(curves: Sequence[Curves]) -> float:
-    """Percent by which the training loss changes a round, over the last `LATELY` ones: the mean over tasks.
+    """Return the change of the training loss in percent per round, over the last `LATELY` ones: the mean over tasks.
 
     Least squares for each task's mean over clients; nan with fewer than three rounds.
     """
@@ -109,15 +115,6 @@ def slope(curves: Sequence[Curves]) -> float:
     return mean_of(found) if found else math.nan
 
 
-def _first(scores: Sequence[Score]) -> list[Score]:
-    """Each task's own metric on the first split that has it."""
-    found: dict[str, Score] = {}
-    for score in scores:
-        if score.primary:
-            found.setdefault(score.task, score)
-    return list(found.values())
-
-
 def _tile(score: Score, curve: Curves | None, base: Mapping[str, Series], changes: Mapping[str, Estimate]) -> Tile:
     of = changes.get(score.task)
     best, worst = (None if c is None else (c[0], words.number(c[1])) for c in (score.best, score.worst))
@@ -127,7 +124,7 @@ def _tile(score: Score, curve: Curves | None, base: Mapping[str, Series], change
         words.number(score.mean),
         "" if of is None else words.change(of.mean),
         "" if of is None else words.interval(of),
-        words.told(of),
+        words.is_significant(of),
         best,
         worst,
         spark({} if curve is None else curve.mean, base.get(score.task, {})),
@@ -135,30 +132,21 @@ def _tile(score: Score, curve: Curves | None, base: Mapping[str, Series], change
 
 
 def _about_gains(base: str, changes: Mapping[str, float], several: bool) -> str:
-    """`several`: a client has several tasks, with other changes."""
+    """Explain the dots; `several`: a client has several tasks, with other changes."""
     if not changes:
         return ""
     of = Estimate.of(list(changes.values()))
     ends = words.interval(of)
     return (
-        f"A dot a client: its change against {base}"
+        f"One dot per client: its change against {base}"
         + (", the mean of its tasks; the line goes from its worst task to its best." if several else ".")
         + f" All clients: {words.change(of.mean)}"
         + (f" ({ends}, 95 % t-interval over clients)." if ends else ".")
     )
 
 
-def _conflicts(agreement: UpdateAgreement) -> dict[str, float]:
-    """Layer group -> share of pairs in conflict, mean over the rounds."""
-    return {
-        group: mean_of(known)
-        for group, series in agreement.over_rounds.get(IN_CONFLICT, {}).items()
-        if (known := [v for v in series.values() if not math.isnan(v)])
-    }
-
-
 def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
-    """Pair of updates -> mean cosine over layer groups and rounds."""
+    """Return pair of updates -> mean cosine over layer groups and rounds."""
     each: dict[tuple[str, str], list[float]] = defaultdict(list)
     for cells in agreement.cosine.values():
         for rows in cells.values():
@@ -170,7 +158,7 @@ def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
 
 
 def spark(series: Series, base: Series) -> tuple[str, str]:
-    """Return the SVG paths of a run's line and of its base's in a box of 100 x 30."""
+    """Return the SVG paths of a run's line and of its baseline's in a box of 100 x 30."""
     known = [{r: v for r, v in of.items() if not math.isnan(v)} for of in (series, base)]
     rounds, values = ([each for of in known for each in side(of)] for side in (dict.keys, dict.values))
     if not values:

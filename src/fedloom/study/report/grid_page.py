@@ -1,9 +1,9 @@
-"""The page of a grid: its tables, and what they show as data for programs."""
+"""The page of a grid: its tables, and their numbers for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fedloom.federation.runs.reader import human_bytes
@@ -12,44 +12,36 @@ from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
 from fedloom.study.report.figures import compared, figures_of
 from fedloom.study.report.methods import Method
-from fedloom.study.report.page import Table
-from fedloom.study.report.worst import Worst
-from fedloom.study.significance.ranks import Ranks
 from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.output import Table
 
 
 def render(report: GridReport) -> str:
-    """The HTML of a grid's report. Raises UserError where Jinja2 or vl-convert is absent."""
+    """Return the HTML of a grid's report. Raises UserError where vl-convert or Jinja2 is absent."""
     facts = dict(report.facts)
-    cells = [
-        (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
-        for c in report.cells
-    ]
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
     figures = figures_of(report)
     for at, methods in enumerate(report.methods.values()):
         figures |= dict(compared(methods, at))
+    seeds = f"seeds {facts['seeds']}" if "," in facts["seeds"] else f"seed {facts['seeds']}"
+    ranks = None if report.ranks is None else report.ranks.as_table()
     return page.render(
         "grid",
         report.title,
         _data(report),
         figures,
         report=report,
-        lead=" · ".join((f"runs: {facts['runs']}", _seeds(facts["seeds"]))),
+        lead=f"runs: {facts['runs']} · {seeds}",
         table=report.table.as_table().fragment() if report.table else "",
-        worst=_worst(report.worst),
-        cells=Table("cells-table", head, cells) if cells else None,
+        worst=[part for at, data in enumerate(_by_data(report.worst)) if (part := _worst(report.worst, data, at))],
+        cells=Table("", head, report.cells, name="cells-table") if report.cells else None,
         bases=[name or "nothing" for name in report.methods],
         views=[
             [_compared(f"{at}-{place}", *of) for place, of in enumerate(_by_data(methods).items())]
             for at, methods in enumerate(report.methods.values())
         ],
-        ranks=None if report.ranks is None else _ranks(report.ranks),
+        ranks=ranks and (replace(ranks, title="", notes=(), name="ranks-table", text=(2,)), ranks.notes),
     )
-
-
-def _seeds(listed: str) -> str:
-    return f"seeds {listed}" if "," in listed else f"seed {listed}"
 
 
 def _data(report: GridReport) -> dict[str, Any]:
@@ -68,14 +60,19 @@ def _data(report: GridReport) -> dict[str, Any]:
         for line in (table.lines if table else ())
         for entry in line
     ]
-    return {"about": dict(report.facts), "table": lines, "worst": [_worst_data(line) for line in report.worst]}
-
-
-def _worst_data(line: Worst) -> dict[str, Any]:
-    task = None if line.task is None else {"task": line.task[0].task, **_estimate(line.task[1])}
-    clients = {row.task: {"clients": list(names), **_estimate(of)} for row, (of, names) in line.clients.items()}
-    about = {"data": line.data, "method": line.method, "reference": line.reference}
-    return {**about, "task": task, "clients": clients}
+    worst = [
+        {
+            "data": m.data,
+            "method": m.label,
+            "reference": m.reference,
+            "task": m.worst_task and {"task": m.worst_task[0].task, **_estimate(m.worst_task[1])},
+            "clients": {
+                row.task: {"clients": list(names), **_estimate(of)} for row, (of, names) in m.worst_clients.items()
+            },
+        }
+        for m in report.worst
+    ]
+    return {"about": dict(report.facts), "table": lines, "worst": worst}
 
 
 def _estimate(of: Estimate) -> dict[str, float | int | None]:
@@ -89,67 +86,45 @@ def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
     return found
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The methods of a data set at a glance."""
-
-    name: str
-    """What the names of its figures begin with."""
-    data: str
-    said: str
-    costs: Table
-
-
-def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
+def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]:
+    """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-    head = ("method", "Δ %", "told apart", "bytes", "seconds")
-    costs = [
-        (m.label, "base" if m.delta is None and m.label == m.reference else m.delta.signed if m.delta else "",
-         {True: "yes", False: "no", None: ""}[words.told(m.delta)], human_bytes(m.sent), f"{m.seconds:.1f}")
-        for m in [*ranked, *(m for m in methods if m.delta is None)]
-    ]  # fmt: skip
-    return Compared(
-        name,
-        data,
-        words.grid_told({m.label: m.delta for m in ranked if m.is_method and m.delta}, {m.reference for m in ranked}),
-        Table(f"costs-{name}", head, costs, (2,)),
-    )
+    head = ("method", "Δ %", "significant", "bytes", "seconds")
+    lines = []
+    for m in [*ranked, *(m for m in methods if m.delta is None)]:
+        delta = m.delta.signed if m.delta else "base" if m.label == m.reference else ""
+        significant = {True: "yes", False: "no", None: ""}[words.is_significant(m.delta)]
+        lines.append((m.label, delta, significant, human_bytes(m.sent), f"{m.seconds:.1f}"))
+    deltas = {m.label: m.delta for m in ranked if m.is_method and m.delta}
+    sentence = words.of_methods(deltas, {m.reference for m in ranked})
+    costs = Table("", head, tuple(lines), name=f"costs-{name}", text=(2,))
+    return {"name": name, "data": data, "sentence": sentence, "costs": costs}
 
 
-def _ranks(ranks: Ranks) -> tuple[Table, tuple[str, ...]]:
-    made = ranks.as_table()
-    return Table("ranks-table", made.head, made.lines, (2,)), made.notes
+def _worst(methods: Sequence[Method], data: str, at: int) -> tuple[str, Table] | None:
+    """Return the table of a data set with its heading: the task with the lowest change, and the worst clients."""
+    mine = [m for m in methods if m.data == data]
+    changed = any(m.worst_task for m in mine)
+    rows = list(dict.fromkeys(row for m in mine for row in m.worst_clients))
+    if not changed and not rows:
+        return None
+    head = ["method", *(("worst task", "change", "against") if changed else ()), *(f"worst client: {r}" for r in rows)]
+    lines = []
+    for m in mine:
+        cells = [_with_names(*m.worst_clients[row]) if row in m.worst_clients else "" for row in rows]
+        if changed:
+            cells = [*_lowest(m), *cells]
+        lines.append((m.label, *cells))
+    text = [i for i in range(len(head)) if i != 2 or not changed]  # names of clients need to break
+    heading = data if len(_by_data(methods)) > 1 else ""
+    return heading, Table("", tuple(head), tuple(lines), name=f"worst-{at}", text=text)
 
 
-def _worst(lines: Sequence[Worst]) -> list[tuple[str, Table]]:
-    """One table per data set, with its heading: the task that lost most, and the worst client of each task."""
-    parts = []
-    for at, data in enumerate(dict.fromkeys(line.data for line in lines)):
-        mine = [line for line in lines if line.data == data]
-        changed = any(line.task for line in mine)
-        rows = list(dict.fromkeys(row for line in mine for row in line.clients))
-        if changed or rows:
-            head = [
-                "method",
-                *(("worst task", "change", "against") if changed else ()),
-                *(f"worst client: {r}" for r in rows),
-            ]
-            body = []
-            for line in mine:
-                cells = [_with_names(*line.clients[r]) if r in line.clients else "" for r in rows]
-                body.append([line.method, *(_lost(line) if changed else ()), *cells])
-            texts = [i for i in range(len(head)) if i != 2 or not changed]  # names of clients need to break
-            parts.append(
-                (data if len({line.data for line in lines}) > 1 else "", Table(f"worst-{at}", head, body, texts))
-            )
-    return parts
-
-
-def _lost(line: Worst) -> tuple[str, str, str]:
-    if line.task is None:
-        return ("", "base", "") if line.method == line.reference else ("", "", line.reference)
-    row, change = line.task
-    return str(row), f"{change.signed}\u00a0%", line.reference
+def _lowest(m: Method) -> tuple[str, str, str]:
+    if m.worst_task is None:
+        return ("", "base", "") if m.label == m.reference else ("", "", m.reference)
+    row, change = m.worst_task
+    return str(row), f"{change.signed}\u00a0%", m.reference
 
 
 def _with_names(estimate: Estimate, names: Sequence[str], most: int = 3) -> str:

@@ -1,4 +1,4 @@
-"""The methods of a grid side by side: what each changes against its reference, task by task, and what that costs."""
+"""The methods of a grid side by side: changes against a reference, worst tasks and clients, costs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from fedloom.federation.runs.reader import Run, mean_of, total
-from fedloom.study.delta import delta_m
+from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
 from fedloom.study.grid import Grid, together
-from fedloom.study.report import records
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.results import Column, Combination, Side, change
-from fedloom.study.tables.table import GridTable
+from fedloom.study.report.records import timed, worst
+from fedloom.study.tables.estimate import Estimate, delta_m
+from fedloom.study.tables.results import Combination, Results, Side, change
+
+BASES = 12
+"""Methods that a page offers as a baseline of the others, at most."""
+
+Clients = Mapping[TaskMetric, tuple[Estimate, tuple[str, ...]]]
+"""Task -> the worst client's number, and the clients that were the worst in a seed; for tasks with several clients.
+
+In a seed in which all clients have the same number, no client is the worst.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,57 +33,62 @@ class Method:
     reference: str
     """The method that changes are against; its own name for the reference, '' where the grid has none."""
     delta: Estimate | None
-    """Delta_m in percent over seeds, without tasks that are not told from the trivial answer."""
+    """Delta_m in percent over seeds, without tasks on which no method is better than the constant prediction."""
     seeds: tuple[float, ...]
     """Delta_m of each seed."""
-    changes: Mapping[Column, Estimate]
-    """Task -> its change in percent."""
+    changes: Mapping[TaskMetric, Estimate]
+    """Task (or domain) -> its change in percent."""
     is_method: bool
-    """False for `joint` and `trivial`, which are no federated methods."""
+    """False for `centralised` and `constant`, which are no federated methods."""
+    worst_clients: Clients
     sent: float
     """Bytes from and to clients, mean over seeds."""
     seconds: float
 
+    @property
+    def worst_task(self) -> tuple[TaskMetric, Estimate] | None:
+        """Return the task with the lowest change in percent, which is positive where all got better."""
+        return min(self.changes.items(), key=lambda item: item[1].mean, default=None)
 
-BASES = 12
-"""Methods that a page offers to hold the others against, at most."""
 
+def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[str, tuple[Method, ...]]]:
+    """Return all methods with finished runs, compared as the grid says; and baseline -> methods compared with it.
 
-def methods_of(grid: Grid, table: GridTable, sides: Mapping[Combination, Side]) -> dict[str, tuple[Method, ...]]:
-    """All methods with finished runs, held against what the grid says, which comes first, and against each of them.
-
-    Each seed is held against the same seed of the base. The names are those of the bases; '' where the grid has none.
+    Each seed is compared with the same seed of the baseline. The grid's own baseline comes first; '' stands for none.
     """
-    costs = {key: _costs(list(side.runs.values())) for key, side in sides.items()}
+    costs = {key: _costs(list(side.runs.values())) for key, side in results.sides.items()}
+    lowest = {key: _worst_clients(side, results.rows[key[0]]) for key, side in results.sides.items()}
     plain = next(iter(grid.addons))
     special = {"": "none", "each base alone" if plain == "-" else f"each base with {plain}": "base"}
-    named = special | {together(base, addon): f"{base}/{addon}" for _, base, addon in sides}
+    named = special | {together(base, addon): f"{base}/{addon}" for _, base, addon in results.sides}
     own = [name for name, delta in named.items() if delta == grid.delta]
     deltas = {name: named[name] for name in [*own, *named] if name in own or name not in special}
-    return {
-        name: tuple(_methods(grid.model_copy(update={"delta": delta}), table, sides, costs))
+    views = {
+        name: tuple(_methods(grid.model_copy(update={"delta": delta}), results, lowest, costs))
         for name, delta in islice(deltas.items(), BASES)
     }
+    order = list(grid.data)
+    by_data = sorted(_methods(grid, results, lowest, costs), key=lambda method: order.index(method.data))
+    return tuple(by_data), views
 
 
 def _costs(runs: Sequence[Run]) -> tuple[float, float]:
-    """(bytes, seconds) of a run, mean over seeds."""
-    seconds = [total(s for of in records.timed(run).values() for s in of.values()) for run in runs]
+    """Return (bytes, seconds) of a run, mean over seeds."""
+    seconds = [total(s for of in timed(run).values() for s in of.values()) for run in runs]
     return fmean(sum(run.bytes_total().values()) for run in runs), mean_of(seconds)
 
 
 def _methods(
     grid: Grid,
-    table: GridTable,
-    sides: Mapping[Combination, Side],
+    results: Results,
+    lowest: Mapping[Combination, Clients],
     costs: Mapping[Combination, tuple[float, float]],
 ) -> Iterator[Method]:
-    for key, side in sides.items():
+    for key, side in results.sides.items():
         data, base, _ = key
         named = grid.reference(base)
-        other = None if named is None else sides.get((data, *named))
-        columns = [c for c in table.columns if c.data == data and c.task]
-        directions = {c.task: c.direction for c in columns if not c.untold}
+        other = None if named is None else results.sides.get((data, *named))
+        directions = results.directions(data)
         delta, seeds, changes = None, [], {}
         if other is not None and other is not side:
             delta = change(side.values, other.values, directions)
@@ -84,8 +96,8 @@ def _methods(
                 shared = directions.keys() & side.values[seed].keys() & other.values[seed].keys()
                 mine, theirs = ({t: of[seed][t] for t in shared} for of in (side.values, other.values))
                 seeds.append(delta_m(mine, theirs, directions))
-            each = {c: change(side.values, other.values, {c.task: c.direction}) for c in columns}
-            changes = {c: of for c, of in each.items() if of is not None and not math.isnan(of.mean)}
+            each = {row: change(side.values, other.values, {row.task: row.direction}) for row in results.rows[data]}
+            changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
         yield Method(
             data,
             side.label,
@@ -94,5 +106,32 @@ def _methods(
             tuple(seeds),
             changes,
             base not in grid.reference_rows,
+            lowest[key],
             *costs[key],
         )
+
+
+def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
+    """Return, for each task, the mean over seeds of the worst client's number in each."""
+    found = {}
+    for row in rows:
+        numbers: list[float] = []
+        names: list[str] = []
+        for seed, finals in side.clients.items():
+            values = {}
+            for client, final in finals.items():
+                task = row.task
+                if side.by_domain:  # rows are domains, and the run has one task
+                    if str(side.runs[seed].info["clients"][client].get("domain")) != row.task:
+                        continue
+                    task = next(iter(final.values), "")
+                number = final.values.get(task, {}).get(row.metric)
+                if number is not None:
+                    values[client] = number
+            lowest = worst(values, row.direction)
+            if len(values) > 1 and lowest is not None:
+                numbers.append(lowest[1])
+                names += [lowest[0]] if len(set(values.values())) > 1 else []
+        if numbers:
+            found[row] = Estimate.of(numbers), tuple(dict.fromkeys(names))
+    return found

@@ -1,5 +1,7 @@
-"""What the final models said of test data, from the folder `predictions` of runs (see `rounds/showing.py`): a few
-images with the answers of dense tasks, side by side for the runs of a grid, and confusion matrices."""
+"""The predictions of the final models on test data, from the folder `predictions` of runs (see `rounds/showing.py`).
+
+A few images with the predictions of dense tasks, side by side for the runs of a grid, and confusion matrices.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from fedloom.study.report import words
 LARGEST = 200_000
 """Bytes of a picture, at most."""
 ROOM = 8_000_000
-"""Bytes of all pictures of a page, about; what is beyond is left out."""
+"""Bytes of all pictures of a page, about; further ones are left out."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _NAMES = 3  # clients named in full
 _EARLIER = 5  # rounds before the last whose answers are shown, at most
@@ -42,14 +44,14 @@ class _StoredPicture(BaseModel):
 
 
 class Legend(BaseModel):
-    """What colours mean: single ones by name, and a ramp by its ends."""
+    """The meaning of colours: single ones by name, and a ramp by its ends."""
 
     colours: list[tuple[Color, str]] = []
     ramp: list[Color] = []
     ends: tuple[str, str] = ("", "")
 
     def __or__(self, other: Legend) -> Legend:
-        """With the colours that the other one has beside its own."""
+        """Return the legend with the colours of both."""
         return Legend(colours=list(dict.fromkeys([*self.colours, *other.colours])), ramp=self.ramp, ends=self.ends)
 
 
@@ -115,7 +117,7 @@ class _StoredConfusions(BaseModel):
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as a data URI, a short text for it, and what the ends of its own range of colours stand for."""
+    """A picture as a data URI, a short text for it, and the meaning of the ends of its own range of colours."""
 
     uri: str
     text: str = ""
@@ -124,7 +126,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """A test image with its labels and what was answered; None where there is no picture."""
+    """A test image with its labels and its predictions; None where there is no picture."""
 
     title: str
     input: Picture | None
@@ -132,12 +134,12 @@ class ShownExample:
     rows: tuple[tuple[str, tuple[Picture | None, ...]], ...]
     """The truth, then each run."""
     wrong: Mapping[str, tuple[Picture | None, ...]] = field(default_factory=dict)
-    """Run -> where its answers are wrong."""
+    """Run -> the places where its predictions are wrong."""
 
 
 @dataclass(frozen=True)
 class ConfusionViews:
-    """Confusion matrices of a task, by whose answers they count."""
+    """Confusion matrices of a task, by the models that they count."""
 
     title: str
     unit: str
@@ -147,19 +149,19 @@ class ConfusionViews:
     """Names of the classes; empty where they have none."""
 
     def name(self, number: int) -> str:
-        """A class by its name, or else its number."""
+        """Return a class by its name, or else its number."""
         return self.classes[number] if number < len(self.classes) else str(number)
 
     @property
     def order(self) -> list[int]:
-        """The classes, the best told first; those that do not occur at the end."""
+        """Return the classes, the best recognised first; those that do not occur at the end."""
         counts = next(iter(self.views.values()), ())
-        told = {i: row[i] / total if (total := sum(row)) else -1.0 for i, row in enumerate(counts)}
-        return sorted(told, key=lambda i: (-told[i], i))
+        recall = {i: row[i] / total if (total := sum(row)) else -1.0 for i, row in enumerate(counts)}
+        return sorted(recall, key=lambda i: (-recall[i], i))
 
     @property
     def mixed_up(self) -> str:
-        """What the first view takes for what most often, in words."""
+        """Say which classes the first view confuses most often."""
         counts = next(iter(self.views.values()), ())
         shares = {
             (self.name(i), self.name(j)): n / sum(row)
@@ -172,21 +174,21 @@ class ConfusionViews:
 
 @dataclass(frozen=True)
 class Predictions:
-    """All that there is to show."""
+    """All predictions of a run or a grid."""
 
     examples: tuple[ShownExample, ...] = ()
     over_rounds: tuple[ShownExample, ...] = ()
-    """The same examples, with the answers of several rounds."""
+    """The same examples, with the predictions of several rounds."""
     confusions: tuple[ConfusionViews, ...] = ()
     notes: tuple[str, ...] = ()
-    """What could not be read or is left out."""
+    """Notes on what could not be read or is left out."""
     legends: Mapping[str, tuple[Legend, Legend]] = field(default_factory=dict)
-    """Task -> what the colours of its labels mean, and those of where an answer is wrong."""
+    """Task -> the meaning of the colours of its labels, and of those where a prediction is wrong."""
 
 
 @dataclass
 class _Reader:
-    """Reads files and remembers what went wrong."""
+    """A reader of files that remembers what went wrong."""
 
     notes: list[str] = field(default_factory=list)
     room: int = field(default_factory=lambda: ROOM)
@@ -202,25 +204,25 @@ class _Reader:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            self.notes.append(f"{run.label}: {name} is not used, for it is damaged: {where} {first['msg']}".strip())
+            self.notes.append(f"{run.label}: {name} is not used, because it is damaged: {where} {first['msg']}".strip())
         except OSError as error:
             self.notes.append(f"{run.label}: {name} cannot be read: {error.strerror}")
         return None
 
     def is_regular(self, path: Path) -> bool:
-        """Whether it is a regular file. What else there is, as a pipe that would never end, is named and not opened."""
+        """Return whether it is a regular file. Others, as a pipe that would never end, are named and not opened."""
         regular = path.is_file()
         if not regular and path.exists():
-            self.notes.append(f"{path.name} is not opened, for it is no regular file.")
+            self.notes.append(f"{path.name} is not opened, because it is no regular file.")
         return regular
 
     def meaning(self, task: _StoredTask) -> None:
-        """Remember what the colours of a task's pictures mean."""
+        """Remember the meaning of the colours of a task's pictures."""
         known = self.legends.get(task.task, (task.legend, task.wrong_legend))
         self.legends[task.task] = (known[0] | task.legend, known[1] | task.wrong_legend)
 
     def picture(self, folder: Path, of: _StoredPicture) -> Picture | None:
-        """What a run keeps, as text that a page can hold."""
+        """Read a picture of a run, as text that a page can hold."""
         path = folder / PREDICTIONS / of.file
         data = b""
         with suppress(OSError):
@@ -235,7 +237,7 @@ class _Reader:
 
 
 def of_run(run: Run) -> Predictions:
-    """What one run kept."""
+    """Read the predictions of one run."""
     reader = _Reader()
     index, counted = reader.read(run, INDEX, _StoredIndex), reader.read(run, CONFUSION, _StoredConfusions)
     examples: list[ShownExample] = []
@@ -251,7 +253,7 @@ def of_run(run: Run) -> Predictions:
 
 
 def _earlier(reader: _Reader, run: Run, last: _StoredIndex) -> dict[str, tuple[Run, _StoredIndex]]:
-    """'round 4' -> what was answered then, for some earlier rounds and the last."""
+    """Return 'round 4' -> the predictions of that round, for some earlier rounds and the last."""
     files = sorted((run.folder / PREDICTIONS).glob(index_of("*")))[:_LOOKED]
     found = [index for file in files if (index := reader.read(run, file.name, _StoredIndex)) is not None]
     by_round = {index.round: index for index in found if index.round < last.round} | {last.round: last}
@@ -260,7 +262,7 @@ def _earlier(reader: _Reader, run: Run, last: _StoredIndex) -> dict[str, tuple[R
 
 
 def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
-    """What the runs of a grid kept, side by side: for each data set, of the seed with the most runs."""
+    """Read the predictions of the runs of a grid, side by side: for each data set, of the seed with the most runs."""
     reader = _Reader()
     found: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
     for cell, run in runs.items():
@@ -274,7 +276,7 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
         about = ", ".join(part for part in (data if len(found) > 1 else "", f"seed {seed}") if part)
         hashes = {run.info.get("data_hash") for run in chosen.values()}
         if len(hashes) > 1:
-            reader.notes.append(f"{about}: no pictures side by side, for the data of its runs differ.")
+            reader.notes.append(f"{about}: no pictures side by side, because the data of its runs differ.")
         else:
             indices = {label: reader.read(run, INDEX, _StoredIndex) for label, run in chosen.items()}
             there = {label: (chosen[label], index) for label, index in indices.items() if index is not None}
@@ -290,31 +292,35 @@ def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[C
     return Predictions(tuple(examples), confusions=confusions, notes=tuple(reader.notes), legends=reader.legends)
 
 
+Answers = Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]
+"""(task, position of the example) -> the prediction, and where it is wrong."""
+
+
 def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], about: str = "") -> Iterator[ShownExample]:
-    """Each example of the first run, with the answers of all runs to it."""
+    """Yield each example of the first run, with the predictions of all runs."""
     if not runs:
         return
-    said: dict[str, dict[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]] = {}
+    given: dict[str, Answers] = {}
     for label, (_, index) in runs.items():
-        said[label] = {}
         for task in (task for part in index.parts for task in part.tasks):
             reader.meaning(task)
-        for part in index.parts:
-            for task in part.tasks:
-                pairs = zip(part.examples, task.answer, task.wrong or repeat(None, len(task.answer)), strict=True)
-                said[label] |= {(task.task, example.position): (answer, off) for example, answer, off in pairs}
-    _, index = next(iter(runs.values()))
-    left = sum(len(part.examples) for part in index.parts)
+        given[label] = {
+            (task.task, example.position): (answer, wrong)
+            for part in index.parts
+            for task in part.tasks
+            for example, answer, wrong in zip(part.examples, task.answer, task.wrong or repeat(None), strict=False)
+        }
+    parts = next(iter(runs.values()))[1].parts
     # first the first example of each part, then the second ones, so that no whole part is left out for want of room
-    for number in range(max((len(part.examples) for part in index.parts), default=0)):
-        for part in index.parts:
-            if number >= len(part.examples):
-                continue
-            if reader.room <= 0:
-                reader.notes.append(f"{left} more examples are not shown, for the page would be too large.")
-                return
-            left -= 1
-            yield _example(reader, runs, part, number, said, about)
+    most = max((len(part.examples) for part in parts), default=0)
+    ordered = [(part, number) for number in range(most) for part in parts if number < len(part.examples)]
+    for done, (part, number) in enumerate(ordered):
+        if reader.room <= 0:
+            reader.notes.append(
+                f"{len(ordered) - done} more examples are not shown, because the page would be too large."
+            )
+            return
+        yield _example(reader, runs, part, number, given, about)
 
 
 def _example(
@@ -322,10 +328,10 @@ def _example(
     runs: Mapping[str, tuple[Run, _StoredIndex]],
     part: _StoredPart,
     number: int,
-    said: Mapping[str, Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]],
+    given: Mapping[str, Answers],
     about: str,
 ) -> ShownExample:
-    """One example of the first run, with all answers to it."""
+    """Return one example of the first run, with all predictions."""
     folder = next(iter(runs.values()))[0].folder
     example = part.examples[number]
     truth = tuple(reader.picture(folder, task.truth[number]) for task in part.tasks)
@@ -335,7 +341,7 @@ def _example(
         answers: list[Picture | None] = []
         errors: list[Picture | None] = []
         for task in part.tasks:
-            answer, off = said[label].get((task.task, example.position), (None, None))
+            answer, off = given[label].get((task.task, example.position), (None, None))
             drawn = None if answer is None else reader.picture(run.folder, answer)
             # the range of depth stands with the truth
             same = drawn is not None and drawn.text == task.truth[number].text
@@ -345,13 +351,12 @@ def _example(
         if any(errors):
             wrong[label] = tuple(errors)
     title = ", ".join(text for text in (about, part.domain, f"test example {example.position}") if text)
-    tasks = tuple(task.task for task in part.tasks)
     shown = reader.picture(folder, _StoredPicture(file=example.input, text=""))
-    return ShownExample(title, shown, tasks, tuple(rows), wrong)
+    return ShownExample(title, shown, tuple(task.task for task in part.tasks), tuple(rows), wrong)
 
 
 def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
-    """The matrices of a run's models for a task: each, and their sum where there are several."""
+    """Return the matrices of a run's models for a task: each, and their sum where there are several."""
     views: dict[str, Counts] = {}
     if len(found.models) > 1:
         views[f"{len(found.models)} models together"] = _together(found)
@@ -367,7 +372,7 @@ def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
 
 
 def _named(found: _StoredConfusion) -> tuple[str, ...]:
-    """The names of all classes, or none: names must tell classes apart."""
+    """Return the names of all classes; none where two are the same or some are missing."""
     names = tuple(found.classes)
     return names if len(set(names)) == len(names) == len(found.models[0].counts) else ()
 
@@ -388,7 +393,7 @@ def _together(found: _StoredConfusion) -> Counts:
 
 
 def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[ConfusionViews]:
-    """One matrix per task, with one view per run: the sum over its models."""
+    """Yield one matrix per task, with one view per run: the sum over its models."""
     views: dict[str, dict[str, Counts]] = defaultdict(dict)
     units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
     classes: dict[str, tuple[str, ...]] = {}

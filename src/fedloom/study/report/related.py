@@ -1,4 +1,4 @@
-"""The page of a relatedness study, from the file that `fedloom relatedness RUN --out DIR` writes. Free of torch."""
+"""The page of a relatedness study, from the file of `fedloom study relatedness RUN --out DIR`. Free of torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
-from fedloom.study.report.page import Table
 from fedloom.study.report.words import number
-from fedloom.study.tables.output import span
+from fedloom.study.tables.output import Table, span
 
 FILE = "relatedness.json"
 ENDS = 5
@@ -32,7 +31,7 @@ _MEANS = {
     "sign": "Share of equal signs of two task vectors.",
     "cosine": "Cosine of two task vectors.",
     "logme": "LogME: evidence for a task's labels in features by another task's encoder.",
-    "etran": "ETran: how familiar a task's examples are to another task's encoder, and how well it tells labels apart.",
+    "etran": "ETran: how familiar a task's examples are to another task's encoder, and how well it separates labels.",
     "fim": "Cosine of the diagonals of two tasks' Fisher information.",
     "wte": "WTE: distance of two tasks' examples and labels by optimal transport, in the initial encoder's features.",
 }
@@ -49,7 +48,7 @@ class _Strict(BaseModel):
 
 
 class About(_Strict):
-    """What was compared; absent parts are not shown."""
+    """The facts about a study; absent parts are not shown."""
 
     name: str = ""
     method: str = ""
@@ -62,7 +61,7 @@ class About(_Strict):
 
 
 class Correlations(_Strict):
-    """How far the metrics agree, K x K each."""
+    """The agreement of the metrics, K x K each."""
 
     metrics: list[str]
     pearson: Numbers
@@ -71,7 +70,7 @@ class Correlations(_Strict):
 
 
 class Study(_Strict):
-    """What relatedness.json holds. Rows and columns are `tasks`, T x T, and of scores R[s, t] as they were computed."""
+    """The contents of relatedness.json. Rows and columns are `tasks`, T x T; scores are R[s, t] as computed."""
 
     run: str
     tasks: list[str] = Field(min_length=2)
@@ -106,18 +105,19 @@ class Study(_Strict):
 
 @dataclass(frozen=True)
 class RelatedReport:
-    """All that the page of a relatedness study shows."""
+    """The contents of the page of a relatedness study."""
 
     folder: Path
     study: Study
 
     @property
     def title(self) -> str:
+        """Return the title of the page."""
         return f"{self.study.run}: how related its tasks are"
 
     @property
     def facts(self) -> Facts:
-        """What was compared."""
+        """Return the facts about the study."""
         s, about = self.study, self.study.about
         facts = {
             "run": s.run,
@@ -126,8 +126,8 @@ class RelatedReport:
             "seed": "" if about.seed is None else str(about.seed),
             "tasks": str(len(s.tasks)),
             "pairs of tasks": str(len(self.pairs)),
-            "clients a task": span(about.clients.values()),
-            "examples a task": span(about.examples.values()),
+            "clients per task": span(about.clients.values()),
+            "examples per task": span(about.examples.values()),
             "metrics": ", ".join(s.scores),
             "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
         }
@@ -135,18 +135,18 @@ class RelatedReport:
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
-        """Every pair of tasks once, as places in `tasks`."""
+        """Return every pair of tasks once, as places in `tasks`."""
         return list(combinations(range(len(self.study.tasks)), 2))
 
     @cached_property
     def values(self) -> dict[str, Matrix]:
-        """Metric -> the symmetrised score of each pair; nan where it is not defined."""
+        """Return metric -> the symmetrised score of each pair; nan where it is not defined."""
         above = np.triu_indices(len(self.study.tasks), 1)
         return {name: np.array(M, dtype=np.float64)[above] for name, M in self.study.symmetrised.items()}
 
     @cached_property
     def ranks(self) -> dict[str, list[int | None]]:
-        """Metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
+        """Return metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
         ranks: dict[str, list[int | None]] = {}
         for name, v in self.values.items():
             near = -v if name in self.study.distances else v
@@ -156,14 +156,14 @@ class RelatedReport:
         return ranks
 
     def ends(self, metric: str) -> list[int]:
-        """The `ENDS` most and the `ENDS` least related pairs by a metric, as places in `pairs`, in its order."""
+        """Return the `ENDS` most and least related pairs by a metric, as places in `pairs`, in its order."""
         ranked = sorted((rank, at) for at, rank in enumerate(self.ranks[metric]) if rank is not None)
         shown = ranked if len(ranked) <= 2 * ENDS else ranked[:ENDS] + ranked[-ENDS:]
         return [at for _, at in shown]
 
 
 def collect(folder: Path) -> RelatedReport:
-    """What relatedness.json in this folder holds. Raises StateError, which names the file, where it is damaged."""
+    """Read relatedness.json in this folder. Raises StateError, which names the file, where it is damaged."""
     file = folder / FILE
     try:
         return RelatedReport(folder, Study.model_validate_json(file.read_bytes()))
@@ -176,7 +176,7 @@ def collect(folder: Path) -> RelatedReport:
 
 
 def render(report: RelatedReport) -> str:
-    """The HTML of a relatedness study. Raises UserError where Jinja2 or vl-convert is absent."""
+    """Return the HTML of a relatedness study. Raises UserError where Jinja2 or vl-convert is absent."""
     figures = figures_of(report)
     study, more = report.study, len(report.pairs) > 2 * ENDS
     return page.render(
@@ -189,7 +189,7 @@ def render(report: RelatedReport) -> str:
             words.count(number, what)
             for number, what in ((len(study.tasks), "task"), (len(report.pairs), "pair"), (len(study.scores), "metric"))
         ),
-        said=_said(report),
+        sentence=_sentence(report),
         means=_MEANS,
         side=SIDE,
         fit=len(study.tasks) <= _WRITTEN,
@@ -200,15 +200,15 @@ def render(report: RelatedReport) -> str:
     )
 
 
-def _said(report: RelatedReport) -> str:
-    """The pairs at the two ends of the metrics' orders, in words."""
+def _sentence(report: RelatedReport) -> str:
+    """Say which pairs are at the two ends of the metrics' orders."""
     ends = [report.ends(metric) for metric in report.study.scores]
     most, least = ([report.pairs[found[at]] for found in ends if found] for at in (0, -1))
     return words.alike(*([tuple(report.study.tasks[i] for i in pair) for pair in side] for side in (most, least)))
 
 
 def figures_of(report: RelatedReport) -> dict[str, Figure]:
-    """Name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
+    """Return name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
     study = report.study
     made = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
     if any(v is not None for i, row in enumerate(study.agreement.pearson) for v in row[:i]):
@@ -240,31 +240,26 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
         cells = {study.tasks[i]: {study.tasks[j]: M[i][j] for j in places} for i in places}
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
         rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
-        look: dict[str, Any] = {"value": title, "low": min(rest), "high": max(rest), "numbers": ".2g", "colors": colors}
-        views.append(View(name, charts.heat(cells, names, **look)))
+        made = charts.heat(cells, names, value=title, low=min(rest), high=max(rest), numbers=".2g", colors=colors)
+        views.append(View(name, made))
     return Figure(metric, views)
 
 
 def _is_directed(study: Study, metric: str) -> bool:
-    """Whether the scores are not symmetric, but for round-off."""
+    """Return whether the scores are not symmetric, apart from round-off."""
     M = np.array(study.scores[metric], dtype=np.float64)
     return not np.allclose(M, M.T, rtol=1e-9, atol=0, equal_nan=True)
 
 
 def _correlations(found: Correlations) -> Figure:
-    """Draw how far the metrics agree: blue is with, orange is against, as in all maps of agreement."""
+    """Draw the agreement of the metrics: blue is with, orange is against, as in all maps of agreement."""
     over = span([n for i, row in enumerate(found.pairs) for n in row[:i]])
     views = []
     for name, M in (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman)):
         cells = {a: dict(zip(found.metrics, row, strict=True)) for a, row in zip(found.metrics, M, strict=True)}
-        look: dict[str, Any] = {
-            "value": f"{name}, over {over} pairs",
-            "low": -1,
-            "high": 1,
-            "middle": 0.0,
-            "numbers": ".2f",
-        }
-        views.append(View(name, charts.heat(cells, found.metrics, **look)))
+        value = f"{name}, over {over} pairs"
+        made = charts.heat(cells, found.metrics, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
+        views.append(View(name, made))
     return Figure("Agreement of metrics", views)
 
 
@@ -291,10 +286,9 @@ def _metrics(report: RelatedReport) -> Table:
         known = v[np.isfinite(v)]
         spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
         kind = "distance" if name in study.distances else "similarity"
-        directed = "yes" if _is_directed(study, name) else "no"
-        rows.append((name, kind, directed, *spread, str(len(known))))
+        rows.append((name, kind, "yes" if _is_directed(study, name) else "no", *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
-    return Table("metrics-table", head, rows, (1, 2))
+    return Table("", head, tuple(rows), name="metrics-table", text=(1, 2))
 
 
 def _ends(report: RelatedReport, place: int, metric: str) -> Table | None:
@@ -302,18 +296,15 @@ def _ends(report: RelatedReport, place: int, metric: str) -> Table | None:
     others = [m for m in study.scores if m != metric]
     for at in report.ends(metric):
         a, b = (study.tasks[place] for place in report.pairs[at])
-        ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
+        found = [report.ranks[m][at] for m in (metric, *others)]
+        ranks = ["–" if rank is None else str(rank) for rank in found]  # noqa: RUF001
         rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
     head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
-    return Table(f"ends-{place}", head, rows, (1, 2)) if rows else None
-
-
-def _rank(rank: int | None) -> str:
-    return "–" if rank is None else str(rank)  # noqa: RUF001
+    return Table("", head, tuple(rows), name=f"ends-{place}", text=(1, 2)) if rows else None
 
 
 def _data(report: RelatedReport) -> dict[str, Any]:
-    """What the page's tables show, for programs."""
+    """Return the numbers of the page's tables, for programs."""
     study = report.study
     ends = {
         metric: [

@@ -1,4 +1,4 @@
-"""Paired tests of runs and of grids over seeds, or over clients: what `--tests` shows. Free of torch.
+"""Paired tests of runs and of grids over seeds, or over clients, as `--tests` shows them. Free of torch.
 
 The replicate is the seed: a run of a method against the run of its base with the same seed and the same examples. Over
 clients, a pair is a client under both methods, with its means over the seeds.
@@ -6,18 +6,19 @@ clients, a pair is a client under both methods, with its means over the seeds.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.core.errors import StateError
-from fedloom.federation.runs.reader import TaskMetric
-from fedloom.study.delta import delta_m, delta_terms
-from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
+from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
+from fedloom.study.tables.estimate import delta_m, delta_terms
 from fedloom.study.tables.output import Cell, HasTable, Records, Table
 from fedloom.study.tables.results import Combination, Results, Side
 
@@ -26,8 +27,10 @@ CSV = (
     *("gain_percent", "t", "df", "p", "p_holm", "family", "wilcoxon_p", "wilcoxon_least_p", "d_z", "g_z", "d_av"),
     *("g_av", "clients_better", "worst_client", "split", "state"),
 )
+Numbers = Mapping[Any, Mapping[str, float]]
+"""Seed, or client -> task -> number."""
 Over = Literal["seeds", "clients"]
-"""What is paired."""
+"""The pairs of a test."""
 WORDS: dict[Over, dict[str, str]] = {
     "seeds": {
         "title": "paired tests over seeds",
@@ -91,18 +94,23 @@ class Contrast:
     worst: float = math.nan
     """Least gain of a client, mean over seeds."""
     same_holders: bool = True
-    """Whether the clients with the task are the same with both."""
+    """True if the clients with the task are the same with both."""
     holm: float = math.nan
 
     @property
+    def label(self) -> str:
+        """Return the data set and the method."""
+        return " / ".join(part for part in (self.data, self.method) if part)
+
+    @property
     def mean(self) -> float:
-        """Mean gain over seeds, or over clients."""
+        """Return the mean gain over seeds, or over clients."""
         return fmean(self.gains.values())
 
 
 @dataclass(frozen=True)
 class Contrasts(HasTable):
-    """What `contrasts` found; `notes` say what to know before the numbers are believed."""
+    """The result of `contrasts`; `notes` say what to know before reading the numbers."""
 
     title: str
     tests: tuple[Contrast, ...]
@@ -112,12 +120,12 @@ class Contrasts(HasTable):
 
     @property
     def families(self) -> dict[str, int]:
-        """Which p were corrected together -> how many."""
+        """Return the family of p that were corrected together -> its size."""
         tested = [test.row is None for test in self.tests if not math.isnan(test.holm)]
         return {"Δm": tested.count(True), "tasks": tested.count(False)}
 
     def as_table(self) -> Table:
-        """A line for each method and task, and one for all tasks together."""
+        """Return one line per method and task, and one for all tasks together."""
         many, bases = len({t.data for t in self.tests}) > 1, {t.base for t in self.tests}
         head = (
             *("method", "task", "n", "gain", "95 % interval", "gain %", "t", "p", "p Holm", "Wilcoxon p (least)"),
@@ -125,8 +133,7 @@ class Contrasts(HasTable):
         )
         lines = []
         for t in self.tests:
-            name = " / ".join(part for part in (t.data if many else "", t.method) if part)
-            name += f" vs {t.base}" if len(bases) > 1 else ""
+            name = (t.label if many else t.method) + (f" vs {t.base}" if len(bases) > 1 else "")
             f = t.found
             numbers = [f"[{f.low:+.4g}, {f.high:+.4g}]"] if f else [t.state]
             numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
@@ -151,7 +158,7 @@ class Contrasts(HasTable):
         return Table(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
 
     def records(self) -> Records:
-        """The same lines with numbers in full precision."""
+        """Return the same lines in full precision."""
         lines: list[tuple[Cell, ...]] = []
         for t in self.tests:
             row = ("", "delta_m", "max") if t.row is None else (t.row.task, t.row.metric, t.row.direction)
@@ -201,7 +208,7 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
 
 
 def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> list[Contrast]:
-    """The lines of one method against its base: its tasks, and all that Delta counts together."""
+    """Return the lines of one method against its base: its tasks, and all that Delta counts together."""
     rows, by_client = results.rows[data], not results.by_domain
     seeds = [seed for seed in one.values if seed in base.values]
     if not seeds:
@@ -230,11 +237,11 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
                 better = fmean(sum(gain > 0 for gain in gains) / len(gains) for gains in each)
                 test = replace(test, better=better, worst=fmean(min(gains) for gains in each))
             tests.append(test)
-    untold = results.untold.get(data, ())
-    told = {pair: {task: v for task, v in of.items() if task not in untold} for pair, of in both.items()}
-    if not any(told.values()):
+    excluded = results.excluded.get(data, ())
+    counted = {pair: {task: v for task, v in of.items() if task not in excluded} for pair, of in both.items()}
+    if not any(counted.values()):
         return tests
-    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in told.items()}
+    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in counted.items()}
     test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
     # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")
@@ -243,7 +250,7 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
 
 
 def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, float], over: Over, why: str) -> Contrast:
-    """The line of a task from the numbers of its pairs; `why` says why they cannot be tested."""
+    """Return the line of a task from the numbers of its pairs; `why` says why they cannot be tested."""
     assert test.row is not None
     task, sign = test.row.task, -1 if test.row.direction == "min" else 1
     values, others = [sign * v for v in mine.values()], [sign * v for v in theirs.values()]
@@ -257,7 +264,7 @@ def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, flo
 
 
 def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
-    """The line where nothing can be computed, with why; None where it can."""
+    """Return the line with the reason why nothing can be computed; None where it can."""
     if reason:
         return replace(test, state="refused", reason=reason)
     undefined = [str(pair) for pair, gain in test.gains.items() if not math.isfinite(gain)]
@@ -269,17 +276,17 @@ def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
 
 
 def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]:
-    """What there is to know before the tests are believed."""
+    """Return what to know before reading the tests."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         if test.reason:
-            where = " / ".join(part for part in (test.data, test.method) if part)
             task = "Δm" if test.row is None else test.row.task
-            reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
+            where = f"{test.label} ({task})" if test.state == "undefined" else test.label
+            reasons[f"{test.state}: {test.reason}"].append(where)
     notes = [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
     zero = [t for t in tests if math.isnan(t.percent) and all(map(math.isfinite, t.gains.values()))]
-    if names := [" / ".join(p for p in (t.data, t.method) if p) + f" ({t.row.task})" for t in zero if t.row]:
-        notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, for it is 0 in some pair.")
+    if names := [f"{t.label} ({t.row.task})" for t in zero if t.row]:
+        notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, because it is 0 in some pair.")
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
         notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
     if any(test.found is not None and test.found.is_constant for test in tests):
@@ -293,7 +300,7 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
 
 
 def _about_training(sides: Mapping[Combination, Side]) -> list[str]:
-    """Notes on data sets whose seeds all have the same clients and examples."""
+    """Return notes on data sets whose seeds all have the same clients and examples."""
     notes = []
     for data in dict.fromkeys(data for data, *_ in sides):
         mine = [side for (name, *_), side in sides.items() if name == data]
@@ -303,3 +310,86 @@ def _about_training(sides: Mapping[Combination, Side]) -> list[str]:
             where = f"{data}: all" if data else "All"
             notes.append(f"{where} seeds have the same clients and examples: p speaks about training alone.")
     return notes
+
+
+def refusal(one: Side, base: Side, seeds: Sequence[int]) -> str:
+    """Return why the seeds of two methods are not pairs, or not replicates; '' where they are both."""
+    for seed in seeds:
+        mine, theirs = one.runs[seed], base.runs[seed]
+        if mine.info.get("data_hash") != theirs.info.get("data_hash"):
+            return f"not the same data set at seed {seed}"
+        alike = mine.info.get("partition_hash") == theirs.info.get("partition_hash")
+        if not alike and (_shares(mine) is None or _shares(mine) != _shares(theirs)):
+            return f"not the same clients with the same examples at seed {seed}"
+    for side in (one, base):
+        measured = {seed: [line["metrics"] for line in side.runs[seed].rounds] for seed in seeds}
+        for first, second in combinations(seeds, 2):
+            if measured[first] == measured[second]:
+                return (
+                    f"{side.label} measured the same to the last digit at seeds {first} and {second}: "
+                    "one run counted twice"
+                )
+    return ""
+
+
+def _shares(run: Run) -> dict[str, tuple[list[int], list[int]]] | None:
+    """Return client -> its examples for training and validation, whatever its tasks; None where not recorded."""
+    file = run.folder / "partition.json"
+    if not file.is_file():
+        return None
+    try:
+        return {c["client"]: (c["train"], c["val"]) for c in json.loads(file.read_text("utf-8"))["clients"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{file}: not a partition: {error}") from None
+
+
+def holders(run: Run, task: str) -> set[str]:
+    """Return the clients with the task."""
+    return {client for client, info in run.info["clients"].items() if task in info["tasks"]}
+
+
+def _both(one: Side, base: Side, row: TaskMetric, seed: int) -> dict[str, tuple[float, float]]:
+    """Return client -> its numbers of a task with the one and with the other method, at a seed where it has both."""
+    mine, theirs = one.clients[seed], base.clients[seed]
+    found = {}
+    for client in mine:
+        if client in theirs:
+            first, second = (of[client].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
+            if first is not None and second is not None:
+                found[client] = first, second
+    return found
+
+
+def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[Numbers, Numbers]:
+    """Return, for each of the two methods, client -> task -> the mean over the seeds at which both have a number."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for seed in seeds:
+        for row in rows:
+            for client, pair in _both(one, base, row, seed).items():
+                found[client][row.task].append(pair)
+    order = [row.task for row in rows]
+    mine, theirs = (
+        {
+            client: {task: fmean(pair[at] for pair in found[client][task]) for task in order if task in found[client]}
+            for client in sorted(found)
+        }
+        for at in (0, 1)
+    )
+    return mine, theirs
+
+
+def client_gains(
+    one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]
+) -> dict[TaskMetric, list[list[float]]]:
+    """Return task -> for each seed, the gains of the clients that have a number of it with both.
+
+    Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
+    """
+    found: dict[TaskMetric, list[list[float]]] = defaultdict(list)
+    for seed in seeds:
+        for row in rows:
+            sign = -1 if row.direction == "min" else 1
+            gains = [sign * (value - other) for value, other in _both(one, base, row, seed).values()]
+            if gains and all(map(math.isfinite, gains)):
+                found[row].append(gains)
+    return {row: each for row, each in found.items() if any(len(set(gains)) > 1 for gains in each)}

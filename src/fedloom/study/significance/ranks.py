@@ -1,4 +1,4 @@
-"""Ranks of methods over tasks and seeds: what `--ranks` shows. Free of torch."""
+"""Ranks of methods over tasks and seeds, as `--ranks` shows them. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import Results
 
 Blocks = Literal["seeds", "tasks"]
-"""What methods are ranked on: each task at each seed, or each task's mean over seeds."""
+"""The blocks of a ranking: each task at each seed, or each task's mean over seeds."""
 
 CSV = ("method", "mean_rank", "groups", "methods", "blocks", "chi2", "df", "p", "critical_difference", "split")
 
 
 @dataclass(frozen=True)
 class Ranks(HasTable):
-    """What `ranked` found."""
+    """The result of `ranked`."""
 
     title: str
     ranking: Ranking
     split: str
     block: str
-    """What a block is."""
+    """The meaning of a block."""
     notes: tuple[str, ...] = ()
 
     def as_table(self) -> Table:
-        """One line per method, best first, with the groups of methods that it belongs to."""
+        """Return one line per method, best first, with the groups that it belongs to."""
         r = self.ranking
         lines = tuple((name, f"{rank:.3f}", " ".join(map(str, self._groups(name)))) for name, rank in r.ranks.items())
         friedman = (
@@ -43,12 +43,12 @@ class Ranks(HasTable):
             f"{self.split} split; mean rank over blocks ({self.block}), 1 is best, equal numbers share "
             f"their mean rank; {friedman}; Nemenyi's critical difference at 5 %: q sqrt(k (k + 1) / (6 N)) = "
             f"{r.critical:.3f} for methods k = {len(r.ranks)} and blocks N = {r.blocks}, q from the studentised range. "
-            "Methods that share a group are not told apart."
+            "Methods that share a group do not differ significantly."
         )
         return Table(self.title, ("method", "mean rank", "groups"), lines, (about, *self.notes))
 
     def records(self) -> Records:
-        """One line per method, in full precision."""
+        """Return one line per method, in full precision."""
         r = self.ranking
         test = (r.chi2, len(r.ranks) - 1, r.p, r.critical)
         return Records(
@@ -86,7 +86,7 @@ def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
     made = ranking(complete)
     more = []
     if len(complete) < len(found):
-        more.append(f"Blocks left out, for not every method has a number there: {len(found) - len(complete)}.")
+        more.append(f"Blocks left out, because not every method has a number there: {len(found) - len(complete)}.")
     if blocks == "tasks":
         if len({(data, frozenset(s.values)) for (data, *_), s in results.sides.items()}) > len(
             {data for data, *_ in results.sides}
@@ -103,10 +103,10 @@ def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
     if len(names) > 2 and (len(complete) <= 10 or len(names) <= 5):
         more.append(
             f"Blocks {len(complete)}, methods {len(names)}: Friedman's chi2 is an approximation for more than 10 "
-            "blocks and 5 methods, and few blocks tell only large differences."
+            "blocks and 5 methods, and few blocks show only large differences."
         )
     if len(names) > 2 and not made.p < LEVEL:
-        more.append("Friedman's test finds no difference at 5 %, so no methods are told apart.")
+        more.append("Friedman's test finds no difference at 5 %, so no methods differ significantly.")
     block = "a task's mean over seeds" if blocks == "tasks" else "a task at a seed"
     block += " of a data set" if len({data for data, *_ in found}) > 1 else ""
     title = f"{results.title}: mean ranks" if results.title else "Mean ranks"

@@ -25,10 +25,10 @@ NOISE = 1e-12
 
 @dataclass(frozen=True)
 class Paired:
-    """What the differences of n >= 2 pairs say; nan where a number is not defined, inf where it has no bound.
+    """The statistics of the differences of n >= 2 pairs; nan is not defined, inf has no bound.
 
-    All differences equal: t and d_z are infinite with the difference's sign, or nan where it is 0, and p is nan, for
-    nothing tells how much a difference varies. Wilcoxon's p is defined there too; it is 1 where all are 0.
+    If all differences are equal, t and d_z are infinite with the difference's sign, or nan where it is 0, and p is nan,
+    because the differences do not vary. Wilcoxon's p is defined there too; it is 1 where all are 0.
     """
 
     n: int
@@ -48,27 +48,27 @@ class Paired:
 
     @property
     def least(self) -> float:
-        """The smallest p that the signed-rank test can give with n pairs, whatever they are."""
+        """Return the smallest p that the signed-rank test can give with n pairs."""
         return 2.0 ** (1 - self.n)
 
     @property
     def g_z(self) -> float:
-        """d_z with Hedges' correction for few pairs; nan for two, where the correction does not exist."""
+        """Return d_z with Hedges' correction for few pairs; nan for two, where the correction does not exist."""
         return hedges(self.n - 1) * self.d_z
 
     @property
     def g_av(self) -> float:
-        """d_av with the same correction."""
+        """Return d_av with the same correction."""
         return hedges(self.n - 1) * self.d_av
 
     @property
     def is_constant(self) -> bool:
-        """Whether all differences are equal, so that t-test and d_z say nothing."""
+        """Return whether all differences are equal, so that t-test and d_z say nothing."""
         return math.isnan(self.p)
 
 
 def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
-    """Differences values - base, pair by pair. Raises ValueError for less than two pairs or numbers not finite."""
+    """Test the differences values - base. Raises ValueError for less than two pairs or numbers not finite."""
     if len(values) != len(base):
         raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
     noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
@@ -79,7 +79,7 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
 
 
 def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
-    """The same of given differences, without d_av; those that differ by no more than `noise` count as equal."""
+    """Test differences against 0, without d_av; those that differ by no more than `noise` count as equal."""
     n = len(differences)
     if n < 2:
         raise ValueError(f"a test needs two or more pairs, {n} found")
@@ -97,7 +97,7 @@ def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
 
 
 def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test, over all signs of the differences' own ranks.
+    """Return the two-sided p of Wilcoxon's signed-rank test, over all signs of the differences' own ranks.
 
     As Wilcoxon had it, differences of 0 are left out; 1 where none is left. Unlike tables of the statistic it is exact
     with equal differences too. With more than `EXACT` that are not 0, the sum of positive ranks counts as normal, with
@@ -123,14 +123,14 @@ def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
 
 
 def hedges(df: int) -> float:
-    """Gamma(df/2) / (sqrt(df/2) Gamma((df-1)/2)), which makes a standardised mean unbiased; nan below two."""
+    """Return Gamma(df/2) / (sqrt(df/2) Gamma((df-1)/2)), which makes a standardised mean unbiased; nan below two."""
     if df < 2:
         return math.nan
     return math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p of a family; nan stays nan and does not count as a test."""
+    """Return Holm's step-down adjusted p of a family; nan stays nan and does not count as a test."""
     order = sorted((p, at) for at, p in enumerate(ps) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(ps), 0.0
     for done, (p, at) in enumerate(order):
@@ -154,7 +154,7 @@ class Ranking:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Methods that are not told apart, best first, each group as large as it can be.
+        """Return groups of methods that do not differ significantly, best first, each as large as it can be.
 
         All in one group where Friedman's test finds no difference at the 5 % level; with two methods, the critical
         difference alone decides.
@@ -198,12 +198,12 @@ def ranking(blocks: Sequence[Mapping[str, float]]) -> Ranking:
 
 
 def p_text(p: float) -> str:
-    """A p as people read it: '0.0067', '<0.0001', 'nan'."""
+    """Format a p as people read it: '0.0067', '<0.0001', 'nan'."""
     return f"{p:.4f}" if math.isnan(p) or p >= 0.0001 else "<0.0001"
 
 
 def _ratio(mean: float, spread: float, noise: float) -> float:
-    """mean / spread, where a spread of 0 gives an infinite number of the mean's sign, or nan for a mean of 0."""
+    """Return mean / spread, where a spread of 0 gives an infinite number of the mean's sign, or nan for a mean of 0."""
     if spread:
         return mean / spread
     return math.nan if abs(mean) <= noise else math.copysign(math.inf, mean)

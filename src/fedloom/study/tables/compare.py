@@ -1,4 +1,4 @@
-"""Runs side by side: one row per task, one column per method, an interval over seeds, the change against a base."""
+"""Runs side by side: one row per task, one column per method, intervals over seeds, changes against a baseline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from fedloom.core.lazy import need
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
-from fedloom.federation.runs.reader import IN_VAIN, POOLED, Run, TaskMetric, human_bytes
-from fedloom.study.delta import delta_m, without_base
-from fedloom.study.tables.estimate import CUT, Estimate, clear_best
+from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes
+from fedloom.study.tables.estimate import CUT, Estimate, clear_best, delta_m, without_base
 from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
-from fedloom.study.tables.results import Column, Results, Side, at_trivial, note
+from fedloom.study.tables.results import Column, Results, Side, at_constant, note
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
-"""Keys of recipes that no comparison mentions, for they do not change results."""
+"""Keys of recipes that no comparison mentions, because they do not change results."""
 CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
@@ -42,16 +41,16 @@ class RunSet(Side):
     """The means over clients, and, of metrics that runs also have of all clients' examples together, those."""
     delta: Estimate | None = None
     pairing: str = ""
-    """How the seeds were matched with the base's."""
+    """The matching of the seeds with those of the baseline."""
 
     def total(self, way: str) -> float:
-        """Bytes 'up' or 'down' of a run, mean over seeds."""
+        """Return the bytes 'up' or 'down' of a run, mean over seeds."""
         return mean(run.bytes_total()[way] for run in self.runs.values())
 
 
 @dataclass(frozen=True)
 class Comparison(HasTable):
-    """What `compare` found, the results of a grid of one data set. `notes` say what to know before reading them."""
+    """The result of `compare`: that of a grid of one data set, and `notes` to read before its numbers."""
 
     columns: tuple[RunSet, ...]
     results: Results
@@ -60,22 +59,22 @@ class Comparison(HasTable):
 
     @property
     def rows(self) -> tuple[TaskMetric, ...]:
-        """The tasks with the metric that they are judged by."""
+        """Return the tasks with the metric that they are judged by."""
         return self.results.rows[""]
 
     @property
     def lines(self) -> tuple[TaskMetric, ...]:
-        """The rows, each followed by the same metric over the examples of all clients, where all runs have it."""
+        """Return the rows, each followed by its metric over the examples of all clients, where all runs have it."""
         return tuple(self.columns[0].cells)
 
     @property
-    def untold(self) -> tuple[str, ...]:
-        """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
-        return tuple(self.results.untold.get("", ()))
+    def excluded(self) -> tuple[str, ...]:
+        """Return the tasks that Delta_m leaves out: no method is better than the constant prediction there."""
+        return tuple(self.results.excluded.get("", ()))
 
     @property
     def caption(self) -> str:
-        """Which split, whose data, which model, and what is averaged."""
+        """Return the split, the data and what is averaged."""
         pooled = "; pooled: over the examples of all these clients" if len(self.lines) > len(self.rows) else ""
         data = sorted({d for c in self.columns for f in c.finals.values() for d in f.data})
         seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
@@ -83,11 +82,11 @@ class Comparison(HasTable):
         return f"{where}, mean over the clients with the task{pooled}{seeds}."
 
     def best(self, row: TaskMetric) -> set[str]:
-        """Labels of the best columns of a row, see `clear_best`."""
+        """Return the labels of the best columns of a row, see `clear_best`."""
         return clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
 
     def as_table(self, width: int = LETTERS) -> Table:
-        """A column a run, or a line a run where columns would be too many, or too wide for so many letters."""
+        """Return one column per run, or one line per run where columns would be too many or too wide."""
         upright = [("", *(c.label for c in self.columns)), *self._lines()]
         turned = list(zip(*upright, strict=True))
         fits = _width(upright) <= max(width, _width(turned))
@@ -95,7 +94,7 @@ class Comparison(HasTable):
         return Table("Runs side by side", head, tuple(lines), (self.caption, *self.notes))
 
     def records(self) -> Records:
-        """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
+        """Return one line per run set and task, and one with the metric `delta_m`, in full precision."""
         found: list[list[Cell]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.lines]
@@ -107,7 +106,7 @@ class Comparison(HasTable):
         return Records(CSV, found)
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
+        """Return a pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
         rows = [{"method": c.label, **row} for c in self.columns for run in c.runs.values() for row in run.rows()]
         return need("pandas", "notebook").DataFrame(rows)
 
@@ -118,12 +117,12 @@ class Comparison(HasTable):
         return self.to_markdown()
 
     def _lines(self) -> list[tuple[str, ...]]:
-        """A line for each task, and what there is to say about each column."""
+        """Return one line per task, then the facts of each column."""
         lines = []
         for row in self.lines:
             best = self.best(row)
             texts = ((Best if c.label in best else str)(c.cells[row].of_metric(row.metric)) for c in self.columns)
-            lines.append((f"{row}{' †' if row.task in self.untold else ''}", *texts))
+            lines.append((f"{row}{' †' if row.task in self.excluded else ''}", *texts))
         if self.base is not None:
             deltas = ("base" if c.delta is None else c.delta.signed for c in self.columns)
             lines.append((f"Δm % against {self.base}", *deltas))
@@ -143,7 +142,7 @@ def compare(
 ) -> Comparison:
     """Compare runs task by task; runs that differ only in the seed become one column.
 
-    `base` is a label as the table shows it, or the folder of one of the runs; without it the first run is the base.
+    `base` is a label as the table shows it, or the folder of one of the runs; by default the first run.
     Delta_m is computed per seed, against the base run of the same seed where there is one and against the mean over
     the base's seeds elsewhere.
     `metric` names the metric to judge by; without it each task is judged by its primary one.
@@ -163,20 +162,22 @@ def compare(
                 )
     notes = _comparable(ordered)
     rows = read[0].judged_by(metric).judged
-    columns = [_column(label, group, rows, split) for label, group in zip(labels_of(ordered), ordered, strict=True)]
-    columns = _with_pooled(columns, rows)
+    finals = [{run.seed: run.final(split) for run in group} for group in ordered]
+    lines = _lines(rows, [final for by_seed in finals for final in by_seed.values()])
+    columns = [_column(*of, rows, lines) for of in zip(labels_of(ordered), ordered, finals, strict=True)]
     notes += _finals_notes(columns)
     reference = columns[0] if base is None else _find(columns, base)
-    untold: list[str] = []
     about_delta: list[str] = []
     pairings: list[str] = []
+    directions = {row.task: row.direction for row in rows}
+    excluded: list[str] = []
     alone = len(columns) == 1 and base is None
     if not alone:
         found = [(next(iter(c.runs.values())).info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
-        untold = at_trivial(found, {row.task: row.direction for row in rows})
-        about_delta = [note(untold)] if untold else []
-        told = {row.task: row.direction for row in rows if row.task not in untold}
-        columns = [c if c is reference else _with_delta(c, reference, told, about_delta) for c in columns]
+        excluded = at_constant(found, directions)
+        about_delta = [note(excluded)] if excluded else []
+        counted = {task: direction for task, direction in directions.items() if task not in excluded}
+        columns = [c if c is reference else _with_delta(c, reference, counted, about_delta) for c in columns]
         several = sorted({c.pairing for c in columns if c.pairing})
         for pairing in several:
             of = f" of {', '.join(c.label for c in columns if c.pairing == pairing)}" if len(several) > 1 else ""
@@ -186,7 +187,7 @@ def compare(
         "",
         split,
         {where[c.label]: c for c in sorted(columns, key=lambda c: c is not reference)},
-        {"": tuple(Column("", r.task, r.metric, r.direction, r.task in untold) for r in rows)},
+        {"": tuple(Column("", r.task, r.metric, r.direction, r.task in excluded) for r in rows)},
         {where[c.label]: where[reference.label] for c in columns if c is not reference},
         tuple(notes),
         tuple(about_delta),
@@ -194,34 +195,33 @@ def compare(
     return Comparison(tuple(columns), results, None if alone else reference.label, (*notes, *about_delta, *pairings))
 
 
-def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> RunSet:
-    finals = {run.seed: run.final(split) for run in runs}
-    values = {
-        seed: {r.task: final.values.get(r.task, {}).get(r.metric, math.nan) for r in rows}
-        for seed, final in finals.items()
-    }
-    cells = {row: Estimate.of([by_task[row.task] for by_task in values.values()]) for row in rows}
+def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetric]:
+    """Return each row, followed by its metric over the examples of all clients together, where every run has it."""
+    lines = []
+    for row in rows:
+        pooled = TaskMetric(row.task, POOLED + row.metric, row.direction)
+        lines.append(row)
+        lines += [pooled] if all(pooled.metric in final.values.get(row.task, {}) for final in finals) else []
+    return lines
+
+
+def _column(
+    label: str,
+    runs: Sequence[Run],
+    finals: Mapping[int, Final],
+    rows: Sequence[TaskMetric],
+    lines: Sequence[TaskMetric],
+) -> RunSet:
+    def number(final: Final, row: TaskMetric) -> float:
+        return final.values.get(row.task, {}).get(row.metric, math.nan)
+
+    values = {seed: {row.task: number(final, row) for row in rows} for seed, final in finals.items()}
+    cells = {line: Estimate.of([number(final, line) for final in finals.values()]) for line in lines}
     return RunSet(label, {run.seed: run for run in runs}, finals, values, cells=cells)
 
 
-def _with_pooled(columns: Sequence[RunSet], rows: Sequence[TaskMetric]) -> list[RunSet]:
-    """Return the columns with each metric over the examples of all clients below its mean, where every run has it."""
-    more = {row: TaskMetric(row.task, POOLED + row.metric, row.direction) for row in rows}
-    finals = [final.values for column in columns for final in column.finals.values()]
-    more = {row: also for row, also in more.items() if all(also.metric in v.get(row.task, {}) for v in finals)}
-    made = []
-    for column in columns:
-        cells = {}
-        for row in rows:
-            cells[row] = column.cells[row]
-            if also := more.get(row):
-                cells[also] = Estimate.of([final.values[row.task][also.metric] for final in column.finals.values()])
-        made.append(replace(column, cells=cells))
-    return made
-
-
 def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
-    """The column with Delta_m per seed; tasks that had to be left out go to the notes."""
+    """Return the column with Delta_m per seed; tasks that have no change go to the notes."""
     average = {row.task: of.mean for row, of in base.cells.items()}
     paired, left_out = base.values.keys() & column.values.keys(), set[str]()
     deltas = []
@@ -251,7 +251,7 @@ def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
 
 
 def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Refuse runs with other tasks; note what else makes numbers hard to compare."""
+    """Refuse runs with other tasks; return notes on what else makes numbers hard to compare."""
     runs = [run for group in groups for run in group]
     first, notes = runs[0], []
     kinds = {task: (t["kind"], t["primary"]) for task, t in first.info["tasks"].items()}
@@ -259,7 +259,7 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
         other = {task: (t["kind"], t["primary"]) for task, t in run.info["tasks"].items()}
         if other != kinds:
             raise StateError(
-                f"not comparable, for the tasks differ: {first.folder} has {', '.join(kinds)}; "
+                f"not comparable, because the tasks differ: {first.folder} has {', '.join(kinds)}; "
                 f"{run.folder} has {', '.join(other)}"
             )
     examples: dict[int, dict[tuple[str | None, str | None], Run]] = defaultdict(dict)
@@ -282,7 +282,7 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
-    """Notes on numbers that are of different kinds of models or of data."""
+    """Return notes on numbers of different kinds of models or of data."""
     notes = []
     if len({final.model for c in columns for final in c.finals.values()}) > 1:
         notes.append("Not the same kind of model in all columns: see 'model'.")
@@ -294,26 +294,26 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:
-    """Letters that a table takes."""
+    """Return the number of letters across that a table takes."""
     return sum(_RULE + max(map(len, column)) for column in zip(*lines, strict=True))
 
 
 def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Method labels; where two are equal, with the recipe keys in which those runs differ from the others.
+    """Return method labels; equal ones get the recipe keys in which their runs differ.
 
-    Keys of methods are always among these; others are left out where a run has what most runs of the comparison have.
-    Methods made in Python may differ in what neither their names nor recipes say: then with the folder of a run.
+    Keys of methods are always among these. Others are left out where a run has the value of most runs. Methods written
+    in Python may differ although their names and recipes agree: then the label has the folder of a run.
     """
     firsts = [group[0] for group in groups]
-    shown = {}
-    for at, run in enumerate(firsts):
+    shown = []
+    for run in firsts:
         alike = [other for other in firsts if other.label == run.label]
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
-        shown[at] = [key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)]
-    short = shortened({key for keys in shown.values() for key in keys})
+        shown.append([key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)])
+    short = shortened({key for keys in shown for key in keys})
     labels = []
-    for at, run in enumerate(firsts):
-        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in shown[at])
+    for run, keys in zip(firsts, shown, strict=True):
+        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in keys)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
     return [
         f"{label} [{run.folder}]" if labels.count(label) > 1 else label
@@ -322,7 +322,7 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def shortened(keys: Collection[str]) -> dict[str, str]:
-    """Each key with the shortest end that no other one has: 'training.rounds' -> 'rounds'. A name keeps its section."""
+    """Return each key with the shortest end of its own: 'training.rounds' -> 'rounds'. A name keeps its section."""
     found = {}
     for key in keys:
         ends = accumulate(reversed(key.split(".")), lambda end, part: f"{part}.{end}")
@@ -333,6 +333,6 @@ def shortened(keys: Collection[str]) -> dict[str, str]:
 
 
 def _is_usual(key: str, run: Run, runs: Sequence[Run]) -> bool:
-    """Whether more than half of the runs have the same value of a key as this one."""
+    """Return whether more than half of the runs have the same value of a key as this one."""
     mine = value_at(run.recipe, key)
     return 2 * sum(value_at(other.recipe, key) == mine for other in runs) > len(runs)

@@ -1,5 +1,7 @@
-"""A table of texts, and the numbers behind it: written as text, Markdown, LaTeX, HTML, CSV or JSON. Every command that
-prints a table makes one of these."""
+"""A table of texts with the numbers behind it, written as text, Markdown, LaTeX, HTML, CSV or JSON.
+
+Every command that prints a table, and every page that shows one, makes one of these.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,11 @@ from typing import Any
 from fedloom.study.charts import style
 
 Cell = str | int | float | tuple[int, ...] | None
+MOST_ROWS = 1000
+"""Lines of a table in a page, at most."""
+MOST_OPEN = 40
+"""Lines up to which a table stands in a page as it is; a longer one scrolls in a box of its own."""
+_SHORT = 20  # letters of a text that is not broken into lines
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -36,53 +43,57 @@ _TEX = {
 
 
 class Best(str):
-    """A cell's text that is the best of its kind: it is bold."""
+    """The text of a cell that is the best of its kind: it is bold."""
 
 
 class Absent(str):
-    """A cell's text that stands where there is no number."""
+    """The text of a cell without a number."""
 
 
 def md(text: str) -> str:
-    """A text with Markdown's own signs escaped; the best is bold."""
+    """Return a text with Markdown's own signs escaped; the best is bold."""
     escaped = "".join(f"\\{c}" if c in "\\|*_<" else c for c in text)
     return f"**{escaped}**" if isinstance(text, Best) else escaped
 
 
 def tex(text: str) -> str:
-    """A text with LaTeX's own signs escaped, and those that LaTeX writes in mathematics; the best is bold."""
+    """Return a text with LaTeX's own signs escaped, and with its signs of mathematics; the best is bold."""
     escaped = "".join(_TEX.get(c, c) for c in text)
     return rf"\textbf{{{escaped}}}" if isinstance(text, Best) else escaped
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first column is its label.
+    """A table of texts; the first column is the label of its line.
 
-    A label that begins with a blank is indented, for it belongs to the line above. A line of a label alone is a heading
-    of the lines that follow. A heading of a column may have two lines.
+    A label that begins with a blank is indented, because it belongs to the line above. A line of a label alone is a
+    heading of the lines that follow. A heading of a column may have two lines.
     """
 
     title: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
-    """What stands below the table, a paragraph each."""
+    """Paragraphs below the table."""
     over: Mapping[str, int] | None = None
     """Headings over several columns each, from the second column on."""
+    name: str = ""
+    """The table's name in a page."""
+    text: Sequence[int] = ()
+    """The columns that a page sets as text, not as numbers."""
 
     @property
     def _heads(self) -> list[str]:
-        """The headings in one line each."""
+        """Return the headings in one line each."""
         return [head.replace("\n", " ").strip() for head in self.head]
 
     @property
     def _above(self) -> list[str]:
-        """What stands over each column, '' over the first."""
+        """Return the heading over each column, '' over the first."""
         return ["", *(name for name, count in (self.over or {}).items() for _ in range(count))]
 
     def to_text(self, color: bool = False) -> str:
-        """Aligned columns; the best in bold where `color`."""
+        """Return aligned columns; with `color` the best is bold."""
         heads = [head.split("\n") for head in self.head]
         if self.over:
             heads = [[above, *head] for above, head in zip(self._above, heads, strict=True)]
@@ -102,7 +113,7 @@ class Table:
         return "\n".join([self.title, *map(aligned, top), rule, *body, *self.notes]) + "\n"
 
     def to_markdown(self) -> str:
-        """A Markdown table."""
+        """Return a Markdown table."""
         heads = [md(head) for head in self._heads]
         if self.over:
             heads[1:] = [f"{md(above)}: {head}" for above, head in zip(self._above[1:], heads[1:], strict=True)]
@@ -116,7 +127,7 @@ class Table:
         return "\n".join([f"**{md(self.title)}**", "", *rows, *(f"\n{md(note)}" for note in self.notes)]) + "\n"
 
     def to_latex(self) -> str:
-        """A table environment; needs the package booktabs."""
+        """Return a table environment, which needs the package booktabs."""
         rows, rule, indented = [], r"\midrule", False
         if self.over:
             ends = [*accumulate(self.over.values(), initial=1)]
@@ -140,7 +151,7 @@ class Table:
         return "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
     def to_html(self) -> str:
-        """A page of its own, which looks as reports do, without scripts and without anything to load."""
+        """Return a page of its own that looks like a report, without scripts and without anything to load."""
         return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -152,33 +163,43 @@ class Table:
 """
 
     def fragment(self) -> str:
-        """The table with its notes as HTML that can stand in another page."""
+        """Return the table with its notes as HTML that can stand in another page; of a very long one the beginning."""
+        shown = self.lines[:MOST_ROWS] if self.name else self.lines
         over = [f'<th scope="colgroup" colspan="{n}">{escape(name)}</th>' for name, n in (self.over or {}).items()]
-        first, *heads = (f'<th scope="col">{escape(head)}</th>' if head else "<td></td>" for head in self._heads)
         head = [f'<tr class="data"><td></td>{"".join(over)}</tr>'] if over else []
-        head.append(f"<tr>{first}{''.join(heads)}</tr>")
+        head.append(f"<tr>{''.join(map(self._heading, range(len(self.head)), self._heads))}</tr>")
         body = []
-        for label, *texts in self.lines:
+        for label, *texts in shown:
             kind = "label addon" if label.startswith(" ") else "label"
-            name = f'<th scope="row" class="{kind}">{escape(label.strip())}</th>'
+            first = f'<th scope="row" class="{kind}{self._short(label)}">{escape(label.strip())}</th>'
             if not texts:
-                name = f'<th colspan="{len(self.head)}" class="group">{escape(label)}</th>'
-            body.append(f"<tr>{name}{''.join(map(_cell, texts))}</tr>")
-        table = ['<div class="wide"><table class="numbers">', f"<caption>{escape(self.title)}</caption>"]
+                first = f'<th colspan="{len(self.head)}" class="group">{escape(label)}</th>'
+            body.append(f"<tr>{first}{''.join(map(self._cell, range(1, len(self.head)), texts))}</tr>")
+        box = ' long" tabindex="0' if self.name and len(shown) > MOST_OPEN else ""
+        named = f' id="{escape(self.name)}"' if self.name else ""
+        table = [f'<div class="wide{box}"><table class="numbers"{named}>']
+        table += [f"<caption>{escape(self.title)}</caption>"] if self.title else []
         table += ["<thead>", *head, "</thead>", "<tbody>", *body, "</tbody>", "</table></div>"]
-        return "\n".join([*table, *(f"<p>{escape(text).replace(' %', '&nbsp;%')}</p>" for text in self.notes)])
+        left = len(self.lines) - len(shown)
+        notes = [*self.notes, *([f"{left} more are not shown."] if left else [])]
+        return "\n".join([*table, *(f"<p>{escape(text).replace(' %', '&nbsp;%')}</p>" for text in notes)])
 
+    def _heading(self, at: int, text: str) -> str:
+        kind = ' class="text"' if at in self.text else ""
+        return f'<th scope="col"{kind}>{escape(text)}</th>' if text or self.name else "<td></td>"
 
-def _cell(text: str) -> str:
-    """A cell in HTML."""
-    kind = ' class="none"' if isinstance(text, Absent) else ""
-    return f"<td{kind}><b>{escape(text)}</b></td>" if isinstance(text, Best) else f"<td{kind}>{escape(text)}</td>"
+    def _cell(self, at: int, text: str) -> str:
+        kind = f"text{self._short(text)}" if at in self.text else "none" if isinstance(text, Absent) else ""
+        inner = f"<b>{escape(text)}</b>" if isinstance(text, Best) else escape(text)
+        return f'<td class="{kind}">{inner}</td>' if kind else f"<td>{inner}</td>"
+
+    def _short(self, text: str) -> str:
+        return " short" if self.name and len(text) <= _SHORT else ""
 
 
 def span(numbers: Iterable[int]) -> str:
-    """'4', or '3 to 5': the least and the largest of some numbers; '' for none."""
-    low, high = min(numbers := list(numbers), default=0), max(numbers, default=0)
-    return "" if not numbers else str(low) if low == high else f"{low} to {high}"
+    """Return '4', or '3 to 5': the least and the largest of some numbers; '' for none."""
+    return " to ".join(str(n) for n in dict.fromkeys((min(known), max(known)))) if (known := list(numbers)) else ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +210,7 @@ class Records:
     lines: Sequence[Sequence[Cell]]
 
     def to_csv(self) -> str:
-        """A CSV file; '' where there is no number, blanks between those of a list."""
+        """Return a CSV file; '' where there is no number, blanks between those of a list."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.head)
@@ -197,66 +218,80 @@ class Records:
         return out.getvalue()
 
     def rows(self) -> list[dict[str, Cell]]:
-        """A mapping for each line."""
+        """Return a mapping for each line."""
         return [dict(zip(self.head, line, strict=True)) for line in self.lines]
 
 
 class HasRecords(ABC):
-    """What has numbers in full precision behind the tables that people read."""
+    """The base class of results with full-precision records."""
 
     @abstractmethod
     def records(self) -> Records:
-        """The numbers in full precision."""
+        """Return the numbers in full precision."""
 
     def to_csv(self) -> str:
-        """The numbers in full precision, as a CSV file."""
+        """Return the numbers in full precision as a CSV file."""
         return self.records().to_csv()
 
     def to_json(self) -> str:
-        """The same as JSON, a mapping for each line of the CSV file."""
+        """Return the numbers in full precision as JSON, a mapping for each line of the CSV file."""
         return json_text(self.records().rows())
 
 
-class HasTable(HasRecords):
-    """What is written as one sheet, but for CSV and JSON, which have more digits."""
+class HasTables(HasRecords):
+    """The base class of results that are tables for people; CSV and JSON have more digits."""
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that people read."""
+
+    def to_text(self) -> str:
+        """Return the tables as aligned columns."""
+        return "\n".join(table.to_text() for table in self.tables())
+
+    def to_markdown(self) -> str:
+        """Return the tables in Markdown."""
+        return "\n".join(table.to_markdown() for table in self.tables())
+
+
+class HasTable(HasTables):
+    """The base class of results that are one table."""
 
     @abstractmethod
     def as_table(self) -> Table:
-        """The sheet that people read."""
+        """Return the table that people read."""
 
-    def to_text(self) -> str:
-        """The sheet as aligned columns."""
-        return self.as_table().to_text()
-
-    def to_markdown(self) -> str:
-        """The sheet in Markdown."""
-        return self.as_table().to_markdown()
+    def tables(self) -> Sequence[Table]:
+        """Return the one table."""
+        return (self.as_table(),)
 
     def to_latex(self) -> str:
-        """The sheet as a LaTeX table; needs the package booktabs."""
+        """Return the table as a LaTeX table, which needs the package booktabs."""
         return self.as_table().to_latex()
 
     def to_html(self) -> str:
-        """The sheet as a page of its own."""
+        """Return the table as a page of its own."""
         return self.as_table().to_html()
 
 
 @dataclass(frozen=True)
 class Made(HasTable):
-    """A sheet with the numbers behind it."""
+    """A table with the numbers behind it."""
 
     shown: Table
     numbers: Records
 
     def as_table(self) -> Table:
+        """Return the table."""
         return self.shown
 
     def records(self) -> Records:
+        """Return the numbers."""
         return self.numbers
 
 
 def json_text(found: Any) -> str:
-    """Mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
+    """Return mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
     return json.dumps(_plain(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,8 +1,9 @@
-"""What methods measured on data sets, read from run folders once: all tables, tests and figures are made of it."""
+"""The results of methods on data sets, read from run folders once, for all tables, tests and figures."""
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,11 +13,9 @@ from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.federation.runs.reader import ARROWS, Final, Run, TaskMetric, best_round
-from fedloom.study.delta import delta_m, delta_terms
 from fedloom.study.grid import NO_VALIDATION, Cell, Grid, Reference, cells, is_over, refused_in, together
-from fedloom.study.tables.domains import domain_history
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.output import span
+from fedloom.study.tables.estimate import Estimate, delta_m, delta_terms
+from fedloom.study.tables.output import HasTable, Records, Table, span
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
@@ -43,7 +42,7 @@ OVERALL = {
     "delta_m": ("", DELTA),
     "average": ("", "average"),
     "spread": ("standard", "deviation"),
-    "bits": ("Mbit up", "a task"),
+    "bits": ("Mbit up", "per task"),
 }
 """Metric over all tasks -> the two lines of its heading."""
 
@@ -56,8 +55,8 @@ class Column:
     task: str = ""
     metric: str = "delta_m"
     direction: str = "max"
-    untold: bool = False
-    """Whether no method is better than the trivial answer, so that Delta leaves the task out."""
+    excluded: bool = False
+    """True if no method is better than the constant prediction, so that Delta leaves the task out."""
 
     def __str__(self) -> str:
         return " ".join(part for part in self.parts if part)
@@ -68,12 +67,15 @@ class Column:
         if not self.task:
             above, name = OVERALL[self.metric]
             return above, f"{name} {ARROWS[self.direction]}"
-        return self.task + " †" * self.untold, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+        return (
+            self.task + " †" * self.excluded,
+            f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}",
+        )
 
 
 @dataclass(frozen=True)
 class Side:
-    """A method's runs on a data set by seed, what was measured of the models that count, and each task's number."""
+    """A method's runs on a data set by seed, the numbers of the models that count, and each task's number."""
 
     label: str
     runs: Mapping[int, Run]
@@ -93,7 +95,7 @@ class Side:
         return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
 
     def owned(self, split: str) -> dict[str, Values]:
-        """Client -> the values of its personal model; empty where all clients share one model.
+        """Return client -> the values of its personal model; empty where all clients share one model.
 
         A client is called by its tasks, or by its own name where another client has the same tasks.
         """
@@ -101,10 +103,9 @@ class Side:
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
             for client, final in run.personal(split, self.finals[seed].round).items():
-                if not final.values:  # none of its tasks is shown
-                    continue
-                name = names[client] if list(names.values()).count(names[client]) == 1 else client
-                by_client.setdefault(name, {})[seed] = _values(run, final, self.by_domain)
+                if final.values:  # empty where none of the client's tasks is shown
+                    name = names[client] if list(names.values()).count(names[client]) == 1 else client
+                    by_client.setdefault(name, {})[seed] = _values(run, final, self.by_domain)
         return {**by_client}
 
 
@@ -116,12 +117,12 @@ class Results:
     split: str
     sides: Mapping[Combination, Side]
     columns: Mapping[str, tuple[Column, ...]]
-    """Data set -> its columns: tasks (or domains), then what is over all of them."""
+    """Data set -> its columns: tasks (or domains), then those over all tasks."""
     against: Mapping[Combination, Combination]
     """Each method that is compared with another -> that one, whether it has runs or not."""
     notes: tuple[str, ...]
     about_delta: tuple[str, ...] = ()
-    """What there is to say about Delta alone."""
+    """Notes on Delta alone."""
     missing: tuple[Cell, ...] = ()
     """The cells that have not finished."""
     by_domain: bool = False
@@ -135,30 +136,31 @@ class Results:
         }
 
     @property
-    def untold(self) -> dict[str, list[str]]:
-        """Data set -> the tasks on which no method is better than the trivial answer, where there are such."""
-        found = {data: sorted(c.task for c in columns if c.untold) for data, columns in self.columns.items()}
+    def excluded(self) -> dict[str, list[str]]:
+        """Data set -> the tasks on which no method is better than the constant prediction, where there are such."""
+        found = {data: sorted(c.task for c in columns if c.excluded) for data, columns in self.columns.items()}
         return {data: tasks for data, tasks in found.items() if tasks}
 
     def directions(self, data: str) -> dict[str, str]:
-        """The tasks that Delta counts."""
-        return {c.task: c.direction for c in self.columns[data] if c.task and not c.untold}
+        """Return the tasks that Delta counts, each with its direction."""
+        return {c.task: c.direction for c in self.columns[data] if c.task and not c.excluded}
 
 
 def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
-    """Read what has been run of a grid. Raises StateError where no run has finished, or where tasks differ."""
+    """Read the finished runs of a grid. Raises StateError where there is none, or where tasks differ."""
     sides, missing = read(grid, folder, split)
-    columns, untold = {}, []
+    columns: dict[str, tuple[Column, ...]] = {}
+    about_delta = []
     for data in grid.data:
-        columns[data] = columns_of(grid, data, sides)
-        found = [
-            (base if base in grid.reference_rows else "", means(columns[data], side))
+        found = columns_of(grid, data, sides)
+        by_method = [
+            (base if base in grid.reference_rows else "", means(found, side))
             for (name, base, _), side in sides.items()
             if name == data
         ]
-        out = at_trivial(found, {c.task: c.direction for c in columns[data] if c.task})
-        columns[data] = tuple(replace(c, untold=c.task in out) for c in columns[data])
-        untold += [f"{data}: {note(out)}"] if out else []
+        out = at_constant(by_method, {c.task: c.direction for c in found if c.task})
+        columns[data] = tuple(replace(c, excluded=c.task in out) for c in found)
+        about_delta += [f"{data}: {note(out)}"] if out else []
     against = {
         (data, base, addon): (data, *named)
         for data, base, addon in sides
@@ -169,11 +171,11 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
     by_domain = grid.show == "domains"
     title = grid.title or grid.name
-    return Results(title, split, sides, columns, against, tuple(notes), tuple(untold), tuple(missing), by_domain)
+    return Results(title, split, sides, columns, against, tuple(notes), tuple(about_delta), tuple(missing), by_domain)
 
 
 def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
-    """(each combination's finished runs, the cells that have not finished); refused cells are in neither.
+    """Return (each combination's finished runs, the cells that have not finished); refused cells are in neither.
 
     Raises StateError where no run has finished.
     """
@@ -199,14 +201,14 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side],
 
 
 def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
-    """Each task's own metric, or each domain's of the only task."""
+    """Return each task's own metric, or each domain's of the only task."""
     if by_domain:
         return over_rounds(run, final.split, True)[final.round]
     return {task: v.get(run.info["tasks"][task]["primary"], nan) for task, v in final.values.items()}
 
 
 def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
-    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task.
+    """Return round -> each task's own metric (of this client, or the mean), or each domain's of the only task.
 
     A task whose own metric takes long has it in fewer rounds than others.
     """
@@ -220,8 +222,8 @@ def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None
 
 
 def about_model(grid: Grid, sides: Mapping[Combination, Side]) -> str:
-    """Which model of each run counts, and the rounds at which it was chosen."""
-    rounds = span([final.round for side in sides.values() for final in side.finals.values()])
+    """Say which model of each run counts, and the rounds at which it was chosen."""
+    rounds = span(final.round for side in sides.values() for final in side.finals.values())
     if grid.at == "last":
         return f"model kept at the end (round {rounds})"
     over = "domains" if grid.show == "domains" else "tasks"
@@ -229,26 +231,29 @@ def about_model(grid: Grid, sides: Mapping[Combination, Side]) -> str:
 
 
 def made_by(grid: Grid, sides: Mapping[Combination, Side]) -> str:
-    """How many runs of which grid the numbers are of, and which version of fedloom made them."""
+    """Say how many runs of which grid the numbers come from, and the version of fedloom."""
     runs = [run for side in sides.values() for run in side.runs.values()]
     versions = ", ".join(sorted({run.info.get("fedloom", "of unknown version") for run in runs}))
     return f"{len(runs)} run{'s' * (len(runs) > 1)} of the grid {grid.name} by fedloom {versions}"
 
 
+def _one_metric(grid: Grid, key: str, what: str, metrics: set[tuple[str, str]]) -> str:
+    """Return the direction of the only metric. Raises RecipeError for several."""
+    if len(metrics) > 1:
+        names = ", ".join(name for name, _ in sorted(metrics))
+        raise RecipeError(f"grid {grid.name}: {key}: {what} over tasks needs one metric, found {names}")
+    ((_, direction),) = metrics
+    return direction
+
+
 def _round(grid: Grid, run: Run, split: str) -> int | None:
-    """The round whose model counts; None for the one that the run keeps. Never chosen by test data."""
+    """Return the round whose model counts; None for the one that the run keeps. Test data never choose it."""
     if grid.at == "last":
         return None
-    by_domain = grid.show == "domains"
-    metrics = {(info["primary"], info["metrics"][info["primary"]]) for info in run.info["tasks"].values()}
-    if len(metrics) > 1:
-        names = ", ".join(sorted(name for name, _ in metrics))
-        raise RecipeError(f"grid {grid.name}: at: a mean over tasks needs one metric, found {names}")
-    ((_, direction),) = metrics
+    direction = _one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
     if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
         raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
-    measured = over_rounds(run, split, by_domain)
-    validated = over_rounds(run, "val", by_domain)
+    measured, validated = (over_rounds(run, name, grid.show == "domains") for name in (split, "val"))
     means = {number: statistics.fmean(scores.values()) for number, scores in validated.items() if number in measured}
     best = best_round(means, direction)
     if best is None:
@@ -260,20 +265,22 @@ def _round(grid: Grid, run: Run, split: str) -> int | None:
 
 
 def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
-    """Delta over the seeds that both have, and over the tasks of `directions` in `values`; None without such a seed."""
-    seeds = [seed for seed in values if seed in base]
-    shared = [{t: v for t, v in values[seed].items() if t in base[seed] and t in directions} for seed in seeds]
-    deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
+    """Return Delta over the seeds that both have and the tasks of `directions`; None without a common seed."""
+    deltas = [
+        delta_m({t: v for t, v in mine.items() if t in base[seed] and t in directions}, base[seed], directions)
+        for seed, mine in values.items()
+        if seed in base
+    ]
     return Estimate.of(deltas) if deltas else None
 
 
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
-    """The number over seeds in a column other than Delta; None where no seed has one.
+    """Return the number over seeds in a column other than Delta; None where no seed has one.
 
-    An average or a spread is over the tasks (or domains) among `columns`, which are the data set's.
+    An average or a spread is over the tasks (or domains) among `columns`, the columns of the data set.
     """
-    found = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
-    known = [number for number in found if number is not None]
+    each = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
+    known = [number for number in each if number is not None]
     return Estimate.of(known) if known else None
 
 
@@ -289,71 +296,168 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
 
 
 def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
-    """Task -> mean over seeds."""
+    """Return task -> mean over seeds."""
     found = {column.task: estimate(column, columns, side.runs, side.values) for column in columns if column.task}
     return {task: number.mean for task, number in found.items() if number is not None}
 
 
 def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
-    """The columns of a data set, from its runs; none where it has no runs."""
+    """Return the columns of a data set, from its runs; none where it has no runs."""
     runs = [run for (name, *_), side in sides.items() if name == data for run in side.runs.values()]
     if not runs:
         return ()
-    found = {run.folder: _of_domains(data, run) if grid.show == "domains" else _of_tasks(data, run) for run in runs}
-    first = found[runs[0].folder]
-    for folder, columns in found.items():
+    first, *others = (_columns(data, run, grid.show == "domains") for run in runs)
+    for run, columns in zip(runs[1:], others, strict=True):
         if columns != first:
-            raise StateError(f"not comparable, for the tasks differ: {runs[0].folder} and {folder}")
+            raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {run.folder}")
     if grid.columns is not None:
         by_task = {column.task: column for column in first}
         for task in grid.columns:
             if task not in by_task:
                 raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
         first = tuple(by_task[task] for task in grid.columns)
-    metrics = sorted({(column.metric, column.direction) for column in first})
-    if {"average", "spread"} & {*grid.also} and len(metrics) > 1:
-        names = ", ".join(name for name, _ in metrics)
-        raise RecipeError(f"grid {grid.name}: also: an average over tasks needs one metric, found {names}")
     more = {name: Column(data, "", name, "min") for name in ("spread", "bits")}
-    more["average"] = Column(data, "", "average", metrics[0][1])
+    if {"average", "spread"} & {*grid.also}:
+        direction = _one_metric(grid, "also", "an average", {(column.metric, column.direction) for column in first})
+        more["average"] = Column(data, "", "average", direction)
     overall = tuple(more[name] for name in grid.also)
     return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
 
 
-def _of_tasks(data: str, run: Run) -> tuple[Column, ...]:
-    """A column for each task of a run."""
-    return tuple(Column(data, row.task, row.metric, row.direction) for row in run.judged)
-
-
-def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
-    """A column for each domain of a run, with the metric of its only task."""
+def _columns(data: str, run: Run, by_domain: bool) -> tuple[Column, ...]:
+    """Return a column for each task of a run, or for each domain with the metric of the only task."""
+    if not by_domain:
+        return tuple(Column(data, row.task, row.metric, row.direction) for row in run.judged)
     history = domain_history(run)
-    direction = run.info["tasks"][history.task]["metrics"][history.metric]
+    direction = run.direction(history.task, history.metric)
     return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
 
 
-def at_trivial(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
-    """The tasks, sorted, on which no method is better than `trivial`, from (method, task -> mean); none without it.
+def at_constant(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
+    """Return the tasks, sorted, on which no method is better than `constant`, from (method, task -> mean).
 
-    A change there is one between answers that have not begun to look at their input, so it counts in no Delta_m.
-    `joint` is no federated method and does not count.
+    A change there is one between predictions that do not depend on the input yet, so it counts in no Delta_m.
+    `centralised` is no federated method and does not count. Without `constant` the result is empty.
     """
     rows = list(found)
-    trivial = [values for method, values in rows if method == "trivial"]
+    constant = next((values for method, values in rows if method == "constant"), None)
     others = [values for method, values in rows if method not in get_args(Reference)]
-    if not trivial or not others:
+    if constant is None or not others:
         return []
 
-    def better(values: Mapping[str, float], task: str) -> bool:
-        known = task in values and not isnan(values[task])
-        return known and any(
-            term > 0 for term in delta_terms({task: values[task]}, {task: trivial[0][task]}, directions).values()
-        )
+    def is_better(values: Mapping[str, float], task: str) -> bool:
+        if task not in values or isnan(values[task]):
+            return False
+        return any(term > 0 for term in delta_terms({task: values[task]}, constant, directions).values())
 
-    judged = [t for t in directions if t in trivial[0] and trivial[0][t] and not isnan(trivial[0][t])]
-    return sorted(task for task in judged if not any(better(values, task) for values in others))
+    judged = [t for t in directions if t in constant and constant[t] and not isnan(constant[t])]
+    return sorted(task for task in judged if not any(is_better(values, task) for values in others))
 
 
 def note(tasks: Iterable[str]) -> str:
-    """What a table says of these tasks."""
-    return f"†: no method is better than the trivial answer on {', '.join(tasks)}, which Δm therefore leaves out."
+    """Return the note of a table on these tasks."""
+    return f"†: no method is better than the constant prediction on {', '.join(tasks)}, which Δm therefore leaves out."
+
+
+@dataclass(frozen=True)
+class DomainScores:
+    """The scores of one round on each domain: a mean over the domain's clients, who share its test part."""
+
+    round: int
+    values: Mapping[str, float]
+
+    @property
+    def average(self) -> float:
+        """Return the mean over the domains, which all count the same."""
+        return statistics.fmean(self.values.values())
+
+    @property
+    def deviation(self) -> float:
+        """Return the sample standard deviation over the domains (n - 1); nan for one domain."""
+        values = list(self.values.values())
+        return statistics.stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+
+
+@dataclass(frozen=True)
+class DomainHistory(HasTable):
+    """The measured rounds of one run, in order. `metric` is the metric's name, `best` says which model a user keeps."""
+
+    label: str
+    task: str
+    metric: str
+    rounds: tuple[DomainScores, ...]
+    best: DomainScores | None
+    """The round whose average over domains was best on validation data; None where there is no validation data."""
+
+    @property
+    def last(self) -> DomainScores:
+        """Return the last measured round."""
+        return self.rounds[-1]
+
+    def as_table(self) -> Table:
+        """Return rounds by domains, with average and standard deviation; the last and the best round are marked."""
+        names = {self.last.round: "last"}
+        if self.best is not None:
+            names[self.best.round] = "last, best" if self.best.round == self.last.round else "best on validation"
+        lines = []
+        for scores in self.rounds:
+            numbers = [*scores.values.values(), scores.average, scores.deviation]
+            lines.append((str(scores.round), *(f"{v:.4f}" for v in numbers), names.get(scores.round, "")))
+        head = ("round", *self.last.values, "average", "deviation", "")
+        return Table(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
+
+    def records(self) -> Records:
+        """Return one line per round and domain, in full precision."""
+        lines = [(s.round, domain, v) for s in self.rounds for domain, v in s.values.items()]
+        return Records(("round", "domain", self.metric), lines)
+
+
+def domain_history(run: Run, task: str | None = None, metric: str | None = None, split: str = "test") -> DomainHistory:
+    """Return a metric per domain over the rounds; by default the primary metric of the run's only task.
+
+    A client's personal model counts where it was measured, else the global one. Of equally good rounds on validation
+    data the first is the best. Raises StateError where clients have no domains, nothing was measured, or the task or
+    the metric is not the run's.
+    """
+    tasks = run.info["tasks"]
+    if task is None:
+        if len(tasks) > 1:
+            raise StateError(f"{run.folder}: expected the name of a task, found several: {', '.join(tasks)}")
+        (task,) = tasks
+    if task not in tasks:
+        raise StateError(f"{run.folder}: no task {task!r}.{nearest(task, tasks)}")
+    metric = metric or str(tasks[task]["primary"])
+    if metric not in tasks[task]["metrics"]:
+        raise StateError(f"{run.folder}: task {task!r} has no metric {metric!r}; {', '.join(tasks[task]['metrics'])}")
+    rounds = _domain_scores(run, task, metric, split)
+    if not rounds:
+        raise StateError(f"{run.folder}: no {split} {metric} was measured")
+    validated = {r: s.average for r, s in _domain_scores(run, task, metric, "val").items() if r in rounds}
+    best = best_round(validated, tasks[task]["metrics"][metric])
+    return DomainHistory(run.label, task, metric, tuple(rounds.values()), None if best is None else rounds[best])
+
+
+def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
+    """Return round -> the scores on a split, in order."""
+    domains = {client: about.get("domain") for client, about in run.info["clients"].items()}
+    for client, domain in domains.items():
+        if domain is None:
+            raise StateError(f"{run.folder}: client {client!r} has no domain")
+    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, by_client in run.scores(task, metric, split).items():
+        for client, value in by_client.items():
+            each[number][domains[client]].append(value)
+    order = _order(run)
+    return {
+        number: DomainScores(
+            number, {d: statistics.fmean(each[number][d]) for d in sorted(each[number], key=order.index)}
+        )
+        for number in sorted(each)
+    }
+
+
+def _order(run: Run) -> list[str]:
+    """Return all domains: as the partition names them, then those it does not name."""
+    stated = run.recipe.get("partition", {}).get("clients", {})
+    named = list(stated) if isinstance(stated, Mapping) else []
+    return [*named, *sorted({about["domain"] for about in run.info["clients"].values()} - {*named})]

@@ -11,9 +11,8 @@ from typing import Any, Literal
 from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, TaskMetric
-from fedloom.study.delta import without_base
 from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
-from fedloom.study.tables.estimate import CUT, Estimate, clear_best
+from fedloom.study.tables.estimate import CUT, Estimate, clear_best, without_base
 from fedloom.study.tables.output import Absent, Best, HasTable, Made, Records, Table
 from fedloom.study.tables.results import (
     DELTA,
@@ -40,7 +39,7 @@ CSV = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of the table, or why there is none."""
+    """One number of the table, or the reason why there is none."""
 
     column: Column
     base: str
@@ -53,12 +52,12 @@ class Entry:
     kind: Literal["value", "base", "missing", "refused", "cannot"]
     estimate: Estimate | None = None
     partial: bool = False
-    """Whether some seeds have not been run."""
+    """True if some seeds have not been run."""
     best: bool = False
 
     @property
     def text(self) -> str:
-        """What a reader sees."""
+        """Return the text of the cell."""
         if self.kind != "value" or self.estimate is None:
             return Absent({"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\"))
         metric = self.column.metric
@@ -68,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class GridTable(HasTable):
-    """What `tabulate` found. `notes` say what to know before the numbers are believed."""
+    """The result of `tabulate`; `notes` say what to know before reading the numbers."""
 
     grid: Grid
     columns: tuple[Column, ...]
@@ -79,18 +78,18 @@ class GridTable(HasTable):
     notes: tuple[str, ...] = ()
 
     def label(self, entry: Entry) -> str:
-        """The base alone for the add-on '-'; others follow it, indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
+        """Return the base for the add-on '-'; others follow it, indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
         owner = f" ({entry.owner})" if entry.owner else ""
         first = entry.addon == next(iter(self.grid.addons))
         return (together(entry.base, entry.addon) if first or entry.addon == "-" else f"  {entry.addon}") + owner
 
     def as_table(self) -> Table:
-        """The data sets beside each other; or below each other, where they have the same tasks and are too many."""
+        """Return the data sets beside each other; or below each other, if they have the same tasks and are too many."""
         by_data: dict[str, list[int]] = {}
         for at, column in enumerate(self.columns):
             by_data.setdefault(column.data, []).append(at)
         heads = {name: tuple("\n".join(self.columns[i].parts) for i in at) for name, at in by_data.items()}
-        plain = {tuple(replace(self.columns[i], data="", untold=False) for i in at) for at in by_data.values()}
+        plain = {tuple(replace(self.columns[i], data="", excluded=False) for i in at) for at in by_data.values()}
         title, about = self.grid.title or self.grid.name, (self.caption, *self.notes)
         if len(self.columns) <= WIDEST or len(by_data) < 2 or len(plain) != 1:
             lines = tuple((self.label(line[0]), *(entry.text for entry in line)) for line in self.lines)
@@ -104,7 +103,7 @@ class GridTable(HasTable):
         return Table(title, ("", *next(iter(heads.values()))), tuple(below), about)
 
     def records(self) -> Records:
-        """A line for each data set, base, add-on and task, and one with metric delta_m."""
+        """Return one line per data set, base, add-on and task, and one with metric delta_m."""
         found = []
         for entry in (entry for line in self.lines for entry in line):
             c, e, side, seeds = entry.column, entry.estimate, entry.side, tuple(entry.values)
@@ -117,7 +116,7 @@ class GridTable(HasTable):
 
 
 def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
-    """Read what has been run of a grid. A data set of which no run has finished is no part of it but for a note.
+    """Read the finished runs of a grid. A data set without one is only mentioned in a note.
 
     Raises StateError where no run has finished, or where runs of one data set have different tasks.
     """
@@ -156,7 +155,7 @@ def _caption(grid: Grid, results: Results) -> str:
 
 
 def _models(results: Results) -> str:
-    """Which kind of model the numbers are of: for all, or for each base or cell where kinds differ."""
+    """Say which kind of model the numbers belong to: for all, or for each base or cell where kinds differ."""
     kinds: dict[str, dict[str, str]] = {}
     for (_, base, addon), side in results.sides.items():
         kinds.setdefault(base, {})[together(base, addon)] = side.model
@@ -171,18 +170,18 @@ def _models(results: Results) -> str:
 
 
 class _Maker:
-    """Makes the lines of a table, and collects what has to be said about them."""
+    """The maker of a table's lines; it collects notes about them."""
 
     def __init__(self, grid: Grid, results: Results, refused: Mapping[str, str]) -> None:
         self.grid, self.results, self.refused = grid, results, refused
         self.left_out: dict[str, set[str]] = {}
-        """Whose Delta leaves out tasks -> which, because the reference is 0 or undefined there."""
+        """Cell -> the tasks that its Delta leaves out, because the reference is 0 or undefined there."""
 
     def notes(self, shown: int = 6) -> Iterator[str]:
-        """Yield what has to be said about the lines made so far."""
+        """Yield the notes about the lines made so far."""
         for name, out in self.left_out.items():
             yield f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
-        for data, tasks in self.results.untold.items():
+        for data, tasks in self.results.excluded.items():
             yield note(tasks) if len(self.results.columns) == 1 else f"{data}: {note(tasks)}"
         for name, reason in self.refused.items():
             yield f"refused: {name}: {reason}."
@@ -198,7 +197,7 @@ class _Maker:
             yield f"…: {len(missing)} of {total} runs have not finished: {names}{more}."
 
     def lines(self, base: str, addon: str) -> list[tuple[Entry, ...]]:
-        """One line, or one for each client with a model of its own where the grid shows clients."""
+        """Return one line, or one per client with a model of its own where the grid shows clients."""
         owners: dict[str, dict[str, Values]] = {}
         unified: dict[str, Values] = {}
         for data in self.grid.data:
@@ -250,7 +249,7 @@ class _Maker:
         return replace(entry, kind="value", estimate=changed, partial=partial or changed.n < len(values))
 
     def _none(self, entry: Entry, base: str, addon: str) -> Entry:
-        """What stands where nothing has been run of the cell, or of the one it is compared with."""
+        """Return the entry where the cell, or the one that it is compared with, has not been run."""
         data = entry.column.data
         if (data, base) not in {(cell.data, cell.base) for cell in cells(self.grid)}:
             return entry
@@ -258,7 +257,7 @@ class _Maker:
 
 
 def _with_best(lines: Sequence[tuple[Entry, ...]], columns: Sequence[Column]) -> list[tuple[Entry, ...]]:
-    """The lines with the best value of each column marked where it stands clear, see `clear_best`."""
+    """Return the lines with the best value of each column marked, see `clear_best`."""
     best = [
         clear_best({row: of for row, line in enumerate(lines) if (of := line[at].estimate) is not None}, c.direction)
         for at, c in enumerate(columns)
@@ -267,10 +266,9 @@ def _with_best(lines: Sequence[tuple[Entry, ...]], columns: Sequence[Column]) ->
 
 
 def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
-    """Every metric of every task, not only the one that a task is judged by (DFMTL thesis, Table 6.16).
+    """Return every metric of every task, not only the primary ones (DFMTL thesis, Table 6.16).
 
-    A line a metric, a column a cell, with the cell's rank among those that have the metric.
-
+    One line per metric, one column per cell, with the cell's rank among those that have the metric.
     Means over the clients that hold a task, then over seeds. Raises StateError where no run has finished.
     """
     sides = of_grid(grid, folder, split).sides
@@ -302,7 +300,7 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
 
 
 def _ranked(found: Mapping[str, Estimate], cell: str, direction: str) -> str:
-    """A cell's number with its rank, equal ones alike; '' where the cell lacks the metric."""
+    """Return a cell's number with its rank, equal ones alike; '' where the cell lacks the metric."""
     if cell not in found:
         return ""
     sign = 1 if direction == "min" else -1
@@ -310,6 +308,27 @@ def _ranked(found: Mapping[str, Estimate], cell: str, direction: str) -> str:
     if mine != mine:
         return str(found[cell])
     return f"{found[cell]} ({1 + sum(sign * other.mean < mine for other in found.values())})"
+
+
+def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -> Made:
+    """Return the primary metric of every task of every finished run, one line per seed, method and task.
+
+    Raises StateError where no run has finished.
+    """
+    lines = [
+        (cell.data, together(cell.base, cell.addon), cell.seed, row.task, row.metric, value)
+        for cell in cells(grid)
+        if is_over(path := cell.folder(folder))
+        for run in [Run.read(path)]
+        for values in [run.final(split).values]
+        for row in run.judged
+        if (value := values.get(row.task, {}).get(row.metric)) is not None
+    ]
+    if not lines:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    head = ("data", "method", "seed", "task", "metric", "value")
+    shown = tuple((*map(str, line[:-1]), f"{line[-1]:.4f}") for line in lines)
+    return Made(Table(f"{grid.title or grid.name}: every seed", head, shown), Records(head, lines))
 
 
 @dataclass(frozen=True)
@@ -320,12 +339,14 @@ class OpenedGrid:
     folder: Path
 
     def table(self, split: Literal["test", "val"] = "test") -> str:
-        """What `fedloom table` prints. Raises StateError where no run has finished."""
+        """Return the text that `fedloom compare` prints. Raises StateError where no run has finished."""
         return tabulate(self.grid, self.folder, split).to_text()
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame of all finished runs: data, base and addon, the labels of a cell, then the columns of
-        `Result.to_pandas`; one row a number. Raises StateError where no run has finished.
+        """Return a pandas.DataFrame of all finished runs, with one row per number.
+
+        Its columns are data, base and addon, the labels of a cell, then those of `Result.to_pandas`. Raises StateError
+        where no run has finished.
         """
         rows = [
             {"data": cell.data, "base": cell.base, "addon": cell.addon, **row}
@@ -343,7 +364,7 @@ class OpenedGrid:
 
 
 def grid(source: str | Path) -> OpenedGrid:
-    """A grid that `fedloom grid` ran, finished or not, to read: its folder, or a grid that ran in its default folder.
+    """Open a grid that `fedloom grid` ran, finished or not: its folder, or a grid that ran in its default folder.
 
     Raises StateError where there is no such folder, RecipeError for a grid that cannot be read.
     """

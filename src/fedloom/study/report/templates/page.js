@@ -77,12 +77,12 @@
     if (part && part.querySelector("details")) part.querySelector("details").open = true;
     if (part) part.scrollIntoView();
   };
-  // what the page is held against: all that depends on it is there for each base
-  const hold = (base) => {
+  // the baseline: every part that depends on it is there once per base
+  const compare = (base) => {
     document.querySelectorAll("select.base").forEach((select) => (select.value = base));
-    document.querySelectorAll(".held").forEach((part) => (part.hidden = part.dataset.base !== base));
+    document.querySelectorAll(".compared").forEach((part) => (part.hidden = part.dataset.base !== base));
   };
-  document.addEventListener("input", ({ target }) => target.matches("select.base") && hold(target.value));
+  document.addEventListener("input", ({ target }) => target.matches("select.base") && compare(target.value));
   window.addEventListener("hashchange", opened);
   opened();
 })();

@@ -1,4 +1,4 @@
-"""Whether a test bed can tell methods apart, decided on validation data before any method runs (docs/beds.md)."""
+"""Decide on validation data, before any method runs, whether a benchmark is sensitive (docs/benchmarks.md)."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from statistics import fmean
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid
+from fedloom.study.tables.estimate import delta_terms
 from fedloom.study.tables.results import Combination, Side, columns_of, means, read
 
 ALONE = "Local"
-"""The base of a bed's grid in which every client trains alone."""
-OVER_TRIVIAL = 5.0
-"""Percent by which training alone must be better than the trivial answer, on every task."""
+"""The base of a benchmark's grid in which every client trains alone."""
+OVER_CONSTANT = 5.0
+"""Percent by which training alone must be better than the constant prediction, on every task."""
 OVER_ALONE = 5.0
 """Percent (mean over tasks) by which training on all data in one place must be better than training alone."""
 STILL = 1.0
-"""Percent by which the training loss may still fall in a round."""
+"""Percent by which the training loss may still fall per round."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bed's three rules find on validation data."""
+    """The result of a benchmark's three rules on validation data."""
 
     data: str
     tasks: tuple[str, ...]
-    over_trivial: Mapping[str, float]
-    """Task -> percent by which training alone is better than the trivial answer."""
+    over_constant: Mapping[str, float]
+    """Task -> percent by which training alone is better than the constant prediction."""
     over_alone: Mapping[str, float]
-    """Task -> percent by which the better of the two joint trainings is better than training alone."""
+    """Task -> percent by which the better of the two centralised trainings is better than training alone."""
     falling: Mapping[str, float]
     """Task -> percent by which the training loss of clients that train alone falls in one of the last rounds."""
     seeds: tuple[int, ...]
 
     @property
     def reasons(self) -> list[str]:
-        """Why the bed cannot judge; empty if it can."""
-        unmeasured = [t for t in self.tasks if math.isnan(self.over_trivial[t]) or math.isnan(self.over_alone[t])]
+        """Return why the benchmark is not sensitive enough; empty if it is."""
+        unmeasured = [t for t in self.tasks if math.isnan(self.over_constant[t]) or math.isnan(self.over_alone[t])]
         if unmeasured:
             return [
                 f"no change in percent on validation data of {', '.join(unmeasured)}, in all seeds: are there clients, "
                 "and validation data, of these tasks in each?"
             ]
         found = [
-            f"{task}: training alone is {gain:+.1f} % better than the trivial answer, expected {OVER_TRIVIAL:g} % "
-            "or more"
-            for task, gain in self.over_trivial.items()
-            if gain < OVER_TRIVIAL
+            f"{task}: training alone is {gain:+.1f} % better than the constant prediction, expected "
+            f"{OVER_CONSTANT:g} % or more"
+            for task, gain in self.over_constant.items()
+            if gain < OVER_CONSTANT
         ]
         gain = fmean(self.over_alone.values())
         if gain < OVER_ALONE:
@@ -62,7 +62,7 @@ class Verdict:
                 f"{OVER_ALONE:g} % or more"
             )
         found += [
-            f"{task}: the training loss still falls by {fall:.1f} % a round, expected {STILL:g} % or less"
+            f"{task}: the training loss still falls by {fall:.1f} % per round, expected {STILL:g} % or less"
             for task, fall in self.falling.items()
             if not fall <= STILL
         ]
@@ -70,15 +70,15 @@ class Verdict:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """A line a task: (task, and the three numbers in percent)."""
+        """Return one line per task: (task, and the three numbers in percent)."""
         return [
-            (t, f"{self.over_trivial[t]:+.1f}", f"{self.over_alone[t]:+.1f}", f"{self.falling[t]:.2f}")
+            (t, f"{self.over_constant[t]:+.1f}", f"{self.over_alone[t]:+.1f}", f"{self.falling[t]:.2f}")
             for t in self.tasks
         ]
 
 
 def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
-    """A verdict for each data set of a grid with the base `Local` and the references, and why others have none.
+    """Return a verdict for each data set of a grid with the base `Local` and references, and why others have none.
 
     Raises StateError where all do.
     """
@@ -98,11 +98,14 @@ def _verdict(grid: Grid, data: str, results: Mapping[Combination, Side]) -> Verd
     columns = [column for column in columns_of(grid, data, results) if column.task]
     directions = {column.task: column.direction for column in columns}
     alone = _runs(results, data, ALONE)
-    one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
-    # A grid of one task has joint training once.
-    names = [name for name in grid.reference_rows if name.startswith("joint")] or ["joint"]
-    joint = [means(columns, _runs(results, data, name)) for name in names]
-    terms, each = delta_terms(one, trivial, directions), [delta_terms(values, one, directions) for values in joint]
+    one, constant = means(columns, alone), means(columns, _runs(results, data, "constant"))
+    # A grid of one task has centralised training once.
+    names = [name for name in grid.reference_rows if name.startswith("centralised")] or ["centralised"]
+    centralised = [means(columns, _runs(results, data, name)) for name in names]
+    terms, each = (
+        delta_terms(one, constant, directions),
+        [delta_terms(values, one, directions) for values in centralised],
+    )
     return Verdict(
         data,
         tuple(directions),
@@ -117,11 +120,11 @@ def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
     for (name, label, _), found in results.items():
         if (name, label) == (data, base):
             return found
-    raise StateError(f"{data}: {base} has not been run; a bed is judged by {ALONE}, joint training and trivial")
+    raise StateError(f"{data}: {base} has not been run; a benchmark needs {ALONE}, centralised and constant")
 
 
 def falling(run: Run, task: str) -> float:
-    """Percent by which the mean training loss of a task fell in a round, at the end of a run.
+    """Return the percent by which the mean training loss of a task fell per round, at the end of a run.
 
     From the mean losses of the first and the second half of the last rounds.
     """
@@ -140,9 +143,9 @@ def falling(run: Run, task: str) -> float:
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """What to print below the tables."""
+    """Return the lines to print below the tables."""
     lines = []
     for v in verdicts:
         lines += [f"{v.data}: {reason}" for reason in v.reasons]
-        lines += [] if v.reasons else [f"{v.data}: this bed can judge (validation data, seeds {v.seeds})"]
+        lines += [] if v.reasons else [f"{v.data}: this benchmark can judge (validation data, seeds {v.seeds})"]
     return lines

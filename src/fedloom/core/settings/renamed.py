@@ -1,0 +1,75 @@
+"""Names that recipes, grids and run folders of older versions use, and what they are called now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from fedloom.core.errors import warn
+
+METHODS = {"joint": "centralised", "trivial": "constant"}
+ROWS = {**METHODS, "joint-by-task": "centralised-by-task"}
+"""References of a grid; also labels of its cells, and the data label `bed` of tournaments and atlases."""
+FOLDERS = {"centralised": "joint", "centralised-by-task": "joint-by-task", "constant": "trivial", "benchmark": "bed"}
+"""Folder of a cell -> its name in grids that an older version began."""
+
+
+@cache
+def _say(what: str, old: str, new: str) -> None:
+    warn(f"{what} {old!r} is called {new!r} now")
+
+
+def current(what: str, name: str, names: Mapping[str, str] = METHODS) -> str:
+    """Return today's name for `name`, and say so once where that is another one."""
+    if name not in names:
+        return name
+    _say(what, name, names[name])
+    return names[name]
+
+
+def source(name: str, known: Collection[str]) -> str:
+    """Return today's name of a packaged recipe or grid: beds/digits is benchmarks/digits now."""
+    now = re.sub(r"^beds(?=[/-])", "benchmarks", name)
+    if name in known or now not in known:
+        return name
+    _say("recipe or grid", name, now)
+    return now
+
+
+def grid(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain content of a grid with today's names of its reference rows."""
+    found = dict(value)
+    if isinstance(rows := found.get("references"), (list, tuple)):
+        found["references"] = [current("reference", row, ROWS) if isinstance(row, str) else row for row in rows]
+    if isinstance(tuned := found.get("tuned"), dict):
+        found["tuned"] = {
+            data: {_cell(cell): settings for cell, settings in rows.items()} if isinstance(rows, dict) else rows
+            for data, rows in tuned.items()
+        }
+    if isinstance(delta := found.get("delta"), str):
+        found["delta"] = _cell(delta)
+    if "beds" in found:
+        found["benchmarks"] = found.pop("beds")
+    return found
+
+
+def _cell(label: Any) -> Any:
+    base, slash, addon = str(label).partition("/")
+    return ROWS.get(base, base) + slash + addon if slash else label
+
+
+def info(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of run.json with today's name of its method; the text of a method begins with its name."""
+    old, plus, addons = str(value.get("method")).partition(" + ")
+    if old not in METHODS:
+        return value
+    text = str(value.get("recipe_text", "")).replace(old, METHODS[old], 1)
+    return {**value, "method": METHODS[old] + plus + addons, "recipe_text": text}
+
+
+def hashed(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's section `method` under its first name, so that hashes of older runs stay."""
+    first = {now: then for then, now in METHODS.items()}
+    return {**method, **({"name": first[method["name"]]} if method.get("name") in first else {})}
