@@ -26,6 +26,7 @@ class Inner(Stage):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self))
 
     def __post_init__(self) -> None:
@@ -77,12 +78,14 @@ class Scope(Around):
         return self.stage.init(_part(layout, self.selector, "Scope"))
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         part = updates.layout.select(as_select(self.selector))
         out, state = self.stage(updates.select(part), state, ctx)
         return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (Box(f"in {self.selector!r}", inside=self.stage.boxes),)
 
 
@@ -101,10 +104,11 @@ class Split(Inner):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self), reduces=all(s.traits.reduces for s in inner(self)))
 
     def layouts(self, layout: Layout) -> dict[Selector, Layout]:
-        """The columns of each part. Raises ValueError for a block that is taken twice or not at all."""
+        """Return the columns of each part. Raises ValueError for a block that is taken twice or not at all."""
         owner: dict[str, Selector] = {}
         for selector in self.parts:
             if selector == "*":
@@ -127,6 +131,7 @@ class Split(Inner):
         return {str(i): s.init(parts[selector]) for i, (selector, s) in enumerate(self.parts.items())}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         layouts = self.layouts(updates.layout)
         results: list[tuple[Layout, Updates]] = []
         new: State = {}
@@ -156,6 +161,7 @@ class Split(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         parts = enumerate(self.parts.items())
         return tuple(Box(f"in {selector!r}", inside=s.boxes, beside=i > 0) for i, (selector, s) in parts)
 
@@ -172,6 +178,7 @@ class PerTask(Around):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self), self.stage.traits.reduces)
         return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
@@ -183,6 +190,7 @@ class PerTask(Around):
         return {t: self.stage.init(layout.select(task=t)) for t in layout.tasks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         rows = 1 if self.stage.traits.reduces else len(updates)
         X = updates.empty(rows).zero_() if self.stage.traits.reduces else updates.X.clone()
         new = dict(state)
@@ -209,6 +217,7 @@ class PerTask(Around):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (Box("per task", inside=self.stage.boxes),)
 
 
@@ -224,6 +233,7 @@ class GroupBy(Around):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
         return replace(traits := Traits.around(inner(self)), reads=traits.reads | own)
 
@@ -239,6 +249,7 @@ class GroupBy(Around):
         return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         groups: dict[str, list[int]] = {}
         for i, group in enumerate(self._group_of(updates)):
             groups.setdefault(group, []).append(i)
@@ -252,6 +263,7 @@ class GroupBy(Around):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (Box(f"by {self.key}", inside=self.stage.boxes),)
 
 
@@ -271,16 +283,18 @@ class Switch(Inner):
         return replace(Traits.around(inner(self), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """The states of both stages; each is only touched while its stage is at work."""
+        """Return the states of both stages; each is only touched while its stage is at work."""
         return {"before": self.before.init(layout), "after": self.after.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         name, stage = ("before", self.before) if ctx.round < self.round else ("after", self.after)
         updates, new = stage(updates, state[name], ctx)
         return updates, {**state, name: new}
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (
             Box(f"before round {self.round}", inside=self.before.boxes),
             Box(f"from round {self.round}", inside=self.after.boxes, beside=True),
@@ -306,6 +320,7 @@ class PerBlock(Around):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
@@ -313,6 +328,7 @@ class PerBlock(Around):
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         reduces = self.stage.traits.reduces
         X = updates.data.new_zeros(1 if reduces else len(updates), updates.layout.d)
         new = dict(state)
@@ -328,6 +344,7 @@ class PerBlock(Around):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (Box("per tensor", inside=self.stage.boxes),)
 
 
@@ -367,6 +384,7 @@ class PartlyShared(Inner):
         return {"shared": self.shared.init(part), "own": self.own.init(rest)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         layout = updates.layout
         part, rest = self._parts(layout)
         one, shared = self.shared(updates.select(part), state["shared"], ctx)
@@ -380,6 +398,7 @@ class PartlyShared(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (
             Box(f"in {self.selector!r}, for everybody", inside=self.shared.boxes),
             Box("in the rest, each client's own", inside=self.own.boxes, beside=True),
@@ -406,12 +425,14 @@ class Every(Around):
         return replace(traits, reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """The stage's."""
+        """Return the stage's state."""
         return self.stage.init(layout)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         return (updates, state) if ctx.round % self.rounds else self.stage(updates, state, ctx)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (Box(f"every {self.rounds} rounds", inside=self.stage.boxes),)

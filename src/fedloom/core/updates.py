@@ -82,18 +82,20 @@ class Rows(Protocol):
     """Rows (K x d) in a form of their own, which become a matrix only when it is needed."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        ...
 
     def dense(self) -> Tensor:
-        """The matrix (K x d)."""
+        """Return the matrix (K x d)."""
         ...
 
     def keep(self, index: Sequence[int]) -> Rows:
-        """Some of the rows, by position in ascending order."""
+        """Return some of the rows, by position in ascending order."""
         ...
 
     def norms(self) -> Tensor:
-        """The rows' norms (K), or bounds of them, as `Updates.norms`."""
+        """Return the rows' norms (K), or bounds of them, as `Updates.norms`."""
         ...
 
 
@@ -102,10 +104,12 @@ class Distributed(Rows, Protocol):
     """Rows that lie in several processes and can be summed without being brought together."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        ...
 
     def select(self, part: Layout) -> Distributed:
-        """The columns of some blocks."""
+        """Return the columns of some blocks."""
         ...
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
@@ -129,15 +133,15 @@ class RowList:
         return len(self.vectors), len(self.vectors[0])
 
     def dense(self) -> Tensor:
-        """A copy of them as a matrix (K x d)."""
+        """Return a copy of them as a matrix (K x d)."""
         return torch.stack(self.vectors)
 
     def keep(self, index: Sequence[int]) -> RowList:
-        """Some of the rows."""
+        """Return some of the rows."""
         return RowList(tuple(self.vectors[i] for i in index))
 
     def norms(self) -> Tensor:
-        """The rows' norms (K)."""
+        """Return the rows' norms (K)."""
         return torch.cat([row_norms(x[None]) for x in self.vectors])
 
 
@@ -195,7 +199,7 @@ class Updates:
 
     @cached_property
     def data(self) -> Tensor:
-        """What was given (K x d), before `mixing`."""
+        """The field `given` as a matrix (K x d), before `mixing`."""
         return self.given if isinstance(self.given, Tensor) else self.given.dense()
 
     @cached_property
@@ -204,7 +208,7 @@ class Updates:
         return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
 
     def vectors(self) -> Iterator[Tensor]:
-        """The rows, each a vector (d). What is not computed yet is computed without X and not kept here."""
+        """Yield the rows, each a vector (d). Rows that are not computed yet are computed without X and not stored."""
         if "X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor)):
             yield from self.X
             return
@@ -272,13 +276,13 @@ class Updates:
         return len(self.rows)
 
     def replace(self, **changes: Any) -> Updates:
-        """A copy with some fields changed; a new X is taken as it is."""
+        """Return a copy with some fields changed; a new X is taken as it is."""
         if "X" in changes:
             changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
 
     def empty(self, rows: int) -> Tensor:
-        """A matrix (rows x d) that is not filled, of X's dtype and device. X itself is not computed for it."""
+        """Return an uninitialised matrix (rows x d) of X's dtype and device, without computing X."""
         if isinstance(self.given, Distributed):
             return torch.empty(rows, self.layout.d, dtype=self.given.dtype)
         return self.data.new_empty(rows, self.layout.d)
@@ -305,7 +309,7 @@ class Updates:
         return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
 
     def select(self, part: Layout) -> Updates:
-        """The columns of `part` only (X is a view where they are consecutive)."""
+        """Return the columns of `part` only (X is a view where they are consecutive)."""
         blocks = self.layout.positions(part)
         return replace(
             self,
@@ -319,7 +323,7 @@ class Updates:
         )
 
     def keep(self, index: Sequence[int]) -> Updates:
-        """Some rows only, given by position in ascending order."""
+        """Return some rows only, given by position in ascending order."""
         index = list(index)
         if index == list(range(len(self))):
             return self
@@ -346,7 +350,7 @@ class Updates:
         return self.keep([i for i in range(len(self)) if i not in bad]), tuple(self.rows[i] for i in sorted(bad))
 
     def reduced(self, x: Tensor) -> Updates:
-        """The result of a rule that returns one vector (d) for everyone."""
+        """Return the result of a rule that returns one vector (d) for everyone."""
         present = None if self.present is None or not len(self) else self.present.any(dim=0, keepdim=True)
         n, weight = self.n.sum().reshape(1), self.weight.sum().reshape(1)
         return Updates(self.layout, (EVERYONE,), x.reshape(1, -1), n, weight, present=present)
@@ -366,7 +370,7 @@ class Beside:
         return len(self.parts[0][1]), self.layout.d
 
     def dense(self) -> Tensor:
-        """The matrix (K x d)."""
+        """Return the matrix (K x d)."""
         X = self.parts[0][1].empty(self.shape[0]).new_empty(self.shape)
         for part, rows in self.parts:
             spans = self.layout.spans(part)
@@ -378,7 +382,7 @@ class Beside:
         return X
 
     def separate(self) -> list[Tensor]:
-        """The rows, each in memory of its own."""
+        """Return the rows, each in memory of its own."""
         found = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
         for part, rows in self.parts:
             W, at = None if rows.mixing is None else rows.mixing.to(rows.data), 0
@@ -402,11 +406,11 @@ class Beside:
         return X
 
     def keep(self, index: Sequence[int]) -> Beside:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Beside(self.layout, tuple((part, rows.keep(index)) for part, rows in self.parts))
 
     def norms(self) -> Tensor:
-        """The rows' norms (K)."""
+        """Return the rows' norms (K)."""
         return row_norms(self.dense())
 
 
@@ -417,7 +421,7 @@ def _pieces(columns: slice) -> list[slice]:
 
 
 def row_norms(X: Tensor) -> Tensor:
-    """The Euclidean norms of the rows of a matrix (K, float64), not finite for rows with nan or inf alone."""
+    """Return the Euclidean norms of a matrix's rows (K, float64), not finite only for rows with nan or inf."""
     norms = torch.linalg.vector_norm(X, dim=1).double()
     for i in (~norms.isfinite()).nonzero().flatten().tolist():  # squares may overflow
         x = X[i].double()

@@ -57,7 +57,7 @@ def build_model(
     lora: Lora | None = None,
     signal: Signal | None = None,
 ) -> MultiTask:
-    """The named encoder (with its recipe parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
+    """Build the named encoder (with its parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
 
     What the name stands for may also give any module, or what `fl.model` returns (see `as_multitask`). The encoder then
     loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does not depend on the

@@ -82,7 +82,8 @@ class Linearised(Encoder):
 class ModelChange(Protocol):
     """Changes a model in place, given its inputs' shape. New parameters come from torch's global random stream."""
 
-    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None: ...
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Linearise:
     """The encoder becomes its first-order expansion at the initial parameters; decoders and heads stay as they are."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         model.encoder = Linearised(model.encoder)
 
 
@@ -100,6 +102,7 @@ class Factors:
     scale: float | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         layers = adapted_layers(model.encoder)
         if not layers:
             raise RecipeError("model.lora: null found, expected low-rank factors, which the method is about")
@@ -113,13 +116,14 @@ class FreeAdaptedWeights(Factors):
     """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         super().__call__(model, shape)
         for layer in adapted_layers(model.encoder):
             layer.base_layer.weight.requires_grad_(True)
 
 
 def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, ...], seed: int) -> MultiTask:
-    """The model with all changes made, its new parameters drawn from `seed` alone."""
+    """Return the model with all changes made, its new parameters drawn from `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "changes"))
         for change in changes:
@@ -132,9 +136,10 @@ class ConstantAnswers:
     """Heads that ignore their input, in place of the encoder, the decoders and the heads."""
 
     replaces_all = True
-    """Whether nothing is left of the model, so that it may be any."""
+    """True if nothing is left of the model, so that any model will do."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         model.encoder = _Inputs()
         model.decoders = nn.ModuleDict()
         model.heads = nn.ModuleDict({task.name: ConstantHead(task, shape) for task in model.tasks})
@@ -147,6 +152,7 @@ class LinearAnswers:
     replaces_all = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         if dense := [task.name for task in model.tasks if task.dense]:
             raise RecipeError(f"method: simple predicts no maps, but task {dense[0]!r} has a label for each pixel")
         if getattr(model.encoder, "reads_tokens", False):
@@ -181,7 +187,7 @@ class ConstantHead(nn.Module):
         self.answer = nn.Parameter(torch.zeros(task.channels, *(shape[-2:] if task.dense else ())))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B x ...) to B x channels (x H x W)."""
+        """Map inputs (B x ...) to B x channels (x H x W)."""
         answer = self.answer.unsqueeze(0)
         if self.task.dense and answer.shape[2:] != x.shape[2:]:
             answer = interpolate(answer, size=x.shape[2:], mode="bilinear", align_corners=False)

@@ -24,7 +24,7 @@ class Decoder(nn.Module):
     width: int
 
     def head(self, task: Task) -> nn.Module:
-        """The head that goes with the decoder: by default the task's own."""
+        """Return the head that goes with the decoder: by default the task's own."""
         return task.head(self.width)
 
 
@@ -44,7 +44,7 @@ class PyramidDecoder(Decoder):
         _he_normal(self)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Maps (B x C_i x H_i x W_i, finest first) to B x dim x H_0 x W_0."""
+        """Decode maps (B x C_i x H_i x W_i, finest first) to B x dim x H_0 x W_0."""
         # Bilinear weights sum to one, so a 1x1 convolution may come before the resize: each map is mixed at its own
         # size, and the concatenation, four times as wide and at the finest size, is never made.
         shares = self.fuse.weight.split(self.width, dim=1)
@@ -70,7 +70,7 @@ class ThesisDecoder(Decoder):
         _he_normal(self)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Maps (B x C_i x H_i x W_i; the last is used) to B x width x H x W at the input's size."""
+        """Decode maps (B x C_i x H_i x W_i; the last is used) to B x width x H x W at the input's size."""
         x = maps[-1]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = interpolate(norm(conv(x)).relu(), scale_factor=2, mode="bilinear", align_corners=False)
@@ -103,17 +103,17 @@ class TransposedDecoder(Decoder):
         )
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Maps (B x C_i x H_i x W_i; the last is used) to B x 128 x H / s x W / s, where the head enlarges by s."""
+        """Decode maps (B x C_i x H_i x W_i; the last counts) to B x 128 x H / s x W / s; the head enlarges by s."""
         found: Tensor = self.layers(maps[-1])
         return found
 
     def head(self, task: Task) -> nn.Module:
-        """The third transposed convolution."""
+        """Return the third transposed convolution."""
         return nn.ConvTranspose2d(self.width, task.channels, self.last, self.last)
 
 
 def make_decoder(encoder: PyramidEncoder) -> Decoder:
-    """A decoder of the kind that an encoder's recipe names."""
+    """Return a decoder of the kind that an encoder's recipe names."""
     if encoder.decoder == "thesis":
         return ThesisDecoder(encoder.channels, encoder.strides, encoder.decoder_norm)
     if encoder.decoder == "transposed":
@@ -161,9 +161,9 @@ class MultiTask(nn.Module):
     more_roles: dict[str, str]
     """Globs that go before all others in `roles`: for what a `ModelChange` puts into the model."""
     rescale: tuple[Tensor, Tensor] | None
-    """What inputs are multiplied by, and what is then added (1 x C x 1 x 1), before the encoder; None for nothing."""
+    """The scale and the shift (1 x C x 1 x 1) of inputs before the encoder; None for neither."""
     frozen_statistics: bool
-    """Whether norm layers of the encoder stay in evaluation mode."""
+    """True if norm layers of the encoder stay in evaluation mode."""
 
     def __init__(self, encoder: Encoder, tasks: Sequence[Task], heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class MultiTask(nn.Module):
             self.decoders[task.name], self.heads[task.name] = decoder, decoder.head(task)
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Inputs (B x ...) to {task: its output}; all tasks if `tasks` is None. Nothing else is computed.
+        """Map inputs (B x ...) to {task: its output}; all tasks if `tasks` is None. Nothing else is computed.
 
         The encoder runs once. A dense task's output is B x channels x H x W, as large as the input. RecipeError where
         the sides of an image are no multiples of the encoder's last stride.
@@ -243,7 +243,7 @@ class Plain(Encoder):
         self.net, self.features, self.reads_tokens = net, features, reads_tokens
 
     def forward(self, x: Tensor) -> Any:
-        """What the module gives."""
+        """Return the module's output."""
         return self.net(x)
 
 
@@ -255,5 +255,5 @@ class Picked(nn.Module):
         self.task = task
 
     def forward(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """The task's outputs."""
+        """Return the task's outputs."""
         return outputs if isinstance(outputs, Tensor) else outputs[self.task]

@@ -19,7 +19,7 @@ class Encoder(nn.Module):
 
     features: int
     reads_tokens: bool = False
-    """Whether its inputs are whole numbers that stand for something."""
+    """True if its inputs are whole numbers that stand for something."""
 
     @property
     def seen(self) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -27,7 +27,7 @@ class Encoder(nn.Module):
         return None
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
+        """Return a checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
         return state
 
 

@@ -41,7 +41,7 @@ def model(
     *,
     roles: Roles | None = None,
 ) -> Own:
-    """A model of one's own, for `fl.run(federation, model=...)` or as what `package.module:name` stands for.
+    """Describe your own model, for `fl.run(federation, model=...)` or as the object behind `package.module:name`.
 
     module    with `heads`: an encoder, which maps inputs (B x ...) to features (B x F). Without: a whole model, which
               maps them to the outputs of its task (B x classes), or to {task: outputs}
@@ -70,12 +70,12 @@ def model(
 
 
 def is_whole(model: MultiTask) -> bool:
-    """Whether the model is one module, of which nobody knows where its features are."""
+    """Return whether the model is one module, whose features are unknown."""
     return any(isinstance(head, Picked) for head in model.heads.values())
 
 
 def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask:
-    """What a user made, an encoder of fedloom's, a module or `model(...)`, as a model of these tasks.
+    """Return an encoder of fedloom's, a user's module or `model(...)` as a model of these tasks.
 
     `example` is one input (1 x ...): it is passed through once, in evaluation mode, so that a model that does not fit
     is said here. Raises RecipeError.

@@ -27,7 +27,7 @@ AXES: dict[Kind, tuple[str, ...]] = {
 
 
 class Signal(Section):
-    """What an input is. In a recipe, the kind alone is short for a signal of that kind."""
+    """The kind of a model's inputs. In a recipe, the kind alone is short for a signal of that kind."""
 
     kind: Kind
     vocabulary: Count | None = None
@@ -49,7 +49,7 @@ class Signal(Section):
 
     @property
     def of_tokens(self) -> dict[str, Any]:
-        """What is said of tokens, by its key."""
+        """Return the settings of tokens, by key."""
         return self.model_dump(exclude={"kind"}, exclude_none=True)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Signal(Section):
 
 
 def told(shape: Sequence[int], whole: bool) -> Signal | None:
-    """What inputs of a shape are, if nobody says: None where that is not certain.
+    """Guess the signal of inputs of a shape: None where that is not certain.
 
     Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey
     image without its channel.
@@ -78,7 +78,7 @@ def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
 
 
 def sized(shape: Sequence[int], signal: Signal | None) -> str:
-    """An input in words: 'series of 9 x 128 (channels x steps)'."""
+    """Return an input in words: 'series of 9 x 128 (channels x steps)'."""
     size = " x ".join(map(str, shape))
     if signal is None or len(shape) != len(AXES[signal.kind]):
         return f"{'numbers' if signal is None else signal.kind} of {size}"

@@ -51,7 +51,7 @@ class FlatModel:
 
     @classmethod
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
-        """A copy of a module that nobody trains: `initial` are that module's own values where it is bound."""
+        """Return a copy of a module that nobody trains: `initial` are that module's own values where it is bound."""
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 

@@ -33,7 +33,7 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """The same items, made by a thread that works up to `depth` items ahead.
+    """Yield the same items, made by a thread that works up to `depth` items ahead.
 
     Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error in the
     thread is raised here; leaving the iteration early ends the thread.
@@ -91,7 +91,7 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What one client trains on: the examples at `index`, for tasks (name -> task and loss weight)."""
+    """The work of one client: the examples at `index`, for tasks (name -> task and loss weight)."""
 
     who: str
     """The name of its streams of random numbers."""
@@ -112,7 +112,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Additions:
-    """What a method adds to plain local training: rules, phases that train parts one after another, the rules' view.
+    """The additions of a method to local training: rules, phases that train parts one after another, the rules' view.
 
     `shared` are the columns that are aggregated; all fields except `rules` and `phases` are as in `View`. `received` is
     a copy of the loaded vector, if there is one already.
@@ -156,7 +156,7 @@ def batches(
 
 
 def ordered(index: Tensor, rng: torch.Generator) -> Tensor:
-    """The positions in the order of one epoch."""
+    """Return the positions in the order of one epoch."""
     return index[torch.randperm(len(index), generator=rng)]
 
 
@@ -170,7 +170,7 @@ def passes(groups: Sequence[int], training: Training, skip_single: bool = False)
 def task_losses(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], tasks: Mapping[str, tuple[Task, float]]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over a client's tasks, and the unweighted loss of each."""
+    """Return the weighted sum over a client's tasks, and the unweighted loss of each."""
     losses = {name: task.loss(outputs[name], targets[name]) for name, (task, _) in tasks.items()}
     # each operation costs a node in the backward pass
     terms = [losses[name] if weight == 1 else weight * losses[name] for name, (_, weight) in tasks.items()]
@@ -292,7 +292,7 @@ class _Applied:
         return self.view.features.recording() if self.view.features else _NOTHING
 
     def penalised(self, loss: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch with the rules' penalties."""
+        """Return the loss of a batch with the rules' penalties."""
         self.view.outputs, self.view.targets = outputs, targets
         for i, rule in enumerate(self.rules):
             penalty = rule.penalty(self.view, self.states[str(i)])
@@ -305,7 +305,7 @@ class _Applied:
             rule.grad(self.view, self.states[str(i)])
 
     def finish(self, steps: int) -> tuple[State, dict[str, Any]]:
-        """The rules' states after so many steps, and what they provide."""
+        """Return the rules' states after so many steps, and what they provide."""
         self.view.step = steps
         done = {str(i): rule.finish(self.view, self.states[str(i)]) for i, rule in enumerate(self.rules)}
         return {i: state for i, (state, _) in done.items()}, {

@@ -23,7 +23,7 @@ from fedloom.training.flat import FeatureRecorder
 
 @dataclass
 class View:
-    """What a rule sees at a local step. Vectors run over the model's parameters (p); when clients are trained stacked
+    """The view of a rule at a local step. Vectors run over the model's parameters (p); when clients are trained stacked
     they are K x p, so write rules for the last dimension.
 
     params    parameters now (writing to it changes the model)
@@ -84,25 +84,28 @@ class LocalRule(Checked):
     validation: bool = False
     stackable: bool = False
     keeps_model: ClassVar[bool] = False
-    """Whether its state holds a `personal` model."""
+    """True if its state holds a `personal` model."""
 
     def __init_subclass__(cls) -> None:
         cls.keeps_model = cls.personal is not LocalRule.personal
 
     @property
     def provides(self) -> Fields:
+        """Return the names of what `finish` returns for the server."""
         return frozenset()
 
     @property
     def needs(self) -> Fields:
+        """Return the names of what some stage must broadcast."""
         return frozenset()
 
     @property
     def repeat(self) -> int:
+        """Return the number of optimiser steps on each batch."""
         return 1
 
     def init(self, base: Tensor) -> State:
-        """The client's state before its first round."""
+        """Return the client's state before its first round."""
         return {}
 
     def begin(self, view: View, state: State) -> State:
@@ -110,14 +113,14 @@ class LocalRule(Checked):
         return state
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """A scalar to add to the loss, or None."""
+        """Return a scalar to add to the loss, or None."""
         return None
 
     def grad(self, view: View, state: State) -> None:
         """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The client's state after the round, and what it provides (name -> value of this client).
+        """Return the client's state after the round, and what it provides (name -> value of this client).
 
         Afterwards `view.params` holds the client's model.
         """
@@ -139,6 +142,7 @@ class Proximal(LocalRule):
     stackable = True
 
     def grad(self, view: View, state: State) -> None:
+        """Add the gradient of the penalty."""
         if self.mu == 0:  # adding zeros would still turn -0.0 into 0.0
             return
         for s in view.shared:
@@ -164,7 +168,7 @@ class Tune:
 
 
 def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
-    """The number of batches after which each phase ends; every phase has at least one if there are enough."""
+    """Return the number of batches after which each phase ends; every phase has at least one if there are enough."""
     total = sum(p.share for p in phases)
     marks = [round(batches * share / total) for share in accumulate(p.share for p in phases)]
     for i in range(len(marks)):
@@ -179,7 +183,7 @@ class LabelMeans(LocalRule):
     """The answers of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """What steps have made of the model is forgotten."""
+        """Discard the trained parameters; in the first round, set the predictions to the means of the labels."""
         assert view.module is not None
         assert view.labels is not None
         view.params.copy_(view.base)
@@ -218,18 +222,18 @@ class Attack:
     """By default nothing: an honest client. Engines call all of it for all clients, whatever the attack."""
 
     knows_all: ClassVar[bool] = False
-    """Whether it needs the honest clients' updates, and so a place where all of them are."""
+    """True if it needs the honest clients' updates, and so a place where all of them are."""
 
     def unfit(self, tasks: Mapping[str, Task]) -> str | None:
         """Why it would do nothing at a client with these tasks; None if it does something."""
         return None
 
     def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
-        """What the client trains on, from its own examples."""
+        """Return the examples on which the client trains, from its own."""
         return examples
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """What the client sends in the place of its rows, after its stages (edge), and what it remembers.
+        """Return what the client sends in place of its rows, after its stages (edge), and its new memory.
 
         None: nothing.
         """

@@ -40,7 +40,7 @@ OUT_OF_RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_eq
 
 
 def found(value: Any) -> str:
-    """A value as a recipe would spell it, shortened."""
+    """Return a value as a recipe would spell it, shortened."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -50,19 +50,19 @@ def found(value: Any) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """'a', 'b' or 'c'."""
+    """Return "'a', 'b' or 'c'"."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def unknown_key(key: str, allowed: Iterable[str]) -> str:
-    """The message for a key that is not in `allowed`."""
+    """Return the message for a key that is not in `allowed`."""
     allowed = sorted(allowed)
     return f"unknown key.{choices('Allowed', key, allowed)}"
 
 
 def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a type annotation allows, in words: 'a number greater than 0', "'sgd', 'adam' or 'adamw'"."""
+    """Return in words what a type annotation allows: 'a number greater than 0', "'sgd', 'adam' or 'adamw'"."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return expected(args[0], (*metadata, *args[1:]))
@@ -90,7 +90,7 @@ def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def carry(problems: Sequence[Problem]) -> PydanticCustomError:
-    """An error for a validator to raise: finished problems, their paths relative to the field it validates."""
+    """Return an error for a validator to raise: finished problems, their paths relative to the validated field."""
     text = "; ".join(f"{path}: {message}" if path else message for path, message in problems)
     return PydanticCustomError("carried", "{text}", {"text": text, "problems": tuple(problems)})
 
@@ -169,7 +169,7 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
 
 
 def _member(members: Sequence[Any], tag: str) -> Any:
-    """The member of a union that pydantic's tag, such as 'dict[str,int]', stands for, if it is a container or model."""
+    """Return the container or model in a union that pydantic's tag, such as 'dict[str,int]', stands for."""
     for member in members:
         origin = get_origin(member)
         if origin in (dict, list, tuple) and tag.startswith(origin.__name__):
@@ -180,7 +180,7 @@ def _member(members: Sequence[Any], tag: str) -> Any:
 
 
 def _unwrapped(hint: Any) -> Any:
-    """The type behind Annotated, and behind `| None` where one other member is left."""
+    """Return the type behind Annotated, and behind `| None` if one other member is left."""
     while True:
         if get_origin(hint) is Annotated:
             hint = get_args(hint)[0]
@@ -321,7 +321,7 @@ def differs(path: str, one: Any, two: Any) -> list[str]:
 
 
 def value_at(value: Any, path: str) -> Any:
-    """The value at a key path of nested mappings, None where there is none."""
+    """Return the value at a key path of nested mappings, None where there is none."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

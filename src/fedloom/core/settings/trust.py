@@ -163,7 +163,7 @@ def located(name: str) -> Code:
 
 
 def _spec(module: str, path: list[str] | None, here: bool = True) -> importlib.machinery.ModuleSpec | None:
-    """The module's spec; a top-level module is looked for in the current folder last, if `here`."""
+    """Return the module's spec; a top-level module is looked for in the current folder last, if `here`."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, ValueError, KeyError):
             if (spec := finder.find_spec(module, path)) is not None:
@@ -256,7 +256,7 @@ def keep_run(names: Iterable[str]) -> None:
 
 
 def _entry(code: Code, kind: str) -> Path:
-    """The file that stands for a name and its source, as direnv keeps what it may load."""
+    """Return the file that stands for a name and its source, as direnv keeps what it may load."""
     named = os.environ.get(CONFIG)
     config = Path(named) if named else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "fedloom"
     digest = hashlib.sha256(f"{code.name}\0{code.file}\0{code.sha256}".encode()).hexdigest()

@@ -80,7 +80,7 @@ class Classification(Task):
         return {**scores.directions(self.judge, self.by_name), "accuracy": "max", "macro_f1": "max"}
 
     def head(self, features: int) -> nn.Module:
-        """A linear layer from the features to one logit per class."""
+        """Return a linear layer from the features to one logit per class."""
         return nn.Linear(features, self.channels)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Classification(Task):
         return total / _weight(target, weights)
 
     def metric(self) -> Metric:
-        """A new confusion matrix, which also keeps outputs where metrics were chosen."""
+        """Return a new confusion matrix, which also keeps outputs where metrics were chosen."""
         usual = ConfusionMetric(self.name, self.channels)
         return scores.Kept(usual, self.judge, self.by_name) if self.judge else usual
 

@@ -134,7 +134,7 @@ def depth_l1(pred: Tensor, labels: Tensor, log: bool = False) -> Tensor:
 
 
 def logit(pred: Tensor) -> Tensor:
-    """The logit of class 1, B x H x W, from one channel or from those of two classes (class 1 minus class 0)."""
+    """Return the logit of class 1, B x H x W, from one channel or from those of two classes (class 1 minus class 0)."""
     if pred.shape[1] not in (1, 2):
         raise DataError(f"expected a prediction of 1 or 2 channels, found {pred.shape[1]}")
     values = real(pred)

@@ -29,7 +29,7 @@ class Measure(ABC):
     kind: str
     """The name of the number that `compute` returns."""
     costly: ClassVar[bool] = False
-    """Whether it takes so long that it is not for every evaluation."""
+    """True if it takes too long for every evaluation."""
 
     @abstractmethod
     def update(self, pred: Tensor, target: Tensor) -> None:
@@ -40,7 +40,7 @@ class Measure(ABC):
         """Every number by its name."""
 
     def compute(self) -> float:
-        """The number called `kind`."""
+        """Return the number called `kind`."""
         return self.all()[self.kind]
 
 
@@ -64,7 +64,7 @@ class Measures(Metric):
         return {name: found[name] for name in self.names}
 
     def cheap(self) -> Metric:
-        """The measures that are not costly, with their names."""
+        """Return the measures that are not costly, with their names."""
         costly = [measure for measure in self.measures if measure.costly]
         if not costly:
             return self
@@ -159,7 +159,7 @@ class DepthError(Measure):
         self.seen += len(truth)
 
     def all(self) -> dict[str, float]:
-        """The six errors by name."""
+        """Return the six errors by name."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return {**dict(zip(self.KINDS, means, strict=True)), "rmse": math.sqrt(means[0])}
 
@@ -192,7 +192,7 @@ class NormalError(Measure):
         self.seen += len(angle)
 
     def all(self) -> dict[str, float]:
-        """The mean angle and the shares of small ones."""
+        """Return the mean angle and the shares of small ones."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return dict(zip(("merr", *self.LIMITS), means, strict=True))
 
@@ -203,7 +203,7 @@ def levels(count: int) -> Tensor:
 
 
 def probability(pred: Tensor) -> Tensor:
-    """The probability of class 1, B x H x W float64, from 2 logits (softmax) or 1 (sigmoid); nan becomes 0."""
+    """Return the probability of class 1, B x H x W float64, from 2 logits (softmax) or 1 (sigmoid); nan becomes 0."""
     return logit(pred.detach()).cpu().double().sigmoid().nan_to_num(nan=0.0)
 
 
@@ -232,7 +232,7 @@ class _BestF(Measure):
         return counts
 
     def all(self) -> dict[str, float]:
-        """The best F."""
+        """Return the best F."""
         if not int(self.counts.sum()):
             return {self.kind: math.nan}
         false, true = _reaching(self.counts)
@@ -246,7 +246,7 @@ def _reaching(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_f(hits: Tensor, predicted: Tensor, actual: int, beta2: float) -> float:
-    """The largest (1 + beta2) P R / (beta2 P + R) over thresholds, P = hits / predicted, R = hits / actual.
+    """Return the largest (1 + beta2) P R / (beta2 P + R) over thresholds; P = hits / predicted, R = hits / actual.
 
     0 where there is nothing to find or nothing was found.
     """
