@@ -1,14 +1,11 @@
-"""Stages made of stages: for some columns, for some rows, for some rounds.
-
-The tensors of a model one by one.
-
-Some columns are one model for everybody, others are each client's own; stages that act in some rounds only."""
+"""Stages made of stages: for some columns, for some rows, for some rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +37,14 @@ class Inner(Stage):
 class Around(Inner):
     """A stage around one other: a frozen dataclass with the field `stage`."""
 
+    heading: ClassVar[str] = ""
+    """The title of its box, in which fields may stand as `{name}`; by default the stage with its fields."""
     stage: Stage
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
+        return (Box(self.heading.format(**vars(self)), inside=self.stage.boxes),) if self.heading else super().boxes
 
 
 class Aggregation(Around):
@@ -62,6 +66,7 @@ class Aggregation(Around):
 class Scope(Around):
     """Apply a stage to some columns only; the others pass as they are. The stage must keep the rows."""
 
+    heading = "in {selector!r}"
     selector: Selector
     stage: Stage
 
@@ -82,11 +87,6 @@ class Scope(Around):
         part = updates.layout.select(as_select(self.selector))
         out, state = self.stage(updates.select(part), state, ctx)
         return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
-        return (Box(f"in {self.selector!r}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ class PerTask(Around):
     hold the task keep their values; a task that no row holds gets a zero update.
     """
 
+    heading = "per task"
     stage: Stage
 
     @cached_property
@@ -215,11 +216,6 @@ class PerTask(Around):
         blocks = [True] * len(mine) if have is None else have.any(dim=1).tolist()
         return [b and own in (None, task) for b, (_, own) in zip(blocks, mine.rows, strict=True)]
 
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
-        return (Box("per task", inside=self.stage.boxes),)
-
 
 @dataclass(frozen=True)
 class GroupBy(Around):
@@ -228,6 +224,7 @@ class GroupBy(Around):
     Every row receives its own group's result. State is kept per group, from the round in which it first appears.
     """
 
+    heading = "by {key}"
     key: str
     stage: Stage
 
@@ -260,11 +257,6 @@ class GroupBy(Around):
             out, new[group] = self.stage(updates.keep(members), before, ctx)
             X[members] = out.X.expand(len(members), -1)
         return updates.replace(X=X), new
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
-        return (Box(f"by {self.key}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -316,6 +308,7 @@ class PerBlock(Around):
     Rows that lack the block get no update of it; a block that no row has gets a zero update.
     """
 
+    heading = "per tensor"
     stage: Stage
 
     @cached_property
@@ -341,11 +334,6 @@ class PerBlock(Around):
             out, new[block.name] = self.stage(part.keep(rows), state[block.name], ctx.among(block.task))
             X[0 if reduces else rows, columns] = out.X
         return (updates.reduced(X) if reduces else updates.replace(X=X)), new
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
-        return (Box("per tensor", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -373,9 +361,7 @@ class PartlyShared(Inner):
         return replace(self, shared=self.shared.at_combiner(change))
 
     def _parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        part = layout.select(as_select(self.selector))
-        if not part.blocks:
-            raise ValueError(f"PartlyShared({self.selector!r}): no block matches")
+        part = _part(layout, self.selector, "PartlyShared")
         return part, layout.without(part)
 
     def init(self, layout: Layout) -> State:
@@ -409,6 +395,7 @@ class PartlyShared(Inner):
 class Every(Around):
     """Apply a stage that keeps the rows in every `rounds`-th round only; in other rounds rows pass as they are."""
 
+    heading = "every {rounds} rounds"
     rounds: Count
     stage: Stage
 
@@ -431,8 +418,3 @@ class Every(Around):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         """Apply the stages inside."""
         return (updates, state) if ctx.round % self.rounds else self.stage(updates, state, ctx)
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
-        return (Box(f"every {self.rounds} rounds", inside=self.stage.boxes),)

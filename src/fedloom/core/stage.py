@@ -49,7 +49,7 @@ class Traits:
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.updates`; so columns may lie apart."""
     presence: Presence | None = None
-    """The rows that move a block if rows may lack blocks (`Updates.present`). "block": only what the rows with it hold in
+    """The rows that move a block if rows may lack some (`Updates.present`). "block": only what the rows with it hold in
     it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
     elsewhere, because one choice or one number of a row stems from all its blocks. "coupled": also rows that lack it,
     by design. None: the stage knows nothing of presence, and is refused where rows may lack blocks."""
