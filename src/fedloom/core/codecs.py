@@ -122,7 +122,7 @@ class Raw(Codec):
         """Return each row packed alone."""
         if present is not None:
             sizes = torch.tensor([block.size for block in layout.blocks], dtype=torch.int64)
-            X = X[:, present[0].repeat_interleave(sizes)]
+            X = X[:, present[0].bool().repeat_interleave(sizes)]
         return [{"values": row} for row in X.to("cpu")]
 
     def fields(self, like: Updates) -> dict[str, Array]:
