@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import fedloom as fl
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 
 EACH = 200  # definitions of each topic
 TOPICS = {

@@ -8,6 +8,7 @@ from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.models.tasks.classification import Classification as Classification
+    from fedloom.models.tasks.classification import Multilabel as Multilabel
     from fedloom.models.tasks.classification import Ordinal as Ordinal
     from fedloom.models.tasks.dense import DenseTask as DenseTask
     from fedloom.models.tasks.dense import Depth as Depth
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fedloom.models.tasks.metrics import NormalError as NormalError
     from fedloom.models.tasks.metrics import PixelAccuracy as PixelAccuracy
     from fedloom.models.tasks.metrics import PlainEdgeF as PlainEdgeF
-    from fedloom.models.tasks.multilabel import Multilabel as Multilabel
     from fedloom.models.tasks.regression import Regression as Regression
     from fedloom.models.tasks.task import Direction as Direction
     from fedloom.models.tasks.task import Metric as Metric

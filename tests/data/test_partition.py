@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.core.settings.names import folder_name
+from fedloom.core.settings.section import folder_name
 from fedloom.data import PARTITIONERS, Partition, Pool, Share
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import dump, load

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fedloom as fl
-from fedloom.core.signal import Signal, sized
 from fedloom.data import DATASETS
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load, recipe_hash
+from fedloom.models.signal import Signal, sized
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)

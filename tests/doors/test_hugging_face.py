@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.errors import DataError
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

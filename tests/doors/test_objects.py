@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedloom as fl
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
 from fedloom.errors import RecipeError, StateError

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app, told
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings import trust
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.trust import ALLOW, Origin, admit, located, names_in

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fedloom import Ctx, stages
 from fedloom.core.layout import Block, Layout
-from fedloom.core.spread import spread
-from fedloom.core.updates import EVERYONE, Updates
+from fedloom.core.updates import EVERYONE, Updates, spread
 from fedloom.engines.cluster.comm import Comm, shares
 from fedloom.engines.cluster.sharing import Columns, DistributedRows
 from fedloom.federation.rounds import diagnostics

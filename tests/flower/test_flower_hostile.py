@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.client_manager import ClientManager

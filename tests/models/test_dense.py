@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, leaky_relu
 from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, MultiTask, build_model
-from fedloom.models.decoders import PyramidDecoder, ThesisDecoder, TransposedDecoder
+from fedloom.models.multitask import PyramidDecoder, ThesisDecoder, TransposedDecoder
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
 

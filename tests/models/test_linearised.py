@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, build_model
-from fedloom.models.linearised import Linearised
+from fedloom.models.changes import Linearised
 from fedloom.models.lora import Lora
 from fedloom.models.nets import Encoder
 from fedloom.tasks import Classification

@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import conv1d, max_pool1d
 
 import fedloom as fl
-from fedloom.core.signal import Signal
 from fedloom.engines.api import trained_models
 from fedloom.errors import RecipeError
 from fedloom.models import MultiTask, build_model
 from fedloom.models.changes import Linearise, changed
 from fedloom.models.lora import Lora
+from fedloom.models.signal import Signal
 from fedloom.tasks import Classification
 
 TASKS = (Classification("activity", 3),)

@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 SOURCES = (
     *("core/combine.py", "core/context.py", "core/draws.py", "core/untrusted.py", "core/gram.py", "core/layout.py"),
-    *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
+    *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "models/signal.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
     *("methods", "models/tasks", "study/tables/estimate.py", "study/relatedness", "training", "federation/rounds"),
     *("federation/recipes/runtime.py", "engines/peers/mixing.py"),

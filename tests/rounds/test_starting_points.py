@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.dataset import Dataset, TensorExamples, normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError

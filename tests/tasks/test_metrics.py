@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import jaccard_score
 
 import fedloom.study
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.errors import DataError, UserError
 from fedloom.tasks import DepthError, MaxF, MeanIoU, NormalError, OdsF, PixelAccuracy, PlainEdgeF, delta_m
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.errors import RecipeError
 from fedloom.federation.runs import checkpoint
 from fedloom.methods.prototypes.maths import anchor_losses, anchor_margin, relaxed_contrast
-from fedloom.models.linearised import Linearised
+from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import MLP, ResNet
 from fedloom.models.tasks.classification import Classification

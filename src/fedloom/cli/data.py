@@ -223,8 +223,7 @@ def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> 
     """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
     from pydantic import ValidationError
 
-    from fedloom.core.settings.problems import explain
-    from fedloom.core.settings.section import strict
+    from fedloom.core.settings.section import explain, strict
     from fedloom.federation.recipes.loader import changed
     from fedloom.federation.recipes.schema import DataSection
 

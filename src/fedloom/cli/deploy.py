@@ -21,7 +21,7 @@ import typer
 from fedloom._version import __version__
 from fedloom.cli import shared
 from fedloom.core.errors import UserError, writing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.machine import free_memory
 from fedloom.federation.recipes.runtime import cores
 

@@ -11,8 +11,7 @@ import typer
 
 from fedloom.cli import complete, shared
 from fedloom.core.errors import UserError, unknown
-from fedloom.core.settings.names import is_import
-from fedloom.core.settings.trust import Origin, admit
+from fedloom.core.settings.trust import Origin, admit, is_import
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +114,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
 
 def parameters(entry: Registered) -> list[dict[str, Any]]:
     """The recipe keys of what is registered: their names, defaults, and what they may be, in words."""
-    from fedloom.core.settings.problems import expected, found
+    from fedloom.core.settings.section import expected, found
 
     return [
         {

@@ -1,1 +1,1 @@
-"""What every round works with: the layout of a model, the matrix of updates, the context of a call."""
+"""The nouns of every round: the layout of a model, the matrix of updates, the context of a call."""

@@ -1,4 +1,4 @@
-"""What travels: an update as named tensors, and back. Bytes are counted on these tensors."""
+"""Codecs, which pack an update to travel: as named tensors, and back. Bytes are counted on these tensors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Codec:
 
     stays_packed: ClassVar[bool] = False
     varies: ClassVar[bool] = False
-    """Whether the number of bytes depends on the values."""
+    """True if the number of bytes depends on the values."""
 
     def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Rows:
-        """The rows of several senders (packed, like), as they arrived, in the order of the rows."""
+        """Return the rows of several senders (packed, like), as they arrived, in the order of the rows."""
         raise NotImplementedError
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class Codec:
         return None
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """What came from elsewhere, if `pack` could have made it of rows like these; its values are finite.
+        """Return packed tensors from a sender, if `pack` could have made them of rows like these; values are finite.
 
         Raises ValueError that names the tensor. A codec that says nothing of its tensors tries to unpack them.
         """
@@ -80,7 +80,7 @@ def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCo
 
 
 def _values(updates: Updates) -> Tensor:
-    """The values in the columns that the rows have, as one vector."""
+    """Return the values in the columns that the rows have, as one vector."""
     if updates.present is None or bool(updates.present.all()):
         return updates.X.reshape(-1)
     rows = []
@@ -115,26 +115,30 @@ class Raw(Codec):
     """Every value as it is."""
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
+        """Return the named tensors to send."""
         return {"values": _values(updates)}
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed]:
+        """Return each row packed alone."""
         if present is not None:
-            X = X[
-                :, present[0].repeat_interleave(torch.tensor([block.size for block in layout.blocks], dtype=torch.long))
-            ]
+            sizes = torch.tensor([block.size for block in layout.blocks], dtype=torch.int64)
+            X = X[:, present[0].repeat_interleave(sizes)]
         return [{"values": row} for row in X.to("cpu")]
 
     def fields(self, like: Updates) -> dict[str, Array]:
-        """What each tensor must be."""
+        """Return what each tensor must be."""
         return {"values": Array((_count(like),), like.data.dtype)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
+        """Return tensors from a sender, checked."""
         return Named(self.fields(like)).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        """Return the rows again."""
         return _fill(packed["values"], like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
+        """Count the bytes by role and task."""
         return by_block(like, packed["values"].element_size())
 
 
@@ -148,6 +152,7 @@ class Sparse(Codec):
     varies = True
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
+        """Return the named tensors to send."""
         values = _values(updates)
         mask = values != 0
         kept = values[mask]
@@ -157,6 +162,7 @@ class Sparse(Codec):
         return {"values": kept, "mask": bits}
 
     def read(self, packed: Any, like: Updates) -> Packed:
+        """Return tensors from a sender, checked."""
         size = _count(like)
         if not isinstance(packed, Mapping) or "mask" not in packed:
             return Raw().read(packed, like)
@@ -166,6 +172,7 @@ class Sparse(Codec):
         return Named({"values": Array((kept,), like.data.dtype), "mask": bits}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        """Return the rows again."""
         if "mask" not in packed:
             return _fill(packed["values"], like)
         size = like.X.numel() if like.present is None else _values(like).numel()
@@ -175,6 +182,7 @@ class Sparse(Codec):
         return _fill(values, like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
+        """Count the bytes by role and task."""
         if "mask" not in packed:
             return Raw().count(packed, like)
         nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
@@ -193,6 +201,7 @@ class Cropped(Codec):
     varies = True
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
+        """Return the named tensors to send."""
         pieces = [_matrix(updates, *piece) for piece in _pieces(updates)]
         corners = [tuple(_end((x != 0).any(i)) for i in (1, 0)) for x in pieces]
         parts = [x[:rows, :columns].flatten() for x, (rows, columns) in zip(pieces, corners, strict=True)]
@@ -203,6 +212,7 @@ class Cropped(Codec):
         return {"values": torch.cat(parts), "corners": sides}
 
     def read(self, packed: Any, like: Updates) -> Packed:
+        """Return tensors from a sender, checked."""
         if not isinstance(packed, Mapping) or "corners" not in packed:
             return Raw().read(packed, like)
         pieces = _pieces(like)
@@ -216,6 +226,7 @@ class Cropped(Codec):
         return Named({"values": values, "corners": sides}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        """Return the rows again."""
         if "corners" not in packed:
             return _fill(packed["values"], like)
         corners = packed["corners"].tolist()
@@ -225,6 +236,7 @@ class Cropped(Codec):
         return like.X
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
+        """Count the bytes by role and task."""
         if "corners" not in packed:
             return Raw().count(packed, like)
         bytes_: ByteCount = {("codec", None): packed["corners"].nbytes}
@@ -248,12 +260,12 @@ def _sides(block: Block) -> tuple[int, int]:
 
 
 def _matrix(updates: Updates, row: int, block: Block) -> Tensor:
-    """A view of one block of one row."""
+    """Return a view of one block of one row."""
     return updates.X[row, updates.layout.slice(block.name)].view(_sides(block))
 
 
 def _end(some: Tensor) -> int:
-    """The position after the last that is true."""
+    """Return the position after the last that is true."""
     return int(some.nonzero().max()) + 1 if bool(some.any()) else 0
 
 
@@ -268,9 +280,11 @@ class Unified(Codec):
     stays_packed = True
 
     def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Folded:
+        """Return the senders' rows as they arrived."""
         return Folded(tuple(parts))
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
+        """Return the named tensors to send."""
         layout = updates.layout
         common, own = _by_owner(layout)
         given = updates.given if updates.mixing is None else None
@@ -284,6 +298,7 @@ class Unified(Codec):
         return {**packed, "own": _values(mine)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
+        """Return tensors from a sender, checked."""
         common, own = _by_owner(like.layout)
         k, kind = len(like), like.data.dtype
         masks = Array((k, -(-common.d // 8)), torch.uint8)
@@ -293,6 +308,7 @@ class Unified(Codec):
         return Named(arrays).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        """Return the rows again."""
         common, own = _by_owner(like.layout)
         into = like.layout.take(like.X, common)
         modulate(packed["vector"], packed["masks"], packed["scales"], out=into)
@@ -301,6 +317,7 @@ class Unified(Codec):
         return like.layout.put(like.X, own, _own(packed, like))
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
+        """Count the bytes by role and task."""
         common, own = _by_owner(like.layout)
         size = packed["vector"].element_size()
         bytes_: ByteCount = {}
@@ -340,18 +357,18 @@ class Folded:
         return ends
 
     def dense(self) -> Tensor:
-        """The matrix (K x d)."""
+        """Return the matrix (K x d)."""
         X = torch.zeros(self.shape, dtype=self.parts[0][0]["vector"].dtype)
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             Unified().unpack(packed, like.replace(X=X[a:b]))
         return X
 
     def own(self) -> Tensor:
-        """The columns that belong to tasks (K x number of these columns)."""
+        """Return the columns that belong to tasks (K x number of these columns)."""
         return torch.cat([_own(packed, like) for packed, like in self.parts])
 
     def uploads(self, counts: Tensor) -> list[Upload]:
-        """The common columns as each sender sent them; `counts` (K) are the examples of each row."""
+        """Return the common columns as each sender sent them; `counts` (K) are the examples of each row."""
         found = []
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             tasks = tuple(str(task) for _, task in like.rows)
@@ -360,7 +377,7 @@ class Folded:
         return found
 
     def keep(self, index: Sequence[int]) -> Folded:
-        """Some of the rows."""
+        """Return some of the rows."""
         kept: list[tuple[Packed, Updates]] = []
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             mine = [i - a for i in index if a <= i < b]
@@ -391,7 +408,7 @@ def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
 
 
 def _of(updates: Updates, part: Layout) -> Tensor | None:
-    """Which rows have the blocks of `part` (K x blocks), or None for all."""
+    """Return which rows have the blocks of `part` (K x blocks), or None for all."""
     return None if updates.present is None else updates.present[:, updates.layout.positions(part)]
 
 

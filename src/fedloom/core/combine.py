@@ -1,14 +1,11 @@
-"""Stages made of stages: for some columns, for some rows, for some rounds.
-
-The tensors of a model one by one.
-
-Some columns are one model for everybody, others are each client's own; stages that act in some rounds only."""
+"""Stages made of stages: for some columns, for some rows, for some rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +14,8 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Count
-from fedloom.core.spread import whole
 from fedloom.core.stage import Stage, Traits, check_closed, inner
-from fedloom.core.updates import EVERYONE, Beside, Updates
+from fedloom.core.updates import EVERYONE, Beside, Updates, columns_here
 
 
 class Inner(Stage):
@@ -27,6 +23,7 @@ class Inner(Stage):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self))
 
     def __post_init__(self) -> None:
@@ -40,7 +37,14 @@ class Inner(Stage):
 class Around(Inner):
     """A stage around one other: a frozen dataclass with the field `stage`."""
 
+    heading: ClassVar[str] = ""
+    """The title of its box, in which fields may stand as `{name}`; by default the stage with its fields."""
     stage: Stage
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
+        return (Box(self.heading.format(**vars(self)), inside=self.stage.boxes),) if self.heading else super().boxes
 
 
 class Aggregation(Around):
@@ -62,6 +66,7 @@ class Aggregation(Around):
 class Scope(Around):
     """Apply a stage to some columns only; the others pass as they are. The stage must keep the rows."""
 
+    heading = "in {selector!r}"
     selector: Selector
     stage: Stage
 
@@ -78,13 +83,10 @@ class Scope(Around):
         return self.stage.init(_part(layout, self.selector, "Scope"))
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         part = updates.layout.select(as_select(self.selector))
         out, state = self.stage(updates.select(part), state, ctx)
         return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box(f"in {self.selector!r}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,11 @@ class Split(Inner):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self), reduces=all(s.traits.reduces for s in inner(self)))
 
     def layouts(self, layout: Layout) -> dict[Selector, Layout]:
-        """The columns of each part. Raises ValueError for a block that is taken twice or not at all."""
+        """Return the columns of each part. Raises ValueError for a block that is taken twice or not at all."""
         owner: dict[str, Selector] = {}
         for selector in self.parts:
             if selector == "*":
@@ -128,6 +131,7 @@ class Split(Inner):
         return {str(i): s.init(parts[selector]) for i, (selector, s) in enumerate(self.parts.items())}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         layouts = self.layouts(updates.layout)
         results: list[tuple[Layout, Updates]] = []
         new: State = {}
@@ -157,6 +161,7 @@ class Split(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         parts = enumerate(self.parts.items())
         return tuple(Box(f"in {selector!r}", inside=s.boxes, beside=i > 0) for i, (selector, s) in parts)
 
@@ -169,10 +174,12 @@ class PerTask(Around):
     hold the task keep their values; a task that no row holds gets a zero update.
     """
 
+    heading = "per task"
     stage: Stage
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self), self.stage.traits.reduces)
         return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
@@ -184,6 +191,7 @@ class PerTask(Around):
         return {t: self.stage.init(layout.select(task=t)) for t in layout.tasks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         rows = 1 if self.stage.traits.reduces else len(updates)
         X = updates.empty(rows).zero_() if self.stage.traits.reduces else updates.X.clone()
         new = dict(state)
@@ -208,10 +216,6 @@ class PerTask(Around):
         blocks = [True] * len(mine) if have is None else have.any(dim=1).tolist()
         return [b and own in (None, task) for b, (_, own) in zip(blocks, mine.rows, strict=True)]
 
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box("per task", inside=self.stage.boxes),)
-
 
 @dataclass(frozen=True)
 class GroupBy(Around):
@@ -220,11 +224,13 @@ class GroupBy(Around):
     Every row receives its own group's result. State is kept per group, from the round in which it first appears.
     """
 
+    heading = "by {key}"
     key: str
     stage: Stage
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
         return replace(traits := Traits.around(inner(self)), reads=traits.reads | own)
 
@@ -240,20 +246,17 @@ class GroupBy(Around):
         return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         groups: dict[str, list[int]] = {}
         for i, group in enumerate(self._group_of(updates)):
             groups.setdefault(group, []).append(i)
         X = torch.empty_like(updates.X)
         new = dict(state)
         for group, members in sorted(groups.items()):
-            before = state[group] if group in state else self.stage.init(whole(updates.layout))
+            before = state[group] if group in state else self.stage.init(columns_here().whole(updates.layout))
             out, new[group] = self.stage(updates.keep(members), before, ctx)
             X[members] = out.X.expand(len(members), -1)
         return updates.replace(X=X), new
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box(f"by {self.key}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -272,16 +275,18 @@ class Switch(Inner):
         return replace(Traits.around(inner(self), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """The states of both stages; each is only touched while its stage is at work."""
+        """Return the states of both stages; each is only touched while its stage is at work."""
         return {"before": self.before.init(layout), "after": self.after.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         name, stage = ("before", self.before) if ctx.round < self.round else ("after", self.after)
         updates, new = stage(updates, state[name], ctx)
         return updates, {**state, name: new}
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (
             Box(f"before round {self.round}", inside=self.before.boxes),
             Box(f"from round {self.round}", inside=self.after.boxes, beside=True),
@@ -303,10 +308,12 @@ class PerBlock(Around):
     Rows that lack the block get no update of it; a block that no row has gets a zero update.
     """
 
+    heading = "per tensor"
     stage: Stage
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits, from those of the stages inside."""
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
@@ -314,6 +321,7 @@ class PerBlock(Around):
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         reduces = self.stage.traits.reduces
         X = updates.data.new_zeros(1 if reduces else len(updates), updates.layout.d)
         new = dict(state)
@@ -326,10 +334,6 @@ class PerBlock(Around):
             out, new[block.name] = self.stage(part.keep(rows), state[block.name], ctx.among(block.task))
             X[0 if reduces else rows, columns] = out.X
         return (updates.reduced(X) if reduces else updates.replace(X=X)), new
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box("per tensor", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -357,9 +361,7 @@ class PartlyShared(Inner):
         return replace(self, shared=self.shared.at_combiner(change))
 
     def _parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        part = layout.select(as_select(self.selector))
-        if not part.blocks:
-            raise ValueError(f"PartlyShared({self.selector!r}): no block matches")
+        part = _part(layout, self.selector, "PartlyShared")
         return part, layout.without(part)
 
     def init(self, layout: Layout) -> State:
@@ -368,6 +370,7 @@ class PartlyShared(Inner):
         return {"shared": self.shared.init(part), "own": self.own.init(rest)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         layout = updates.layout
         part, rest = self._parts(layout)
         one, shared = self.shared(updates.select(part), state["shared"], ctx)
@@ -381,6 +384,7 @@ class PartlyShared(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stage in words."""
         return (
             Box(f"in {self.selector!r}, for everybody", inside=self.shared.boxes),
             Box("in the rest, each client's own", inside=self.own.boxes, beside=True),
@@ -391,6 +395,7 @@ class PartlyShared(Inner):
 class Every(Around):
     """Apply a stage that keeps the rows in every `rounds`-th round only; in other rounds rows pass as they are."""
 
+    heading = "every {rounds} rounds"
     rounds: Count
     stage: Stage
 
@@ -407,12 +412,9 @@ class Every(Around):
         return replace(traits, reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """The stage's."""
+        """Return the stage's state."""
         return self.stage.init(layout)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Apply the stages inside."""
         return (updates, state) if ctx.round % self.rounds else self.stage(updates, state, ctx)
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box(f"every {self.rounds} rounds", inside=self.stage.boxes),)

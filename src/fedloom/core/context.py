@@ -20,23 +20,23 @@ State = dict[str, Any]
 Fields = frozenset[str]
 """Names of fields of Updates (X, n, weight, coef, base, support, extra:NAME, auxiliary:NAME), or broadcast:NAME."""
 Broadcast = dict[str, "torch.Tensor"]
-"""What a stage broadcasts to the local rules of one client: name -> tensor."""
+"""The broadcast of a stage to the local rules of one client: name -> tensor."""
 
 
 def row_key(row: Row) -> str:
-    """A row's key as one text, for states."""
+    """Return a row's key as one text, for states."""
     client, task = row
     return client if task is None else f"{client}\x1f{task}"
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """A 63-bit seed from (seed, purpose). The same purpose gives the same number on every machine and process."""
+    """Derive a 63-bit seed from (seed, purpose), the same on every machine and in every process."""
     text = "\x1f".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *purpose: object) -> torch.Generator:
-    """A torch generator of its own for (seed, purpose), so that no draw depends on any other draw."""
+    """Return a torch generator of its own for (seed, purpose), so that no draw depends on any other draw."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
@@ -91,13 +91,13 @@ class Ctx:
         return max(present if known is None else known, 1)
 
     def among(self, task: str | None) -> Ctx:
-        """The context for a stage that sees only the blocks of a task, and only rows that hold it."""
+        """Return the context for a stage that sees only the blocks of a task, and only rows that hold it."""
         held = self.held if task is None or self.held is None else {task: self.held.get(task, 0)}
         known = self.population is not None and task is not None and self.held is not None
         return replace(self, held=held, population=self.trainers(task, 0) if known else self.population)
 
     def rng(self, *purpose: object) -> torch.Generator:
-        """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""
+        """Return a generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""
         return generator(self.seed, self.round, *purpose)
 
     def hidden(self, *purpose: object) -> Draws:

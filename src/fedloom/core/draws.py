@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 
 SECRET = 32
 """Bytes of a secret, and of the key that follows from it for each purpose."""

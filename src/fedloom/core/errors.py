@@ -96,7 +96,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for the name of a task, a method or the like that is not among the known ones."""
+    """Return the message for the name of a task, a method or the like that is not among the known ones."""
     return f"unknown {kind} {name!r}.{choices('Known', name, known)}"
 
 

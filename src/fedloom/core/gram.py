@@ -1,4 +1,4 @@
-"""What rules that compare rows share: the K x K Gram matrix of a round, and minima over the simplex."""
+"""Mathematics of rules that compare rows: the K x K Gram matrix of a round, and minima over the simplex."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedloom.core.spread import total
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, columns_here
 
 _VALUES, _COLUMNS = 1 << 17, 1 << 10
 """The matrix is read in chunks of about so many float64 values, which stay in a core's cache, and of at least so many
@@ -41,7 +40,7 @@ def inner_products(
             G.addmm_(part, part.t())
             if vector is not None:
                 h.addmv_(part, vector[a:b].to(part))
-    G, h = total(G.cpu()), h.cpu() if vector is None else total(h.cpu())
+    G, h = columns_here().total(G.cpu()), h.cpu() if vector is None else columns_here().total(h.cpu())
     if updates.mixing is not None:
         M = updates.mixing.cpu()
         G, h = M @ G @ M.t(), M @ h
@@ -55,13 +54,13 @@ def normalised(G: Tensor) -> tuple[Tensor, float]:
 
 
 def nonzero(G: Tensor) -> Tensor:
-    """The rows that are not zero (K, bool): norms above 1e-12 of the largest one."""
+    """Return the rows that are not zero (K, bool): norms above 1e-12 of the largest one."""
     squares = G.diagonal()
     return squares > 1e-24 * squares.max() if len(G) else squares.bool()
 
 
 def cancels(G: Tensor, w: Tensor) -> bool:
-    """Whether sum_i w_i X_i (w >= 0) is zero within a millionth of sum_i w_i |X_i|.
+    """Return whether sum_i w_i X_i (w >= 0) is zero within a millionth of sum_i w_i |X_i|.
 
     A Gram matrix or float32 updates cannot resolve the direction of a shorter sum.
     """
@@ -107,7 +106,7 @@ def _value(Q: Tensor, b: Tensor, w: Tensor) -> float:
 
 
 def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tensor:
-    """The minimum over the face of w's support and j, or over a smaller face that is met on the way there."""
+    """Return the minimum over the face of w's support and j, or over a smaller face that is met on the way."""
     w = w.clone()
     active = w > 0
     active[j] = True
@@ -247,7 +246,7 @@ def _conflict_averse(G: Tensor, slope: Tensor, phi: float) -> tuple[Tensor, bool
 
 
 def _length_equation(G: Tensor, slope: Tensor, phi: float, w: Tensor) -> float | None:
-    """The tau > 0 with |g_w(tau)| = phi tau if the active rows of w stay active."""
+    """Return the tau > 0 with |g_w(tau)| = phi tau if the active rows of w stay active."""
     index = (w > 0).nonzero().squeeze(1)
     at, by = _on_face(G, index, -slope[index])
     part = G[index][:, index]

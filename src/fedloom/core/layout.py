@@ -1,4 +1,4 @@
-"""Which column is which: Block, Select, Layout."""
+"""The columns of the matrix of updates: Block, Select, Layout."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Select:
 
     @property
     def is_everything(self) -> bool:
-        """Whether no condition is set."""
+        """Return whether no condition is set."""
         return self == Select()
 
     def matches(self, block: Block) -> bool:
-        """Whether a block is chosen."""
+        """Return whether a block is chosen."""
         if self.role is not None and not {block.role, block.part} & set(_many(self.role)):
             return False
         if self.task is not None and block.task not in _many(self.task):
@@ -105,7 +105,7 @@ Columns = slice
 
 
 def as_select(selector: Selector) -> Select:
-    """A role name, or "*" for everything, as a Select."""
+    """Return a role name, or "*" for everything, as a Select."""
     if isinstance(selector, Select):
         return selector
     return EVERYTHING if selector == "*" else Select(role=selector)
@@ -214,7 +214,7 @@ class Layout:
         task: str | tuple[str, ...] | None = None,
         name: str | tuple[str, ...] | None = None,
     ) -> Layout:
-        """The blocks that match, as a layout of their own. `role` may also be a whole Select."""
+        """Return the blocks that match, as a layout of their own. `role` may also be a whole Select."""
         key = role, task, name
         if key not in self._selected:
             chosen = as_select(role) if isinstance(role, str | Select) else Select(role=role)
@@ -225,15 +225,15 @@ class Layout:
 
     @cached_property
     def _selected(self) -> dict[Any, Layout]:
-        """What `select` has found: it is asked for each client, and a layout works out a lot when it is used."""
+        """The results of `select`, which is called for each client: a layout computes a lot when it is used."""
         return {}
 
     def without(self, other: Layout) -> Layout:
-        """The blocks that are not in `other`."""
+        """Return the blocks that are not in `other`."""
         return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
 
     def trained(self, tasks: Iterable[str]) -> Layout:
-        """The parameters that receive a gradient when these tasks are trained: shared ones and their own."""
+        """Return the parameters that receive a gradient when these tasks are trained: shared ones and their own."""
         if (key := frozenset(tasks)) not in self._trained:
             blocks = tuple(b for b in self.parameters.blocks if b.task is None or b.task in key)
             self._trained[key] = self.parameters if blocks == self.parameters.blocks else Layout(blocks)
@@ -241,7 +241,7 @@ class Layout:
 
     @cached_property
     def _trained(self) -> dict[frozenset[str], Layout]:
-        """What `trained` has found."""
+        """The results of `trained`."""
         return {}
 
     @cached_property
@@ -268,7 +268,7 @@ class Layout:
         return self.select("buffer")
 
     def positions(self, part: Layout) -> list[int]:
-        """Indices, in this layout, of the blocks of `part`."""
+        """Return the indices, in this layout, of the blocks of `part`."""
         return [self._position[name] for name in part.names]
 
     def spans(self, part: Layout) -> tuple[Columns, ...]:
@@ -305,7 +305,7 @@ class Layout:
         return X
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """A model's blocks as one vector (d): a view where `bind` made them consecutive, else a copy."""
+        """Return a model's blocks as one vector (d): a view where `bind` made them consecutive, else a copy."""
         tensors = _tensors(module)
         parts = [self._checked(tensors, b) for b in self.blocks]
         whole = getattr(module, "_fedloom_vector", None)
@@ -348,7 +348,7 @@ class Layout:
         return found
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A JSON value from which `from_json` rebuilds the layout."""
+        """Return a JSON value from which `from_json` rebuilds the layout."""
         return [{**asdict(b), "shape": list(b.shape)} for b in self.blocks]
 
     @staticmethod
@@ -371,6 +371,7 @@ def _many(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def dtype_name(tensor: Tensor) -> str:
+    """Return a tensor's dtype without `torch.`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -379,7 +380,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def rule_of(roles: Roles, name: str) -> tuple[str, str | None] | None:
-    """The role of a parameter and its task, by the first rule that matches; None where none does."""
+    """Return the role of a parameter and its task, by the first rule that matches; None where none does."""
     if callable(roles):
         rule = roles(name)
     else:

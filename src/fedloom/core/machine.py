@@ -30,7 +30,7 @@ def free_memory() -> int | None:
 
 
 def available_memory() -> int:
-    """The same; where nobody says, all memory of the machine, or 8 GB where that is not known either."""
+    """Return the same; if unknown, all memory of the machine, or 8 GB if that is unknown too."""
     free = free_memory()
     if free is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

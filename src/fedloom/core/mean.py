@@ -33,12 +33,9 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
             total = w @ coef
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
-    runs = []
-    for first, end, members in block_groups(updates.layout, updates.present, support):
-        p = w if members is None else w * members
-        if (count := float(p.sum())) > 0:
-            runs.append((first, end, p / count))
-    return updates.summed(runs)
+    groups = block_groups(updates.layout, updates.present, support)
+    runs = [(first, end, _normalised(w if members is None else w * members)) for first, end, members in groups]
+    return updates.summed([run for run in runs if bool(run[2].any())])
 
 
 def _normalised(weight: Tensor) -> Tensor:
@@ -50,7 +47,7 @@ def _normalised(weight: Tensor) -> Tensor:
 def block_groups(
     layout: Layout, present: Tensor | None, support: Tensor | None
 ) -> list[tuple[int, int, Tensor | None]]:
-    """Runs of blocks that the same rows have: (first, end, K x bool, or None for all rows)."""
+    """Return runs of blocks that the same rows have: (first, end, K x bool, or None for all rows)."""
     if present is None and support is None:
         return [(0, len(layout.blocks), None)]
     have = support if present is None else present if support is None else present & support
@@ -65,12 +62,12 @@ def block_groups(
 
 
 def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
-    """Runs of columns that the same rows have: (columns, K x bool, or None for all rows)."""
+    """Return runs of columns that the same rows have: (columns, K x bool, or None for all rows)."""
     return [(layout.run(first, end), members) for first, end, members in block_groups(layout, present, support)]
 
 
 def problems(layout: Layout, present: Tensor | None, k: int) -> list[tuple[list[slice], Tensor]]:
-    """Groups of columns that the same of k rows have, with the positions of these rows."""
+    """Return groups of columns that the same of k rows have, with the positions of these rows."""
     found: dict[tuple[int, ...], list[slice]] = {}
     for columns, members in column_groups(layout, present, None):
         rows = range(k) if members is None else members.nonzero().squeeze(1).tolist()
@@ -96,7 +93,7 @@ def _chunks(d: int) -> list[slice]:
 
 
 def mixed_models(updates: Updates, M: Tensor) -> Tensor:
-    """Updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
+    """Return updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
 
     X_k + sum_j M_kj (w_j - w_k), where the rows of M (K x K, not negative) sum to 1; so M = I is X bit for bit. A block
     that only some rows have is mixed among those rows.
@@ -127,6 +124,7 @@ class Mean(Stage):
     replaceable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the mean as one row."""
         return updates.reduced(weighted_mean(updates)), state
 
 
@@ -173,6 +171,7 @@ class SupportMean(Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the mean as one row."""
         if updates.support is not None:
             return updates.reduced(weighted_mean(updates, updates.support)), state
         out = updates.X.new_zeros(updates.layout.d)

@@ -12,17 +12,17 @@ class Box:
 
     title: str
     arguments: str | None = None
-    """What the repr of an object has between the brackets; None for a leaf that is no object."""
+    """The text between the brackets of an object's repr; None for a leaf that is no object."""
     after: str = ""
     """The words that follow the closing bracket."""
     facts: tuple[str, ...] = ()
     inside: tuple[Box, ...] = ()
     beside: bool = False
-    """Whether this box works on other columns or in other rounds than the box before it, and so not after it."""
+    """True if this box works on other columns or in other rounds than the box before it, and so not after it."""
 
     @staticmethod
     def of(thing: object, *facts: str, after: str = "") -> Box:
-        """The leaf of an object whose repr is NAME(ARGUMENTS)."""
+        """Return the leaf of an object whose repr is NAME(ARGUMENTS)."""
         name = type(thing).__name__
         return Box(name, repr(thing)[len(name) + 1 : -1], after, facts)
 

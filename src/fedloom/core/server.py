@@ -1,4 +1,4 @@
-"""What a server does with an aggregated update: ServerRule, plain steps, momentum, adaptive steps, lookahead."""
+"""Server rules, which apply an aggregated update: ServerRule, plain steps, momentum, adaptive steps, lookahead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServerRule(Checked):
     """
 
     looks_ahead: ClassVar[bool]
-    """Whether clients start from something other than the model, so that `dispatch` needs the state."""
+    """True if clients start from something other than the model, so that `dispatch` needs the state."""
 
     def __init_subclass__(cls) -> None:
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
@@ -35,11 +35,11 @@ class ServerRule(Checked):
         return {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:
-        """The vector to send, given the model."""
+        """Return the vector to send, given the model."""
         return model
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        """The model after an update (new minus old), and the new state. Changes none of its inputs."""
+        """Return the model after an update (new minus old), and the new state. Changes none of its inputs."""
         raise NotImplementedError
 
 
@@ -50,6 +50,7 @@ class Plain(ServerRule):
     step: float = 1.0
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the moved model and the new state."""
         return model + (update if self.step == 1 else self.step * update), state
 
 
@@ -68,6 +69,7 @@ class Momentum(ServerRule):
         return {"m": torch.zeros_like(model)} if self.beta else {}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the moved model and the new state."""
         if not self.beta:
             return Plain(self.step).apply(model, update, state)
         m = torch.add(update, state["m"], alpha=self.beta)
@@ -100,6 +102,7 @@ class Adaptive(ServerRule):
         return {"m": torch.zeros_like(model), "v": v} if self.b1 else {"v": v}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the moved model and the new state."""
         m = state["m"].mul(self.b1).add_(update, alpha=1 - self.b1) if self.b1 else update
         v = self._second(update, state["v"])
         model = torch.addcdiv(model, m, v.sqrt().add_(self.eps), value=self.step)
@@ -132,10 +135,11 @@ class Lookahead(ServerRule):
         return {"m": torch.zeros_like(model)} if self.lam else {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:
-        """The lookahead la."""
+        """Return the lookahead la."""
         return torch.add(model, state["m"], alpha=self.lam) if self.lam else model
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the moved model and the new state."""
         if not self.lam:
             return model + update, state
         m = torch.add(update, state["m"], alpha=self.lam)

@@ -25,7 +25,7 @@ _PRESENCES: tuple[Presence, ...] = ("block", "row", "coupled")
 
 @dataclass(frozen=True)
 class Traits:
-    """What a stage is like, for code that places it and provides what it needs.
+    """The properties of a stage, for code that places it and provides what it needs.
 
     `reads`, `wants` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or
     auxiliary:NAME. Beside these, `reads` may name "rounds", how many the run will have, and `writes` what else comes
@@ -35,7 +35,7 @@ class Traits:
     """
 
     kind: Kind = "row"
-    """What it looks at: "row" each row alone (may run at the client), "mix" the rows' Gram matrix or extras
+    """The scope: "row" each row alone (may run at the client), "mix" the rows' Gram matrix or extras
     (output = W X), "matrix" the columns of all rows."""
     reads: Set[str] = frozenset({"X"})
     writes: Set[str] = frozenset({"X"})
@@ -47,14 +47,14 @@ class Traits:
     """Where what comes out must not tell which rows came: the fewest rows that a result may be a mean of, inf for all
     that are expected. It then acts without any row, and on blocks that no row has. 0: it may tell."""
     separable: bool = False
-    """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
+    """Treats every column alike, with Gram matrices and sums by `fedloom.core.updates`; so columns may lie apart."""
     presence: Presence | None = None
-    """What moves a block where rows may lack blocks (`Updates.present`). "block": only what the rows that have it hold
-    in it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
+    """The rows that move a block if rows may lack some (`Updates.present`). "block": only what the rows with it hold in
+    it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
     elsewhere, because one choice or one number of a row stems from all its blocks. "coupled": also rows that lack it,
     by design. None: the stage knows nothing of presence, and is refused where rows may lack blocks."""
     extras: Mapping[str, Untrusted] = field(default_factory=dict, hash=False)
-    """What one row's value of an extra that it reads must be, where it comes from a node: name -> `Number`, `Array` or
+    """The requirements on one row's value of an extra that it reads, if a node sent it: name -> `Number`, `Array` or
     the like of `fedloom.core.untrusted`. One that is not named here may be a number or a short text."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Traits:
 
     @property
     def broadcasts(self) -> frozenset[str]:
-        """What it broadcasts to clients, as "broadcast:NAME"."""
+        """Return what it broadcasts to clients, as "broadcast:NAME"."""
         return frozenset(name for name in self.writes if name.startswith("broadcast:"))
 
     @staticmethod
@@ -90,9 +90,9 @@ class Stage(Checked):
     """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
 
     robust: ClassVar[bool] = False
-    """Whether no single row, however long, moves what comes out without bound."""
+    """True if no single row, however long, moves what comes out without bound."""
     replaceable: ClassVar[bool] = False
-    """Whether it is a plain rule for combining rows, in whose place another may stand."""
+    """True if it is a plain rule for combining rows, in whose place another may stand."""
     clients: ClassVar[Set[str]] = frozenset()
     """Names of the clients that it treats in a way of their own."""
 
@@ -113,7 +113,7 @@ class Stage(Checked):
         return {}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """What the local rules of these clients need: vectors over the stage's columns (d), or scalars (no dimension).
+        """Return what these clients' local rules need: vectors over the stage's columns (d), or scalars (no dimension).
 
         `models` are the personal models (d) that the server has, of any client.
         """
@@ -124,6 +124,7 @@ class Stage(Checked):
         return change(self)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the new rows and the new state."""
         raise NotImplementedError
 
     def __rshift__(self, other: Stage) -> Chain:
@@ -153,9 +154,11 @@ class Identity(Stage):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the traits of a stage that changes nothing."""
         return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the new rows and the new state."""
         return updates, state
 
 
@@ -182,7 +185,7 @@ class Chain(Stage):
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """What all members broadcast."""
+        """Return the broadcasts of all members."""
         each = [s.broadcast(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
         return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
@@ -197,6 +200,7 @@ class Chain(Stage):
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the new rows and the new state."""
         new: State = {}
         for i, stage in enumerate(self.stages):
             updates, new[str(i)] = stage(updates, state[str(i)], ctx)
@@ -207,6 +211,7 @@ class Chain(Stage):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the members in words."""
         return tuple(box for stage in self.stages for box in stage.boxes)
 
 

@@ -35,7 +35,7 @@ _GRAM = 1 << 14  # columns at a time of products of signs; counts up to 2^24 are
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """A mask (... x d, bool) as bits (... x ceil(d / 8), uint8): coordinate 8 i + j is bit 7 - j of byte i."""
+    """Pack a mask (... x d, bool) into bits (... x ceil(d / 8), uint8): coordinate 8 i + j is bit 7 - j of byte i."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy(), axis=-1)).to(mask.device)
 
 
@@ -115,7 +115,7 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
 
 
 def modulate(vector: Tensor, mask: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
-    """The task vector that a unified vector (d) stands for: scale * mask * vector, written to `out` if given.
+    """Return the task vector of a unified vector (d): scale * mask * vector, written to `out` if there is one.
 
     With one mask (d, or packed) and one scale: d. With k masks and k scales: k x d.
     """
@@ -156,7 +156,7 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _row_sums(x: Array) -> Array:
-    """Sums of rows in float64, after float32 has summed groups of eight columns."""
+    """Return sums of rows in float64, after float32 has summed groups of eight columns."""
     T, n = x.shape
     if n % 8:
         return np.asarray(x.sum(1, dtype=np.float64))
@@ -247,7 +247,7 @@ def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What one client sends: a unified vector (d), and a mask, a scale and a sample count for each of its k tasks.
+    """The upload of one client: a unified vector (d), and a mask, a scale and a sample count for each of its k tasks.
 
     Without masks and scales the vector is the task vector of its one task; rows (client, task) of updates that are
     already reconstructed enter in this form. `client` is a name; it only fixes the order in which clients are summed.
@@ -411,19 +411,19 @@ class _RoundOfUploads:
 
 
 def _some(masks: Tensor, s: slice) -> Array:
-    """Some columns of masks, packed or not, as 0 and 1 (int8). `s` starts at a multiple of 8."""
+    """Return some columns of masks, packed or not, as 0 and 1 (int8). `s` starts at a multiple of 8."""
     if masks.dtype == torch.bool:
         return masks[:, s].cpu().numpy().view(np.int8)
     return np.unpackbits(_bytes(masks, s).cpu().numpy(), axis=1, count=s.stop - s.start).view(np.int8)
 
 
 def _bytes(masks: Tensor, s: slice) -> Tensor:
-    """Some columns of packed masks. `s` starts at a multiple of 8."""
+    """Return some columns of packed masks. `s` starts at a multiple of 8."""
     return masks[..., s.start // 8 : -(-s.stop // 8)]
 
 
 def _enough(holders: int, rho: float) -> int:
-    """The smallest count c with c / holders >= rho."""
+    """Return the smallest count c with c / holders >= rho."""
     return next(c for c in itertools.count() if c / holders >= rho)
 
 

@@ -21,7 +21,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, eq=False)
 class Sender:
-    """What is known of who sent something: by this its values are judged.
+    """The knowledge about a sender by which its values are judged.
 
     sizes    name -> number, for shapes of tensors; a name that is not there is learnt from the first tensor that has
              it, and stands for the same number in all others that came with it
@@ -33,21 +33,21 @@ class Sender:
 
 
 class Untrusted(Protocol):
-    """What one value must be."""
+    """The requirements on one value."""
 
     def read(self, value: Any, sender: Sender) -> Any:
-        """The value as it is used. Raises ValueError that says what was expected and what was found."""
+        """Return the value as it is used. Raises ValueError that says what was expected and what was found."""
         ...
 
 
 def shown(value: Any) -> str:
-    """A value from elsewhere, short and in one line, as an error text may repeat it."""
+    """Return a value from elsewhere, short and in one line, as an error text may repeat it."""
     text = f"shape {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else _repr(value)
     return plain(text, _SHOWN)
 
 
 def plain(text: str, most: int) -> str:
-    """A text from elsewhere in one line without control characters, of at most about `most` characters."""
+    """Return a text from elsewhere in one line without control characters, of at most about `most` characters."""
     cut = text[: most + 1]
     clean = "".join(c if c.isprintable() else " " for c in cut[:most])
     return f"{clean} ..." if len(cut) > most else clean
@@ -72,6 +72,7 @@ class Number:
     whole: bool = False
 
     def read(self, value: Any, sender: Sender) -> Any:
+        """Return the value as it is used, or raise ValueError."""
         kind = isinstance(value, int | float) and not isinstance(value, bool)
         if not (kind and self.low <= value <= self.high and (not self.whole or value == math.floor(value))):
             raise ValueError(
@@ -87,6 +88,7 @@ class Text:
     most: int = 200
 
     def read(self, value: Any, sender: Sender) -> str:
+        """Return the value as it is used, or raise ValueError."""
         if not (isinstance(value, str) and len(value) <= self.most and value.isprintable()):
             raise ValueError(f"expected a printable text of at most {self.most} characters, {_but(value)}")
         return value
@@ -97,6 +99,7 @@ class Scalar:
     """A number or a text: what an extra is if no stage says more."""
 
     def read(self, value: Any, sender: Sender) -> Any:
+        """Return the value as it is used, or raise ValueError."""
         return Text().read(value, sender) if isinstance(value, str) else Number().read(value, sender)
 
 
@@ -107,6 +110,7 @@ class Exactly:
     value: Any
 
     def read(self, value: Any, sender: Sender) -> Any:
+        """Return the value as it is used, or raise ValueError."""
         numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, self.value))
         if not (numbers or type(value) is type(self.value)) or value != self.value:
             raise ValueError(f"expected {shown(self.value)}, {_but(value)}")
@@ -120,6 +124,7 @@ class OneOf:
     values: tuple[Any, ...]
 
     def read(self, value: Any, sender: Sender) -> Any:
+        """Return the value as it is used, or raise ValueError."""
         if not any(type(value) is type(one) and value == one for one in self.values):
             raise ValueError(f"expected {' or '.join(map(shown, self.values))}, {_but(value)}")
         return value
@@ -140,6 +145,7 @@ class Array:
     exact: bool = False
 
     def read(self, value: Any, sender: Sender) -> Tensor:
+        """Return the value as it is used, or raise ValueError."""
         if not isinstance(value, Tensor) or not self._fits(value, sender):
             shape = tuple(sender.sizes.get(n, n) if isinstance(n, str) else n for n in self.shape)
             raise ValueError(f"expected shape {shape} of {self.dtype}, {_but(value)}")
@@ -174,6 +180,7 @@ class Each:
     values: tuple[Untrusted, ...]
 
     def read(self, value: Any, sender: Sender) -> list[Any]:
+        """Return the value as it is used, or raise ValueError."""
         if not (isinstance(value, list) and len(value) == len(self.values)):
             raise ValueError(f"expected a list of {len(self.values)}, {_but(value)}")
         return [kind.read(one, sender) for kind, one in zip(self.values, value, strict=True)]
@@ -186,6 +193,7 @@ class Named:
     fields: Mapping[str, Untrusted]
 
     def read(self, value: Any, sender: Sender) -> dict[str, Any]:
+        """Return the value as it is used, or raise ValueError."""
         names = ", ".join(self.fields) or "nothing"
         if not isinstance(value, Mapping):
             raise ValueError(f"expected {names}, {_but(value)}")
@@ -207,6 +215,7 @@ class Nothing:
     """None."""
 
     def read(self, value: Any, sender: Sender) -> None:
+        """Return the value as it is used, or raise ValueError."""
         if value is not None:
             raise ValueError(f"expected nothing, {_but(value)}")
 

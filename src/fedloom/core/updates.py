@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +21,55 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Block, Layout, dtype_name
+
+
+class Spread:
+    """The whole matrix in this process; subclasses say which process has which columns of it.
+
+    Inside `spread` every process runs the same stage on all rows, but only on its own columns: its layout has all
+    blocks, each with only the columns that this process has. A rule that treats every column alike need not know this.
+    Sums over columns go through `total`; state holds whole vectors, which `cut` takes apart and `join` puts together.
+    All processes call the methods in the same order.
+    """
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum over all processes of x, which each has summed over its own columns; the same bits in each."""
+        return x
+
+    def cut(self, layout: Layout, vector: Tensor) -> Tensor:
+        """Return the columns of this process, from a vector over all columns of the layout's blocks."""
+        return vector
+
+    def at(self, layout: Layout, index: Tensor) -> Tensor:
+        """Return those of the columns `index` (positions among all) that are here, as positions among those here."""
+        return index
+
+    def join(self, layout: Layout, part: Tensor) -> Tensor:
+        """Return the whole vector, from this process's columns and those of the others."""
+        return part
+
+    def whole(self, layout: Layout) -> Layout:
+        """Return the layout with all its columns."""
+        return layout
+
+
+_NOW: ContextVar[Spread] = ContextVar("spread", default=Spread())  # noqa: B039
+
+
+@contextmanager
+def spread(how: Spread) -> Iterator[None]:
+    """Let stages called inside see only the columns of this process."""
+    token = _NOW.set(how)
+    try:
+        yield
+    finally:
+        _NOW.reset(token)
+
+
+def columns_here() -> Spread:
+    """Return how columns are spread over processes."""
+    return _NOW.get()
+
 
 EVERYONE: Row = ("*", None)
 """The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""
@@ -31,18 +82,20 @@ class Rows(Protocol):
     """Rows (K x d) in a form of their own, which become a matrix only when it is needed."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        ...
 
     def dense(self) -> Tensor:
-        """The matrix (K x d)."""
+        """Return the matrix (K x d)."""
         ...
 
     def keep(self, index: Sequence[int]) -> Rows:
-        """Some of the rows, by position in ascending order."""
+        """Return some of the rows, by position in ascending order."""
         ...
 
     def norms(self) -> Tensor:
-        """The rows' norms (K), or bounds of them, as `Updates.norms`."""
+        """Return the rows' norms (K), or bounds of them, as `Updates.norms`."""
         ...
 
 
@@ -51,10 +104,12 @@ class Distributed(Rows, Protocol):
     """Rows that lie in several processes and can be summed without being brought together."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        ...
 
     def select(self, part: Layout) -> Distributed:
-        """The columns of some blocks."""
+        """Return the columns of some blocks."""
         ...
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
@@ -78,15 +133,15 @@ class RowList:
         return len(self.vectors), len(self.vectors[0])
 
     def dense(self) -> Tensor:
-        """A copy of them as a matrix (K x d)."""
+        """Return a copy of them as a matrix (K x d)."""
         return torch.stack(self.vectors)
 
     def keep(self, index: Sequence[int]) -> RowList:
-        """Some of the rows."""
+        """Return some of the rows."""
         return RowList(tuple(self.vectors[i] for i in index))
 
     def norms(self) -> Tensor:
-        """The rows' norms (K)."""
+        """Return the rows' norms (K)."""
         return torch.cat([row_norms(x[None]) for x in self.vectors])
 
 
@@ -126,14 +181,16 @@ class Updates:
 
     def __post_init__(self) -> None:
         k, d, blocks = len(self.rows), self.layout.d, len(self.layout.blocks)
-        matrices: dict[str, Any] = {"X": self.given, "coef": self.coef, "base": self.base}
-        matrices |= {f"auxiliary {name!r}": value for name, value in self.auxiliary.items()}
-        numbers, masks = {"n": self.n, "weight": self.weight}, {"present": self.present, "support": self.support}
-        square = {"mixing": self.mixing}
-        for shape, values in (((k, d), matrices), ((k,), numbers), ((k, blocks), masks), ((k, k), square)):
-            for name, value in values.items():
-                if value is not None and value.shape != shape:
-                    raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
+        shapes = {"given": (k, d), "coef": (k, d), "base": (k, d), "n": (k,), "weight": (k,), "mixing": (k, k)}
+        shapes |= dict.fromkeys(("present", "support"), (k, blocks))
+        for name, shape in shapes.items():
+            if (value := getattr(self, name)) is not None and value.shape != shape:
+                raise ValueError(
+                    f"{'X' if name == 'given' else name}: expected shape {shape}, found {tuple(value.shape)}"
+                )
+        for name, value in self.auxiliary.items():
+            if value.shape != (k, d):
+                raise ValueError(f"auxiliary {name!r}: expected shape {(k, d)}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != k:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
@@ -142,7 +199,7 @@ class Updates:
 
     @cached_property
     def data(self) -> Tensor:
-        """What was given (K x d), before `mixing`."""
+        """The field `given` as a matrix (K x d), before `mixing`."""
         return self.given if isinstance(self.given, Tensor) else self.given.dense()
 
     @cached_property
@@ -151,7 +208,7 @@ class Updates:
         return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
 
     def vectors(self) -> Iterator[Tensor]:
-        """The rows, each a vector (d). What is not computed yet is computed without X and not kept here."""
+        """Yield the rows, each a vector (d). Rows that are not computed yet are computed without X and not stored."""
         if "X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor)):
             yield from self.X
             return
@@ -219,13 +276,13 @@ class Updates:
         return len(self.rows)
 
     def replace(self, **changes: Any) -> Updates:
-        """A copy with some fields changed; a new X is taken as it is."""
+        """Return a copy with some fields changed; a new X is taken as it is."""
         if "X" in changes:
             changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
 
     def empty(self, rows: int) -> Tensor:
-        """A matrix (rows x d) that is not filled, of X's dtype and device. X itself is not computed for it."""
+        """Return an uninitialised matrix (rows x d) of X's dtype and device, without computing X."""
         if isinstance(self.given, Distributed):
             return torch.empty(rows, self.layout.d, dtype=self.given.dtype)
         return self.data.new_empty(rows, self.layout.d)
@@ -252,7 +309,7 @@ class Updates:
         return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
 
     def select(self, part: Layout) -> Updates:
-        """The columns of `part` only (X is a view where they are consecutive)."""
+        """Return the columns of `part` only (X is a view where they are consecutive)."""
         blocks = self.layout.positions(part)
         return replace(
             self,
@@ -266,7 +323,7 @@ class Updates:
         )
 
     def keep(self, index: Sequence[int]) -> Updates:
-        """Some rows only, given by position in ascending order."""
+        """Return some rows only, given by position in ascending order."""
         index = list(index)
         if index == list(range(len(self))):
             return self
@@ -293,7 +350,7 @@ class Updates:
         return self.keep([i for i in range(len(self)) if i not in bad]), tuple(self.rows[i] for i in sorted(bad))
 
     def reduced(self, x: Tensor) -> Updates:
-        """The result of a rule that returns one vector (d) for everyone."""
+        """Return the result of a rule that returns one vector (d) for everyone."""
         present = None if self.present is None or not len(self) else self.present.any(dim=0, keepdim=True)
         n, weight = self.n.sum().reshape(1), self.weight.sum().reshape(1)
         return Updates(self.layout, (EVERYONE,), x.reshape(1, -1), n, weight, present=present)
@@ -313,7 +370,7 @@ class Beside:
         return len(self.parts[0][1]), self.layout.d
 
     def dense(self) -> Tensor:
-        """The matrix (K x d)."""
+        """Return the matrix (K x d)."""
         X = self.parts[0][1].empty(self.shape[0]).new_empty(self.shape)
         for part, rows in self.parts:
             spans = self.layout.spans(part)
@@ -325,7 +382,7 @@ class Beside:
         return X
 
     def separate(self) -> list[Tensor]:
-        """The rows, each in memory of its own."""
+        """Return the rows, each in memory of its own."""
         found = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
         for part, rows in self.parts:
             W, at = None if rows.mixing is None else rows.mixing.to(rows.data), 0
@@ -349,11 +406,11 @@ class Beside:
         return X
 
     def keep(self, index: Sequence[int]) -> Beside:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Beside(self.layout, tuple((part, rows.keep(index)) for part, rows in self.parts))
 
     def norms(self) -> Tensor:
-        """The rows' norms (K)."""
+        """Return the rows' norms (K)."""
         return row_norms(self.dense())
 
 
@@ -364,7 +421,7 @@ def _pieces(columns: slice) -> list[slice]:
 
 
 def row_norms(X: Tensor) -> Tensor:
-    """The Euclidean norms of the rows of a matrix (K, float64), not finite for rows with nan or inf alone."""
+    """Return the Euclidean norms of a matrix's rows (K, float64), not finite only for rows with nan or inf."""
     norms = torch.linalg.vector_norm(X, dim=1).double()
     for i in (~norms.isfinite()).nonzero().flatten().tolist():  # squares may overflow
         x = X[i].double()

@@ -22,11 +22,11 @@ from fedloom.data.prepare import DATASETS as DATASETS
 from fedloom.data.tables import table as _table  # noqa: F401
 
 if TYPE_CHECKING:
-    from fedloom.core.signal import Signal as Signal
     from fedloom.data.dataset import Dataset as Dataset
     from fedloom.data.dataset import Examples as Examples
     from fedloom.data.dataset import TensorExamples as TensorExamples
     from fedloom.data.own import Client as Client
     from fedloom.data.own import Federation as Federation
+    from fedloom.models.signal import Signal as Signal
 
 __getattr__, __dir__ = lazy(__name__)

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
 from fedloom.core.settings.section import Count
-from fedloom.core.signal import Kind, Signal
 from fedloom.data.dense_label import Augment, DenseLabel, resolve
 from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
 from fedloom.data.prepare import (
@@ -30,6 +29,7 @@ from fedloom.data.prepare import (
     read_table,
     splits,
 )
+from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples

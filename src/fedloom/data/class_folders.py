@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError, nearest, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive
 from fedloom.data.combine import TASK, Columns, Pad, Side, combine, pictures
 from fedloom.data.folders import matlab, split_list

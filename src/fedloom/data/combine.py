@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count
-from fedloom.core.signal import sized
 from fedloom.data.prepare import DATASETS, SPLITS, Array, at_nodes, cache_folder, channel_statistics, kept
 from fedloom.models.encoders import ENCODERS
+from fedloom.models.signal import sized
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,9 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.core.signal import Signal, told
 from fedloom.data.prepare import Array, digest
 from fedloom.data.transforms import MEAN, STD, Crop, Dense
+from fedloom.models.signal import Signal, told
 from fedloom.models.tasks.task import IGNORE, Task
 
 Batch = tuple[Tensor, dict[str, Tensor]]

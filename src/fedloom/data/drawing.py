@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.prepare import Array
 from fedloom.models.tasks.task import IGNORE, Task

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.core.errors import DataError, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.dense_label import Augment, Kind, Reader, resolve
 from fedloom.data.inputs import FORMATS
 from fedloom.data.prepare import Array, no_repeats, subset

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, parsing
-from fedloom.core.extras import need
-from fedloom.core.signal import Kind, Signal
+from fedloom.core.lazy import need
 from fedloom.data.prepare import Array
+from fedloom.models.signal import Kind, Signal
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:

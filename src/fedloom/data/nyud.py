@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.errors import DataError, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count
 from fedloom.data import folders
 from fedloom.data.dense_label import Augment

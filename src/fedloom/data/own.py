@@ -21,15 +21,14 @@ from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RunWarning, unknown
-from fedloom.core.settings.names import client_name
-from fedloom.core.settings.section import strict
+from fedloom.core.settings.section import client_name, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
+from fedloom.models.signal import AXES, Kind, Signal, sized, told
 from fedloom.models.tasks.own import Description, Own
 from fedloom.models.tasks.task import IGNORE, Task
 
@@ -295,7 +294,7 @@ def _rule(partition: Any) -> Any:
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
-        from fedloom.core.settings.problems import explain
+        from fedloom.core.settings.section import explain
 
         admit(names_in(partition), Origin.TYPED, "Federation, partition")
         if problem := PARTITIONERS.problem(partition["name"]):

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, RunWarning, StateError
-from fedloom.core.settings.names import differs
-from fedloom.core.settings.problems import found
+from fedloom.core.settings.section import differs, found
 from fedloom.core.settings.trust import admit, names_in
 from fedloom.data.own import Federation
 from fedloom.engines.engine import Engine, engine_of

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedloom.core.context import Ctx, State
-from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
@@ -20,7 +19,8 @@ from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.models.constant import ConstantHead
+from fedloom.models.changes import ConstantHead
+from fedloom.models.signal import sized
 from fedloom.training.rules import label_means
 
 

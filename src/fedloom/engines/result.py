@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import StateError, parsing, unknown
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder

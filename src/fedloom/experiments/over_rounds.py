@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid
 from fedloom.data.prepare import Array
 from fedloom.federation.runs.reader import PREDICTIONS, Run

@@ -12,11 +12,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fedloom.core.errors import RecipeError, StateError, UserError, parsing
-from fedloom.core.settings.names import is_import
-from fedloom.core.settings.problems import explain
 from fedloom.core.settings.registry import Registered
-from fedloom.core.settings.section import Count, Section, strict
-from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.section import Count, Section, explain, strict
+from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.experiments.tune import BENCHMARK, Budget, described, tune

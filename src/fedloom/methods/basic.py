@@ -63,7 +63,7 @@ def simple() -> m.Method:
     Logistic regression for classes, ridge regression for numbers (with `training.optimizer.weight_decay`), trained by
     the recipe's optimiser in place of the recipe's model. Refused for tasks of images (dense) and for tokens.
     """
-    from fedloom.models.constant import LinearAnswers
+    from fedloom.models.changes import LinearAnswers
 
     return m.Method(name="simple", model=(LinearAnswers(),), stage=stages.Identity(), private="*", buffers="local")
 
@@ -77,7 +77,7 @@ def constant() -> m.Method:
 
     The labels are those that the clients hold, all in one place. There is no network; `training` says nothing.
     """
-    from fedloom.models.constant import ConstantAnswers
+    from fedloom.models.changes import ConstantAnswers
 
     return m.Method(name="constant", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=m.InOnePlace())
 

@@ -14,11 +14,11 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import UserError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registered
-from fedloom.core.signal import Signal, blank
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import as_multitask
+from fedloom.models.signal import Signal, blank
 from fedloom.models.tasks.task import Task
 from fedloom.models.weights import load_weights
 
@@ -57,7 +57,7 @@ def build_model(
     lora: Lora | None = None,
     signal: Signal | None = None,
 ) -> MultiTask:
-    """The named encoder (with its recipe parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
+    """Build the named encoder (with its parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
 
     What the name stands for may also give any module, or what `fl.model` returns (see `as_multitask`). The encoder then
     loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does not depend on the

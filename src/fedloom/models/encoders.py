@@ -14,14 +14,13 @@ from pydantic import Field
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count
-from fedloom.core.signal import sized
-from fedloom.models.kinds import Decoding, Norm
+from fedloom.models.signal import Decoding, Norm, sized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedloom.core.signal import Signal
     from fedloom.models.nets import Encoder, PyramidEncoder
+    from fedloom.models.signal import Signal
     from fedloom.models.tasks.task import Task
 
 ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.own:Own"))
@@ -48,7 +47,7 @@ def small_cnn(input_shape: tuple[int, ...], *, width: Count = 16, hidden: Count 
 
 @ENCODERS.register("cnn", source="McMahan et al. (2017), section 3")
 def cnn(input_shape: tuple[int, ...], *, width: Count = 32, hidden: Count = 512) -> Encoder:
-    """The convolutional network of federated benchmarks: two 5 x 5 convolutions with pooling, one hidden layer.
+    """Build the convolutional network of federated benchmarks: two 5 x 5 convolutions with pooling, one hidden layer.
 
     With the defaults, 28 x 28 grey images and 10 classes the whole model has the paper's 1,663,370 parameters;
     width 4 and hidden 48 give 20,266.
@@ -64,7 +63,7 @@ def mlp(
     *,
     hidden: list[Count] = [128, 64],  # noqa: B006
 ) -> Encoder:
-    """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images and series.
+    """Build a multilayer perceptron with ReLU after each layer, for feature vectors and flattened images and series.
 
     Without `hidden` layers the heads are linear models of the inputs: logistic and linear regression.
     """
@@ -84,13 +83,13 @@ def conv1d(
     kernel: Literal[3, 5, 7, 9] = 5,
     hidden: Count = 64,
 ) -> Encoder:
-    """A small convolutional network for series (channels x steps): convolutions over the steps and one hidden layer.
+    """Build a small convolutional network for series (channels x steps): convolutions over steps, one hidden layer.
 
     The `depth` convolutions have w, 2w, 2w, ... channels, each with ReLU and a pool of 2 steps; the hidden layer sees
     the mean over the steps. There are no norm layers and no dropout, so it holds no state beside its parameters. With
     the defaults and 9 channels it has 36,480 parameters. A series needs at least 2^depth steps.
     """
-    from fedloom.models.sequences import Conv1d
+    from fedloom.models.nets import Conv1d
 
     channels, steps = _series("conv1d", input_shape, signal)
     if steps < 2**depth:
@@ -109,7 +108,7 @@ def transformer(
     num_heads: Count = 4,
     piece: Count = 8,
 ) -> Encoder:
-    """A small transformer for tokens and for series; its features are the mean over the positions.
+    """Build a small transformer for tokens and for series; its features are the mean over the positions.
 
     A series (channels x steps) is cut into pieces of `piece` steps, whose number must divide that of the steps; each is
     one position. Of tokens, each is one, and those with the signal's padding are left out. Positions are learned;
@@ -117,7 +116,7 @@ def transformer(
     """
     from torch import nn
 
-    from fedloom.models.sequences import Pieces, Transformer
+    from fedloom.models.nets import Pieces, Transformer
 
     if width % num_heads:
         raise RecipeError(f"encoder 'transformer' expects a width that {num_heads} heads can share, found {width}")
@@ -157,7 +156,7 @@ def tiny_pyramid(
     decoder: Decoding = "pyramid",
     decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
-    """A small convolutional pyramid for dense tasks on a CPU: maps of w, 2w, 4w, 4w channels at strides 4 to 32.
+    """Build a small convolutional pyramid for dense tasks on a CPU: maps of w, 2w, 4w, 4w channels at strides 4 to 32.
 
     With width 16 it has about 150,000 parameters. Sides must be multiples of 32. `norm: group` has no running
     statistics to aggregate. `dim` is the decoders' width; see `MultiTask` for `decoder`.
@@ -179,7 +178,7 @@ def tiny_swin(
     decoder: Decoding = "pyramid",
     decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
-    """A small Swin transformer for dense tasks on a CPU: 1, 1, 2, 1 blocks, maps of w to 8w channels. Needs timm.
+    """Build a small Swin transformer for dense tasks on a CPU: 1, 1, 2, 1 blocks, maps of w to 8w channels. Needs timm.
 
     With width 24 it has about 800,000 parameters. Sides must be multiples of 32. A window is never larger than the map
     it was built for, so models for inputs of different sizes may differ in the shapes of their bias tables.
@@ -236,7 +235,7 @@ def tiny_vit(
     num_heads: Count = 4,
     patch: Literal[4, 8] = 4,
 ) -> Encoder:
-    """A small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
+    """Build a small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
 
     It has no class token, hidden layers of twice the width, no dropout and no running statistics. With the defaults,
     colour images and 32 x 32 pixels it has 141,248 parameters. Sides must be multiples of `patch`, the width one of
@@ -262,7 +261,7 @@ def tiny_vit(
 
 @ENCODERS.register("vit", source="timm (Wightman); ViT-B/32 as in MaTU")
 def vit(input_shape: tuple[int, ...], *, architecture: str, pretrained: bool = False) -> Encoder:
-    """A vision transformer, or any other classifier of timm, for example vit_base_patch32_224; its pooled features.
+    """Build a vision transformer, or another classifier of timm, for example vit_base_patch32_224: pooled features.
 
     Transformers are built for the images at hand, whose sides must be multiples of their patches. For dense tasks use
     `timm`, which gives feature maps.

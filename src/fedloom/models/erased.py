@@ -57,7 +57,7 @@ class ErasedLayer(nn.Module):
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def before_norm(self, x: Tensor) -> Tensor:
-        """What enters `norm`: B x outputs x H' x W', or B x outputs for vectors."""
+        """Return the input of `norm`: B x outputs x H' x W', or B x outputs for vectors."""
         x = self.eraser_norm(self.extractor(x))
         made = self.eraser(x) if x.ndim == 4 else self.eraser(x[..., None])[..., 0]
         both = torch.cat([x, made], 1)[:, : len(self.shift)]
@@ -83,7 +83,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def erased_layers(model: nn.Module) -> list[ErasedLayer]:
-    """A model's erased layers, in its own order."""
+    """Return a model's erased layers, in its own order."""
     return [module for module in model.modules() if isinstance(module, ErasedLayer)]
 
 
@@ -99,6 +99,7 @@ class Erase:
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         encoder = model.encoder
         if not all(p.requires_grad for p in encoder.parameters()):
             raise RecipeError("fdse replaces layers, some of which are frozen here; use it without model.lora")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from fedloom.core.errors import RecipeError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive, Section
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
 
 
 def adapted_layers(module: nn.Module) -> list[Any]:
-    """The layers with factors beside them, in order: peft's, with `base_layer` and `get_delta_weight`."""
+    """Return the layers with factors beside them, in order: peft's, with `base_layer` and `get_delta_weight`."""
     return [layer for layer in module.modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")]
 
 
 def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """A (rank x inputs) and B (outputs x rank) of such a layer."""
+    """Return A (rank x inputs) and B (outputs x rank) of such a layer."""
     return layer.lora_A["default"].weight, layer.lora_B["default"].weight

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import RecipeError, choices
 from fedloom.core.layout import Roles, rule_of
-from fedloom.models.multitask import MultiTask
+from fedloom.models.multitask import MultiTask, Picked, Plain
 from fedloom.models.nets import Encoder
 from fedloom.models.tasks.task import Task
 
@@ -41,7 +41,7 @@ def model(
     *,
     roles: Roles | None = None,
 ) -> Own:
-    """A model of one's own, for `fl.run(federation, model=...)` or as what `package.module:name` stands for.
+    """Describe your own model, for `fl.run(federation, model=...)` or as the object behind `package.module:name`.
 
     module    with `heads`: an encoder, which maps inputs (B x ...) to features (B x F). Without: a whole model, which
               maps them to the outputs of its task (B x classes), or to {task: outputs}
@@ -69,37 +69,13 @@ def model(
     return Own(module, heads if isinstance(heads, Mapping) else None, heads == "linear", roles)
 
 
-class Plain(Encoder):
-    """A module of a user as an encoder; where it is a whole model, its features are the tasks' outputs."""
-
-    def __init__(self, net: nn.Module, reads_tokens: bool, features: int = 0) -> None:
-        super().__init__()
-        self.net, self.features, self.reads_tokens = net, features, reads_tokens
-
-    def forward(self, x: Tensor) -> Any:
-        """What the module gives."""
-        return self.net(x)
-
-
-class Picked(nn.Module):
-    """Stands where a head does: the whole model gave the outputs already."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__()
-        self.task = task
-
-    def forward(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """The task's outputs."""
-        return outputs if isinstance(outputs, Tensor) else outputs[self.task]
-
-
 def is_whole(model: MultiTask) -> bool:
-    """Whether the model is one module, of which nobody knows where its features are."""
+    """Return whether the model is one module, whose features are unknown."""
     return any(isinstance(head, Picked) for head in model.heads.values())
 
 
 def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask:
-    """What a user made, an encoder of fedloom's, a module or `model(...)`, as a model of these tasks.
+    """Return an encoder of fedloom's, a user's module or `model(...)` as a model of these tasks.
 
     `example` is one input (1 x ...): it is passed through once, in evaluation mode, so that a model that does not fit
     is said here. Raises RecipeError.

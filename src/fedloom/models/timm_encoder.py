@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.models.nets import Encoder, PyramidEncoder
 
 timm = need("timm", "vision")
@@ -107,7 +107,7 @@ class TimmPyramid(PyramidEncoder):
 
 
 def network(architecture: str, channels: int, **overrides: Any) -> Any:
-    """A network of timm for images of `channels` channels, without classifier. RecipeError where timm lacks it."""
+    """Build a network of timm for images of `channels` channels, without classifier. Raises RecipeError."""
     if not timm.is_model(architecture):
         hint = nearest(architecture.split(".")[0], timm.list_models())
         raise RecipeError(f"timm: unknown architecture {architecture!r}.{hint}")
@@ -118,12 +118,12 @@ def network(architecture: str, channels: int, **overrides: Any) -> Any:
 
 
 def own(encoder: nn.Module, state: Collection[str]) -> bool:
-    """Whether a state has any of the encoder's own names; those that it lacks are reported as missing later."""
+    """Return whether a state has any of the encoder's own names; those that it lacks are reported as missing later."""
     return any(key in state for key in encoder.state_dict())
 
 
 def converted(net: Any, state: dict[str, Tensor], whole: Collection[str]) -> dict[str, Tensor]:
-    """A checkpoint of timm as the encoder's module `net` has it, resized where timm knows how.
+    """Return a checkpoint of timm as the encoder's module `net` has it, resized where timm knows how.
 
     `whole` names the tensors of the architecture before it was cut: what was cut off is left out, as is a classifier.
     """

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.errors import UserError, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.models.nets import Encoder
 
 WEIGHTS = "FEDLOOM_WEIGHTS"
@@ -56,7 +56,7 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
 
 
 def pretrained_file(architecture: str) -> Path:
-    """The file with timm's weights of an architecture. UserError where it is not there; nothing is downloaded."""
+    """Return the file with timm's weights of an architecture. Raises UserError if absent; downloads nothing."""
     folder = Path(os.environ.get(WEIGHTS, "~/.cache/fedloom/weights")).expanduser()
     file = folder / f"{architecture}.safetensors"
     if file.is_file():
@@ -73,7 +73,7 @@ def pretrained_file(architecture: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file, without the prefix that distributed training adds."""
+    """Return the tensors of a weights file, without the prefix that distributed training adds."""
     with parsing(f"weights file {file}: cannot be read"):
         try:
             if file.suffix == ".safetensors":

@@ -17,7 +17,7 @@ from statistics import quantiles
 from typing import Any
 
 from fedloom.core.errors import UserError, writing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
 """Colours that colour-blind people tell apart; lines beyond the last one begin anew with other dashes."""

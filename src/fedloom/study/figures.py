@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.core.errors import RecipeError, StateError, nearest, writing
-from fedloom.core.settings.names import value_at
 from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts
 from fedloom.study.charts import Chart

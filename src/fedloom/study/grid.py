@@ -20,9 +20,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
 from fedloom.core.settings import renamed
-from fedloom.core.settings.names import differs
-from fedloom.core.settings.problems import carry, explain, found
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.section import Section, carry, differs, explain, found, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.federation.recipes import loader

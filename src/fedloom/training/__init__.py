@@ -1,4 +1,4 @@
-"""What happens on a client: the local loop, its settings and its rules."""
+"""Training on a client: the local loop, its settings and its rules."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Schedule(Section):
 
 
 class Training(Section):
-    """What every client does in a round: `epochs` passes over its data, or `steps` optimiser steps.
+    """Recipe section `training`: a client's work in a round, `epochs` passes over its data or `steps` optimiser steps.
 
     `epochs` may be a mapping from a client's domain to its number of epochs.
     """
@@ -69,7 +69,7 @@ class Training(Section):
     schedule: Schedule = Schedule()
     clip_norm: Positive | None = None
     keep_optimizer: bool = False
-    """Whether optimiser state (momentum, Adam moments) is kept from round to round."""
+    """True to keep optimiser state (momentum, Adam moments) from round to round."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that train in a round."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -85,7 +85,7 @@ class Training(Section):
         return self
 
     def of(self, domain: str | None) -> Training:
-        """The settings for clients of a domain; None: for one with the examples of all, which gets the most epochs."""
+        """Return the settings of a domain; None: of a client with the examples of all, which gets the most epochs."""
         if not isinstance(self.epochs, dict):
             return self
         epochs = max(self.epochs.values()) if domain is None else self.epochs[domain]

@@ -1,6 +1,4 @@
-"""Loading the next batches while the current one trains.
-
-The local loop: what happens on a client between receiving a model and sending an update."""
+"""The local loop: what a client does between receiving a model and sending an update."""
 
 from __future__ import annotations
 
@@ -12,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import count, islice
 from operator import add
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from fedloom.core.layout import EMPTY, Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
-from fedloom.training.features import FeatureRecorder
-from fedloom.training.flat import FlatModel
+from fedloom.training.flat import FeatureRecorder, FlatModel
 from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, Phase, View, ends
 
@@ -35,7 +33,7 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """The same items, made by a thread that works up to `depth` items ahead.
+    """Yield the same items, made by a thread that works up to `depth` items ahead.
 
     Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error in the
     thread is raised here; leaving the iteration early ends the thread.
@@ -74,23 +72,6 @@ def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
         thread.join()
 
 
-class Clocked(Generic[T]):
-    """An iterator that adds up how long its consumer waited for items."""
-
-    def __init__(self, items: Iterator[T]) -> None:
-        self.items = items
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[T]:
-        while True:
-            start = time.perf_counter()
-            item = next(self.items, _END)
-            self.seconds += time.perf_counter() - start
-            if item is _END:
-                return
-            yield item
-
-
 @dataclass
 class LocalResult:
     """The result of a client's local training."""
@@ -110,7 +91,7 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What one client trains on: the examples at `index`, for tasks (name -> task and loss weight)."""
+    """The work of one client: the examples at `index`, for tasks (name -> task and loss weight)."""
 
     who: str
     """The name of its streams of random numbers."""
@@ -131,7 +112,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Additions:
-    """What a method adds to plain local training: rules, phases that train parts one after another, the rules' view.
+    """The additions of a method to local training: rules, phases that train parts one after another, the rules' view.
 
     `shared` are the columns that are aggregated; all fields except `rules` and `phases` are as in `View`. `received` is
     a copy of the loaded vector, if there is one already.
@@ -155,35 +136,27 @@ def batches(
     skip_single: bool = False,
     groups: Sequence[Tensor] = (),
 ) -> Iterator[tuple[int, Tensor]]:
-    """(epoch within the round, positions of one batch): a fresh order every epoch, a pure function of
-    (seed, round, client, epoch).
+    """Yield (epoch within the round, positions of one batch), in an order that (seed, round, client, epoch) determine.
 
     With `steps`, passes follow each other until that many batches are drawn. `skip_single` leaves out a last batch
     of one example, on which batch norm cannot train. With several `groups` a batch is of one of them.
     """
-    size, drawn, epoch = training.batch_size, 0, 0
-    while True:
+    skip_single = skip_single and min(training.batch_size, len(index)) > 1
+
+    def one_pass(epoch: int) -> Sequence[Tensor]:
         rng = ctx.rng("order", client, epoch)
-        order = ordered(index, rng)
+        dealt: Sequence[Tensor] = (order := ordered(index, rng)).split(training.batch_size)
         if len(groups) > 1:
-            parts = [batch for group in groups for batch in order[torch.isin(order, group)].split(size)]
-            dealt: Sequence[Tensor] = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
-        else:
-            dealt = order.split(size)
-        for batch in dealt:
-            if skip_single and len(batch) == 1 and min(size, len(index)) > 1:
-                continue
-            yield epoch, batch
-            drawn += 1
-            if drawn == training.steps:
-                return
-        epoch += 1
-        if training.steps is None and epoch == local_epochs(training):
-            return
+            parts = [b for group in groups for b in order[torch.isin(order, group)].split(training.batch_size)]
+            dealt = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
+        return [batch for batch in dealt if len(batch) > 1 or not skip_single]
+
+    epochs = range(local_epochs(training)) if training.steps is None else count()
+    return islice(((epoch, batch) for epoch in epochs for batch in one_pass(epoch)), training.steps)
 
 
 def ordered(index: Tensor, rng: torch.Generator) -> Tensor:
-    """The positions in the order of one epoch."""
+    """Return the positions in the order of one epoch."""
     return index[torch.randperm(len(index), generator=rng)]
 
 
@@ -197,7 +170,7 @@ def passes(groups: Sequence[int], training: Training, skip_single: bool = False)
 def task_losses(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], tasks: Mapping[str, tuple[Task, float]]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over a client's tasks, and the unweighted loss of each."""
+    """Return the weighted sum over a client's tasks, and the unweighted loss of each."""
     losses = {name: task.loss(outputs[name], targets[name]) for name, (task, _) in tasks.items()}
     # each operation costs a node in the backward pass
     terms = [losses[name] if weight == 1 else weight * losses[name] for name, (_, weight) in tasks.items()]
@@ -216,10 +189,10 @@ def train(
 
     `memory` is what the client kept from its last round: "rules" and "optimizer", as in a LocalResult.
     """
-    gpu = model.device.type == "cuda"
-    # torch.manual_seed walks the stack, which takes longer than a small model's step, for each accelerator that is away
-    seed = torch.manual_seed if gpu else torch.default_generator.manual_seed
-    with torch.random.fork_rng(devices=[model.device] if gpu else []):
+    gpu = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpu):
+        # torch.manual_seed walks the stack for each absent accelerator, which outlasts a small model's step
+        seed = torch.manual_seed if gpu else torch.default_generator.manual_seed
         seed(derive_seed(ctx.seed, ctx.round, *(work.draws or ("model", work.who))))
         return _train(model, work, training, ctx, added, memory)
 
@@ -232,21 +205,24 @@ def _train(
     if applied is not None and applied.view.chosen is not None:
         index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
-    turns = _turns(model, trained, training, added.phases, index, groups, memory.get("optimizer") or {})
-    active = [model.grad[s] for s in model.layout.parameters.spans(trained)]
+    parts = _phases(model, trained, training, added.phases, index, groups) if added.phases else [(trained, 0)]
+    old = memory.get("optimizer") or {}
+    turns = [_Turn.of(model, training, part, until, old.get(str(i))) for i, (part, until) in enumerate(parts)]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
         for number, (epoch, batch) in enumerate(batches(index, training, ctx, work.who, model.has_batch_norm, groups))
     )
-    stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
+    stream = ahead(loaded) if work.examples.prefetch else loaded
     repeat = max((rule.repeat for rule in added.rules), default=1)
     now, *later = turns
     model.module.train()
     if added.phases:
         now.freeze_others(model)
+    asked = time.perf_counter()
     for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
+        result.waiting += time.perf_counter() - asked
         while number // repeat >= now.until and later:
             now = later.pop(0)
             model.module.train()
@@ -255,8 +231,7 @@ def _train(
         set_rate(now.optimizer, lr)
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
-        for g in active:
-            g.zero_()
+        model.grad.zero_()
         with half, applied.recording(lr, result.steps) if applied else _NOTHING:
             here = work.tasks if len(targets) == len(names) else {n: t for n, t in work.tasks.items() if n in targets}
             outputs = model.module(x, tuple(here))
@@ -272,12 +247,12 @@ def _train(
         result.steps += 1
         result.examples += len(x)
         for name, value in losses.items():
-            term = value.detach() * (count := work.labels_in(batch, name))
+            term = value.detach() * (labels := work.labels_in(batch, name))
             sums[name] = sums[name] + term if name in sums else term
-            counts[name] += count
+            counts[name] += labels
+        asked = time.perf_counter()
     if applied is not None:
         result.rules, result.extra = applied.finish(result.steps)
-    result.waiting = stream.seconds
     result.losses = {name: float(sums[name]) / max(counts[name], 1) for name in names if name in sums}
     if training.keep_optimizer:
         result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
@@ -317,7 +292,7 @@ class _Applied:
         return self.view.features.recording() if self.view.features else _NOTHING
 
     def penalised(self, loss: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch with the rules' penalties."""
+        """Return the loss of a batch with the rules' penalties."""
         self.view.outputs, self.view.targets = outputs, targets
         for i, rule in enumerate(self.rules):
             penalty = rule.penalty(self.view, self.states[str(i)])
@@ -330,7 +305,7 @@ class _Applied:
             rule.grad(self.view, self.states[str(i)])
 
     def finish(self, steps: int) -> tuple[State, dict[str, Any]]:
-        """The rules' states after so many steps, and what they provide."""
+        """Return the rules' states after so many steps, and what they provide."""
         self.view.step = steps
         done = {str(i): rule.finish(self.view, self.states[str(i)]) for i, rule in enumerate(self.rules)}
         return {i: state for i, (state, _) in done.items()}, {
@@ -338,31 +313,18 @@ class _Applied:
         }
 
 
-def _turns(
+def _phases(
     model: FlatModel,
     trained: Layout,
     training: Training,
     phases: tuple[Phase, ...],
     index: Tensor,
     groups: Sequence[Tensor],
-    memory: State,
-) -> list[_Turn]:
-    """One turn per phase, or one for all that these tasks train; each continues with its last optimiser state."""
-    parts = [(trained, 0)]
-    if phases:
-        batches_ = passes([len(group) for group in groups or (index,)], training, model.has_batch_norm)
-        until = ends(phases, training.steps or local_epochs(training) * batches_)
-        parts = [(trained.select(as_select(phase.select)), end) for phase, end in zip(phases, until, strict=True)]
-    turns = []
-    for i, (layout, end) in enumerate(parts):
-        spans, params = model.layout.parameters.spans, model.params
-        slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
-        rest, encoder = spans(layout.without(slow)), spans(slow) if slow.blocks else ()
-        optimizer = build(training.optimizer, params, model.grad, rest, encoder)
-        if str(i) in memory:
-            import_state(optimizer, memory[str(i)])
-        turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans(layout)], end))
-    return turns
+) -> list[tuple[Layout, int]]:
+    """Return for each phase the parameters that it trains, and the number of batches after which it ends."""
+    batches_ = passes([len(group) for group in groups or (index,)], training, model.has_batch_norm)
+    until = ends(phases, training.steps or local_epochs(training) * batches_)
+    return [(trained.select(as_select(phase.select)), end) for phase, end in zip(phases, until, strict=True)]
 
 
 @dataclass
@@ -373,6 +335,18 @@ class _Turn:
     optimizer: Stepper | torch.optim.Optimizer
     grads: list[Tensor]
     until: int
+
+    @staticmethod
+    def of(model: FlatModel, training: Training, part: Layout, until: int, memory: State | None) -> _Turn:
+        """Return the turn of some parameters; its optimiser continues from its last state, if there is one."""
+        spans = model.layout.parameters.spans
+        slow = part.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
+        optimizer = build(
+            training.optimizer, model.params, model.grad, spans(part.without(slow)), spans(slow) if slow.blocks else ()
+        )
+        if memory is not None:
+            import_state(optimizer, memory)
+        return _Turn(part, optimizer, [model.grad[s] for s in spans(part)], until)
 
     def freeze_others(self, model: FlatModel) -> None:
         """Put modules without trained parameters into eval mode, so that norm layers keep their statistics."""

@@ -35,14 +35,14 @@ def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
 
 
 def learning_rate(training: Training, round: int, epoch: int) -> float:
-    """The learning rate in epoch `epoch` (from 0) of round `round` (from 1). A round given in steps is one epoch."""
+    """Return the learning rate in epoch `epoch` (from 0) of `round` (from 1). A round given in steps is one epoch."""
     epochs = local_epochs(training)
     now = (round - 1) * epochs + min(epoch, epochs - 1)
     return training.optimizer.lr * rate(training.schedule, now, training.rounds * epochs)
 
 
 class Stepper(ABC):
-    """What torch's optimiser does, bit for bit on a CPU, without the second that torch takes to load its optimisers."""
+    """An optimiser equal to torch's, bit for bit on a CPU, without the second that torch takes to load its own."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Optimizer) -> None:
         self.config, self.param_groups, self.state = config, groups, dict[Tensor, dict[str, Any]]()
@@ -100,7 +100,7 @@ class Adam(Stepper):
 def build(
     config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns, ...], encoder: tuple[Columns, ...] = ()
 ) -> Stepper | torch.optim.Optimizer:
-    """An optimiser over slices (last dimension) of a flat vector, or of K stacked ones.
+    """Build an optimiser over slices (last dimension) of a flat vector, or of K stacked ones.
 
     Only these slices are touched: parameters that a client does not train neither decay nor move by momentum. The
     slices `encoder` have the learning rate `encoder_lr`.
@@ -125,7 +125,7 @@ def build(
 
 
 def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step, and for slices of the encoder their share of it."""
+    """Set the learning rate of the next step, and for slices of the encoder their share of it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
 

@@ -1,12 +1,8 @@
-"""The one extension point of local training: LocalRule.
-
-Local training in parts: phases, and tuning before a measurement.
-
-A local rule without training: the means of the labels."""
+"""The extension points of a client: `LocalRule` for local training, `Attack` for what a hostile client does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -14,18 +10,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Fields, State
+from fedloom.core.context import Ctx, Fields, State
 from fedloom.core.layout import Columns, Selector
 from fedloom.core.settings.section import Checked, NonNegative
-from fedloom.models.constant import ConstantHead
+from fedloom.core.updates import Updates
+from fedloom.data.dataset import Examples
+from fedloom.models.changes import ConstantHead
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
-from fedloom.training.features import FeatureRecorder
+from fedloom.training.flat import FeatureRecorder
 
 
 @dataclass
 class View:
-    """What a rule sees at a local step. Vectors run over the model's parameters (p); when clients are trained stacked
+    """The view of a rule at a local step. Vectors run over the model's parameters (p); when clients are trained stacked
     they are K x p, so write rules for the last dimension.
 
     params    parameters now (writing to it changes the model)
@@ -86,25 +84,28 @@ class LocalRule(Checked):
     validation: bool = False
     stackable: bool = False
     keeps_model: ClassVar[bool] = False
-    """Whether its state holds a `personal` model."""
+    """True if its state holds a `personal` model."""
 
     def __init_subclass__(cls) -> None:
         cls.keeps_model = cls.personal is not LocalRule.personal
 
     @property
     def provides(self) -> Fields:
+        """Return the names of what `finish` returns for the server."""
         return frozenset()
 
     @property
     def needs(self) -> Fields:
+        """Return the names of what some stage must broadcast."""
         return frozenset()
 
     @property
     def repeat(self) -> int:
+        """Return the number of optimiser steps on each batch."""
         return 1
 
     def init(self, base: Tensor) -> State:
-        """The client's state before its first round."""
+        """Return the client's state before its first round."""
         return {}
 
     def begin(self, view: View, state: State) -> State:
@@ -112,14 +113,14 @@ class LocalRule(Checked):
         return state
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """A scalar to add to the loss, or None."""
+        """Return a scalar to add to the loss, or None."""
         return None
 
     def grad(self, view: View, state: State) -> None:
         """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The client's state after the round, and what it provides (name -> value of this client).
+        """Return the client's state after the round, and what it provides (name -> value of this client).
 
         Afterwards `view.params` holds the client's model.
         """
@@ -141,6 +142,7 @@ class Proximal(LocalRule):
     stackable = True
 
     def grad(self, view: View, state: State) -> None:
+        """Add the gradient of the penalty."""
         if self.mu == 0:  # adding zeros would still turn -0.0 into 0.0
             return
         for s in view.shared:
@@ -166,7 +168,7 @@ class Tune:
 
 
 def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
-    """The number of batches after which each phase ends; every phase has at least one if there are enough."""
+    """Return the number of batches after which each phase ends; every phase has at least one if there are enough."""
     total = sum(p.share for p in phases)
     marks = [round(batches * share / total) for share in accumulate(p.share for p in phases)]
     for i in range(len(marks)):
@@ -181,7 +183,7 @@ class LabelMeans(LocalRule):
     """The answers of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """What steps have made of the model is forgotten."""
+        """Discard the trained parameters; in the first round, set the predictions to the means of the labels."""
         assert view.module is not None
         assert view.labels is not None
         view.params.copy_(view.base)
@@ -213,3 +215,53 @@ def label_means(tasks: Mapping[str, Task], batches: Iterable[Mapping[str, Tensor
             everywhere = everywhere.view(-1, *(1,) * (total.ndim - 1))
             answers[name] = tasks[name].constant(torch.where(count > 0, total / count, everywhere)).float()
     return answers
+
+
+@dataclass(frozen=True)
+class Attack:
+    """By default nothing: an honest client. Engines call all of it for all clients, whatever the attack."""
+
+    knows_all: ClassVar[bool] = False
+    """True if it needs the honest clients' updates, and so a place where all of them are."""
+
+    def unfit(self, tasks: Mapping[str, Task]) -> str | None:
+        """Why it would do nothing at a client with these tasks; None if it does something."""
+        return None
+
+    def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
+        """Return the examples on which the client trains, from its own."""
+        return examples
+
+    def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return what the client sends in place of its rows, after its stages (edge), and its new memory.
+
+        None: nothing.
+        """
+        return updates, memory
+
+    def factor_among(self, clients: int, hostile: int) -> float | None:
+        """Return the factor in a group of so many clients, of which so many are hostile; None: the attack has none."""
+        return None
+
+    def together(
+        self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
+    ) -> tuple[Tensor | None, State]:
+        """Return what each hostile client of a group sends in the place of its row (d), and what they remember.
+
+        A group is the clients with the same tasks. `honest` are the rows of its honest clients (h x d, h > 0), in the
+        order of `clients`; `hostile` counts its other rows. None: each sends its own row. What they remember is plain
+        values, which are logged when they change.
+        """
+        return None, memory
+
+
+HONEST = Attack()
+
+
+def within(updates: Updates, X: Tensor) -> Updates:
+    """Rows X with zeros in blocks that the rows lack."""
+    if updates.present is not None:
+        X = X.clone()
+        for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):
+            X[~have, columns] = 0.0
+    return updates.replace(X=X)

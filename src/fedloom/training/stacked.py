@@ -58,7 +58,7 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
 
 
 def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float]) -> bool:
-    """Whether stacks are expected to be faster for clients with so many examples each; `x` is an input (1 x ...)."""
+    """Return whether stacks are expected to be faster for clients with so many examples; `x` is an input (1 x ...)."""
     steps = sum(training.steps or local_epochs(training) * math.ceil(n / training.batch_size) for n in clients)
     if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
         return False

@@ -24,10 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.settings import renamed
-from fedloom.core.settings.names import is_import, source
-from fedloom.core.settings.problems import one_of
-from fedloom.core.settings.section import PARTS
-from fedloom.core.settings.trust import announced, imported
+from fedloom.core.settings.section import PARTS, one_of
+from fedloom.core.settings.trust import announced, imported, is_import, source
 
 R = TypeVar("R")
 
@@ -46,7 +44,7 @@ class Registered:
     package: str = ""
     """The package that it comes from; empty for this one."""
     thing: Any = None
-    """What stands under the name: the function, or the object that it gives."""
+    """The object of that name: the function, or the object that it gives."""
     kind: str = ""
     """The word for it in messages."""
 
@@ -128,7 +126,7 @@ class Registry:
         return add
 
     def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
-        """What stands under a name. An object that is no function and no class is its own result."""
+        """Return the entry of a name. An object that is no function and no class is its own result."""
         called = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, partial)
         function = thing if called else lambda: thing
         params = inspect.signature(function).parameters.values()
@@ -174,7 +172,7 @@ class Registry:
         return renamed.current(self.kind, name, self.older)
 
     def problem(self, name: str) -> str | None:
-        """What to say about a name that stands for nothing here."""
+        """Return the error message for an unknown name; None for a known one."""
         if name in self or name in self.older:
             return None
         if is_import(name) and self.gives:
@@ -187,7 +185,7 @@ class Registry:
         return f"unknown {self.kind} {name!r}.{choices('Allowed', name, self.names)}{more}"
 
     def fits(self, section: dict[str, Any]) -> dict[str, Any]:
-        """A section {name: what is registered, its parameters}, as it is. ValueError where it is none."""
+        """Return a section {name: a registered name, its parameters} as it is. Raises ValueError for anything else."""
         if "name" not in section:
             raise ValueError(f"names no {self.kind}; expected a mapping with 'name' and its parameters")
         if problem := self.problem(str(section["name"])):

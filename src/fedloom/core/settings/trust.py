@@ -12,18 +12,20 @@ import contextlib
 import hashlib
 import importlib
 import importlib.machinery
+import inspect
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.names import is_import
 
 ALLOW = "FEDLOOM_ALLOW_CODE"
 """Packages, modules or whole names, separated by commas, that may be imported whoever names them."""
@@ -37,6 +39,40 @@ UNKNOWN = "unknown"
 """In place of a checksum: nothing with it is remembered."""
 _allowed: set[str] = set()
 """Names that may be imported in this process. An entry, once there, stays: its code may have run."""
+
+
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_import(name: str) -> bool:
+    """Return whether a name has the form `package.module:name`."""
+    return _IMPORT.fullmatch(name) is not None
+
+
+def source(thing: Any) -> dict[str, str | None]:
+    """Where a function, a class or an object of one comes from.
+
+    Its module; the version of the package that brings it; 16 hexadecimal digits over the module's file, or over the
+    text of what a notebook defines. None where that is not known.
+    """
+    thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
+    home = thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
+    module = str(home.__module__)
+    try:
+        file = None if module == "__main__" else inspect.getsourcefile(home)
+        text = Path(file).read_bytes() if file else inspect.getsource(home).encode()
+    except (OSError, TypeError):
+        text = None
+    package = module.partition(".")[0]
+    try:
+        version: str | None = metadata.version(package)
+    except metadata.PackageNotFoundError:  # a file, or a package whose name is not that of its module
+        version = getattr(sys.modules.get(package), "__version__", None)
+    return {
+        "module": module,
+        "version": version,
+        "source": None if text is None else hashlib.sha256(text).hexdigest()[:16],
+    }
 
 
 class Origin(Enum):
@@ -127,7 +163,7 @@ def located(name: str) -> Code:
 
 
 def _spec(module: str, path: list[str] | None, here: bool = True) -> importlib.machinery.ModuleSpec | None:
-    """The module's spec; a top-level module is looked for in the current folder last, if `here`."""
+    """Return the module's spec; a top-level module is looked for in the current folder last, if `here`."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, ValueError, KeyError):
             if (spec := finder.find_spec(module, path)) is not None:
@@ -220,7 +256,7 @@ def keep_run(names: Iterable[str]) -> None:
 
 
 def _entry(code: Code, kind: str) -> Path:
-    """The file that stands for a name and its source, as direnv keeps what it may load."""
+    """Return the file that stands for a name and its source, as direnv keeps what it may load."""
     named = os.environ.get(CONFIG)
     config = Path(named) if named else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "fedloom"
     digest = hashlib.sha256(f"{code.name}\0{code.file}\0{code.sha256}".encode()).hexdigest()

@@ -16,9 +16,8 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, unknown
-from fedloom.core.settings.names import ClientId
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import BelowOne, Count, NonNegative
+from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 

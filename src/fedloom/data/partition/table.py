@@ -13,9 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError, at, unknown
-from fedloom.core.settings.names import ClientId, client_name
-from fedloom.core.settings.problems import explain, found
-from fedloom.core.settings.section import Positive
+from fedloom.core.settings.section import ClientId, Positive, client_name, explain, found
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.core.errors import DataError, choices, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.data.prepare import Array
 

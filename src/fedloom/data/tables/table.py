@@ -13,8 +13,7 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
-from fedloom.core.settings.names import client_name
-from fedloom.core.settings.section import BelowOne, Count
+from fedloom.core.settings.section import BelowOne, Count, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit
 from fedloom.data.tables.read import Code, Table, read

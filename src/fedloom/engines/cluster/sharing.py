@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.spread import spread
-from fedloom.core.updates import Updates, row_norms
+from fedloom.core.updates import Spread, Updates, row_norms, spread
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 from fedloom.engines.cluster.member import Member
 from fedloom.federation.rounds.built import Built
@@ -27,8 +26,8 @@ _VALUES = 1 << 23  # values of the matrix in one message
 _GRID = 1 << 16  # columns that share a grid
 
 
-class Columns:
-    """The columns of each process: equal shares of consecutive ones (see `fedloom.core.spread.Spread`)."""
+class Columns(Spread):
+    """The columns of each process: equal shares of consecutive ones (see `fedloom.core.updates.Spread`)."""
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
         self.comm, self.layout = comm, layout

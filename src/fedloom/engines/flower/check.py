@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import UserError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.engines.flower.nodes import NodeConfig, own_data
 from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import public_key

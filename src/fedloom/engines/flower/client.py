@@ -9,7 +9,7 @@ from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core.errors import RecipeError, UserError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.engines.flower.node import Bench, Node
 from fedloom.engines.flower.nodes import NodeConfig

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from fedloom.core.context import Log
 from fedloom.core.errors import StateError
-from fedloom.core.extras import need
-from fedloom.core.settings.names import ClientId, client_name
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
 from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.received import open_reply

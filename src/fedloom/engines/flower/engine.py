@@ -16,10 +16,8 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError, UserError
-from fedloom.core.extras import need
-from fedloom.core.settings.names import folder_name
-from fedloom.core.settings.problems import explain
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import Section, explain, folder_name, strict
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.at_nodes import AtNodes

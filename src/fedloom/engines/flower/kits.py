@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, UserError, naming
-from fedloom.core.extras import need
-from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.section import Section
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.engines.flower import QUIET

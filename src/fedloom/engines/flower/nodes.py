@@ -16,14 +16,10 @@ from torch import Tensor
 
 import fedloom.models.tasks.classification
 import fedloom.models.tasks.dense
-import fedloom.models.tasks.multilabel
 import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.problems import explain
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.signal import Signal
 from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
@@ -36,6 +32,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.models.multitask import check_name
+from fedloom.models.signal import Signal
 from fedloom.models.tasks.task import Task
 
 T = TypeVar("T", bound=Section)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.errors import RecipeError
-from fedloom.core.extras import need
 from fedloom.core.layout import Block, Layout
+from fedloom.core.lazy import need
 from fedloom.core.stage import Stage
 from fedloom.core.updates import Updates
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError, naming
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 

@@ -24,8 +24,7 @@ from fedloom.methods.peers.config import Warmup
 from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.methods.peers.scenario import Scenario
 from fedloom.methods.peers.similarity import feature_statistics
-from fedloom.training.features import FeatureRecorder
-from fedloom.training.flat import FlatModel
+from fedloom.training.flat import FeatureRecorder, FlatModel
 
 _FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
 

@@ -21,9 +21,8 @@ from torch import Tensor
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
 from fedloom.core.errors import StateError, UserError, at, choices, naming, parsing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.trust import Origin
-from fedloom.core.signal import Signal
 from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
@@ -40,6 +39,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
+from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
 from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task

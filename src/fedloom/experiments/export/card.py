@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient

@@ -12,7 +12,6 @@ from pandas import DataFrame
 from pydantic import ValidationError
 
 from fedloom.core.errors import StateError, UserError, listed
-from fedloom.core.signal import Signal
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
@@ -22,6 +21,7 @@ from fedloom.experiments.export.bundle import ABOUT, Bundle, network
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import recipe_in
 from fedloom.models.multitask import MultiTask
+from fedloom.models.signal import Signal
 
 ROWS = 4096
 """Rows that pass the model together."""

@@ -18,10 +18,10 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.rounds.worker import check_device
 from fedloom.methods.f2dc.rules import FeatureModule, map_channels
-from fedloom.models.linearised import Linearised
+from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
-from fedloom.training.features import pooled
+from fedloom.training.flat import pooled
 
 BATCH = 64
 """Examples that go through a network together."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
 from fedloom.core.errors import StateError, writing
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.drawing import pictures
 from fedloom.data.drawing import save as save_sheet
 from fedloom.experiments.export.finished import Steps, Tell

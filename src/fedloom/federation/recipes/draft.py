@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.core.signal import Kind
 from fedloom.data.inputs import SUFFIXES, kinds_of
 from fedloom.data.prepare import Store
 from fedloom.data.tables.columns import Draft
+from fedloom.models.signal import Kind
 
 _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""

@@ -21,8 +21,7 @@ from pydantic import ValidationError
 
 from fedloom.core.errors import RecipeError, listed, nearest
 from fedloom.core.settings import renamed
-from fedloom.core.settings.problems import explain, found
-from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.section import Section, explain, found, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.federation.recipes.schema import Named, Recipe

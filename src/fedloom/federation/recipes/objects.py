@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.problems import found
+from fedloom.core.settings.section import found
 from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe
 from fedloom.training.config import Training

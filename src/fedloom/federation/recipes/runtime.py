@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedloom.core.settings.names import ClientId
-from fedloom.core.settings.problems import carry
-from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive, Section, carry
 
 
 def cores() -> int:

@@ -24,12 +24,10 @@ from pydantic import (
 )
 
 from fedloom.core.errors import MANY, RecipeError
-from fedloom.core.settings.names import is_import, source
-from fedloom.core.settings.problems import Problem, carry, explain, found, join
 from fedloom.core.settings.registry import Registered, Registry
 from fedloom.core.settings.renamed import hashed
-from fedloom.core.settings.section import Section, strict
-from fedloom.core.settings.trust import Code, Origin, admit, imported, located, names_in
+from fedloom.core.settings.section import Problem, Section, carry, explain, found, join, strict
+from fedloom.core.settings.trust import Code, Origin, admit, imported, is_import, located, names_in, source
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
 from fedloom.methods.peers.config import PeersBase
 from fedloom.models.lora import Lora

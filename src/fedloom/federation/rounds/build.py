@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedloom.core.errors import RecipeError, UserError, choices
 from fedloom.core.layout import Layout
-from fedloom.core.settings.names import is_import
-from fedloom.core.settings.trust import imported
+from fedloom.core.settings.trust import imported, is_import
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool

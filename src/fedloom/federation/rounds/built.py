@@ -22,7 +22,7 @@ from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.rounds.worker import Setup
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
-from fedloom.training.attack import Attack
+from fedloom.training.rules import Attack
 
 
 @dataclass(frozen=True, eq=False)

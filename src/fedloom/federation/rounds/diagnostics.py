@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row, derive_seed
 from fedloom.core.layout import Block, Layout
-from fedloom.core.spread import at, total, whole
-from fedloom.core.updates import Beside, Distributed, Updates
+from fedloom.core.updates import Beside, Distributed, Updates, columns_here
 from fedloom.federation.runs.reader import DIAGNOSTICS
 
 VALUES = 1 << 20
@@ -137,7 +136,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     """
     k = len(updates)
     budget = VALUES if peer is None else AT_PEER
-    groups, left_out = groups_of(whole(updates.layout), max(64, budget // max(k, 1)))
+    groups, left_out = groups_of(columns_here().whole(updates.layout), max(64, budget // max(k, 1)))
     columns = torch.cat([g.columns for g in groups]) if groups else torch.zeros(0, dtype=torch.int64)
     X, made = _take(updates, columns), _take(out, columns)
     shown = _shown([client for client, _ in updates.rows], peer)
@@ -151,7 +150,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     }
     if not groups:
         return value
-    sizes = [len(at(updates.layout, group.columns)) for group in groups]
+    sizes = [len(columns_here().at(updates.layout, group.columns)) for group in groups]
     sums = _together(_sums(X, made, sizes, shown, peer))
     have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
     # in a task's own parts only the task's rows count
@@ -166,9 +165,9 @@ def _take(updates: Updates, columns: Tensor) -> Tensor:
     if isinstance(updates.given, Distributed):
         data = updates.given.take(columns).cpu()
     elif isinstance(updates.given, Tensor) or "data" in vars(updates):
-        data = updates.data.index_select(1, at(updates.layout, columns).to(updates.data.device)).cpu()
+        data = updates.data.index_select(1, columns_here().at(updates.layout, columns).to(updates.data.device)).cpu()
     elif isinstance(updates.given, Beside):
-        data = updates.given.take(at(updates.layout, columns)).cpu()
+        data = updates.given.take(columns_here().at(updates.layout, columns)).cpu()
     else:  # rows that form no matrix yet, one at a time
         given = updates.given
         rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
@@ -226,7 +225,11 @@ def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], p
 def _together(sums: _Sums) -> _Sums:
     """Return the sums over all processes, exchanged in one message."""
     parts = vars(sums)
-    summed = total(torch.cat([part.flatten() for part in parts.values()])).split([p.numel() for p in parts.values()])
+    summed = (
+        columns_here()
+        .total(torch.cat([part.flatten() for part in parts.values()]))
+        .split([p.numel() for p in parts.values()])
+    )
     return _Sums(**{name: flat.view_as(part) for flat, (name, part) in zip(summed, parts.items(), strict=True)})
 
 

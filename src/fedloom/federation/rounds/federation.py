@@ -238,10 +238,10 @@ class BuiltFederation:
         With `tasks`: which blocks its rows of these tasks have (k x blocks).
         """
         if tasks:
-            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks])
+            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks], dtype=torch.bool)
         if self.unified:
             return None
-        return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])
+        return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]], dtype=torch.bool)
 
     def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
         """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""

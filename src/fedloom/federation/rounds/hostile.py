@@ -16,7 +16,7 @@ from fedloom.federation.recipes.schema import AttackSection
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.messages import Payload, unpacked
 from fedloom.methods.method import Method
-from fedloom.training.attack import HONEST, Attack, within
+from fedloom.training.rules import HONEST, Attack, within
 
 
 def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.rounds.federation import drawn_of
 from fedloom.training.config import Training

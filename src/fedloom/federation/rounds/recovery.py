@@ -30,9 +30,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
-from fedloom.core.spread import total
 from fedloom.core.stage import Stage, every
-from fedloom.core.updates import Updates, row_norms
+from fedloom.core.updates import Updates, columns_here, row_norms
 from fedloom.federation.rounds.messages import Payload
 
 GROWTH, UPDATES, BLAMED, FAR = 10.0, 1e3, 1e2, 1e6
@@ -220,7 +219,7 @@ def _models(new: State, before: State) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _beside(updates: Updates, received: Sequence[Payload]) -> Iterator[tuple[str, dict[Row, float]]]:
     """Yield the values that rows have beside X, by name, with their norm for each row that has them."""
     for name, matrix in updates.auxiliary.items():
-        norms = total(row_norms(matrix).square()).sqrt()  # its columns may lie in several processes
+        norms = columns_here().total(row_norms(matrix).square()).sqrt()  # its columns may lie in several processes
         yield f"auxiliary {name}", dict(zip(updates.rows, norms.tolist(), strict=True))
     for name, values in updates.extra.items():
         real = {  # what is not finite in an extra is for the stage that reads it

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import UserError, naming
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, legends, pictures, wrong
 from fedloom.data.prepare import Array
 from fedloom.federation.rounds.built import Built

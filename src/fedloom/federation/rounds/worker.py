@@ -20,10 +20,10 @@ from fedloom.federation.rounds.evaluation import Kept, Scores, answers, confusio
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.methods.method import Method
-from fedloom.training.attack import Attack
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
+from fedloom.training.rules import Attack
 from fedloom.training.stacked import Stackable, group, train_stacked
 
 

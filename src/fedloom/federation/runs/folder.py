@@ -18,7 +18,7 @@ from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.core.errors import StateError, naming, of_system, warn
 from fedloom.core.machine import LOCK, locked
-from fedloom.core.settings.names import differs, folder_name, value_at
+from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.data.partition import Partition

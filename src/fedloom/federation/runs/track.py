@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedloom.core.errors import UserError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.federation.runs.checkpoint import write_text
 from fedloom.federation.runs.reader import Run, number_of
 

@@ -22,9 +22,8 @@ from fedloom.core.gram import gram, nonzero
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
-from fedloom.core.spread import cut, join, total
 from fedloom.core.stage import Stage, Traits, inner
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, columns_here
 from fedloom.methods.clusters import (
     HistoryAttentionSettings,
     SimilarGroupsSettings,
@@ -308,7 +307,7 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
         part = direction[a : a + _CHUNK].double()
         inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
         square += (part @ part).cpu()
-    inner, square = total(inner), total(square)
+    inner, square = columns_here().total(inner), columns_here().total(square)
     if updates.mixing is not None:
         inner = updates.mixing.cpu() @ inner
     G = gram(updates)
@@ -335,13 +334,13 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         k = len(updates)
-        history = cut(updates.layout, state["history"]).to(updates.data)
+        history = columns_here().cut(updates.layout, state["history"]).to(updates.data)
         if k and bool(state["history"].any()):
             share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
             updates = updates.mixed(torch.diag(k * share))
         out, inner = self.stage(updates, state["stage"], ctx)
         history = self.beta * history + (1 - self.beta) * out.X[0]
-        return out, {"history": join(updates.layout, history), "stage": inner}
+        return out, {"history": columns_here().join(updates.layout, history), "stage": inner}
 
     @property
     def boxes(self) -> tuple[Box, ...]:

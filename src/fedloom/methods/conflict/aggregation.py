@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.errors import UserError
-from fedloom.core.extras import need
 from fedloom.core.gram import conflict_averse, conflict_free, gram, min_norm, nonzero, normalised
+from fedloom.core.lazy import need
 from fedloom.core.mean import column_groups, problems, weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates

@@ -14,10 +14,9 @@ from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.mean import column_groups
 from fedloom.core.outline import Box
-from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.untrusted import Number
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, columns_here
 from fedloom.methods.drift import NormaliseStepsSettings
 
 
@@ -50,7 +49,7 @@ class ControlVariates(Stage):
         change = updates.auxiliary["control"].sum(dim=0)
         for block, s, here in zip(layout.blocks, layout.slices, present, strict=True):
             change[s] /= ctx.trainers(block.task, here)
-        return updates, {"control": state["control"] + join(updates.layout, change)}
+        return updates, {"control": state["control"] + columns_here().join(updates.layout, change)}
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,14 @@ class DualShift(Aggregation):
         if not k:
             return self.stage(updates, state["stage"], ctx)[0], state
         layout = updates.layout
-        dual = cut(layout, state["dual"]).to(updates.data, copy=True)
+        dual = columns_here().cut(layout, state["dual"]).to(updates.data, copy=True)
         if updates.present is None:
             dual += updates.X.mean(dim=0) * (k / (ctx.population or k))
         else:
             for block, s, here in zip(layout.blocks, layout.slices, updates.present.sum(dim=0).tolist(), strict=True):
                 dual[s] += updates.X[:, s].sum(dim=0) / ctx.trainers(block.task, here)
         out, inner = self.stage(updates, state["stage"], ctx)
-        return out.replace(X=out.X + dual), {"dual": join(updates.layout, dual), "stage": inner}
+        return out.replace(X=out.X + dual), {"dual": columns_here().join(updates.layout, dual), "stage": inner}
 
     @property
     def boxes(self) -> tuple[Box, ...]:

@@ -25,10 +25,10 @@ from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Checked
 from fedloom.methods.f2dc import AttachFeatureModulesSettings, FeatureModulesSettings
-from fedloom.models.linearised import Linearised
+from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
-from fedloom.training.features import pooled
+from fedloom.training.flat import pooled
 from fedloom.training.rules import LocalRule, View
 
 Noise = Literal["gumbel", "logistic"]

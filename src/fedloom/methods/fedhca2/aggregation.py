@@ -19,9 +19,8 @@ from fedloom.core.context import Broadcast, Ctx, State, row_key
 from fedloom.core.gram import gram, inner_products
 from fedloom.core.layout import Block, Layout
 from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
-from fedloom.core.spread import cut, join
 from fedloom.core.stage import Stage, Traits
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, columns_here
 from fedloom.methods.conflict.aggregation import rescaling, solved
 from fedloom.methods.personal.aggregation import Attention, attention
 
@@ -78,7 +77,7 @@ class HyperConflictAverse(_Learner):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         before = state["direction"]
-        G, inner = inner_products(updates, None if before is None else cut(updates.layout, before))
+        G, inner = inner_products(updates, None if before is None else columns_here().cut(updates.layout, before))
         if not bool(G.any()):
             return updates, state
         names = [row_key(row) for row in updates.rows]
@@ -96,7 +95,7 @@ class HyperConflictAverse(_Learner):
         direction = torch.mv(updates.data.t(), share.to(updates.data))
         alpha = torch.tensor([_used(value) for value in weights.values()], dtype=torch.float64)
         own = self._averaging(updates)
-        new = {"clients": clients, "direction": join(updates.layout, direction), "received": names}
+        new = {"clients": clients, "direction": columns_here().join(updates.layout, direction), "received": names}
         if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
             return updates, new
         out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count
 
@@ -125,7 +125,7 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))
     except ValidationError as error:
-        from fedloom.core.settings.problems import explain
+        from fedloom.core.settings.section import explain
 
         lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
         raise RecipeError("\n".join(lines)) from None

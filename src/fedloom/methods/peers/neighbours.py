@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -98,8 +98,7 @@ class Scenario(Section):
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
         """From a YAML file or a mapping. All problems are reported in one RecipeError, one line each."""
-        from fedloom.core.settings.problems import explain, found
-        from fedloom.core.settings.section import strict
+        from fedloom.core.settings.section import explain, found, strict
         from fedloom.core.settings.yaml import parse
 
         fields = ", ".join(Scenario.model_fields)

@@ -36,9 +36,9 @@ from fedloom.methods.prototypes.maths import (
     prototype_pull,
     relaxed_contrast,
 )
-from fedloom.models.linearised import Linearised
+from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
-from fedloom.training.features import pooled
+from fedloom.training.flat import pooled
 from fedloom.training.rules import LocalRule, View
 
 BROADCAST = frozenset({"broadcast:prototypes", "broadcast:prototype_labels"})

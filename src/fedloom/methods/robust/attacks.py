@@ -9,9 +9,9 @@ from pydantic import Field
 from fedloom.core.settings.registry import Registry
 
 if TYPE_CHECKING:
-    from fedloom.training.attack import Attack
+    from fedloom.training.rules import Attack
 
-ATTACKS = Registry("attack", "fedloom.attacks", ("fedloom.training.attack:Attack",))
+ATTACKS = Registry("attack", "fedloom.attacks", ("fedloom.training.rules:Attack",))
 """Functions (*, parameters) -> Attack."""
 Factor = Annotated[float, Field(gt=0)]
 

@@ -20,7 +20,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
 from fedloom.data.dataset import Batch, Behind, Examples
 from fedloom.models.tasks.task import Task
-from fedloom.training.attack import Attack, within
+from fedloom.training.rules import Attack, within
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What is predicted: the losses, heads and metrics of one task."""
+"""Tasks: the losses, heads and metrics of one task."""

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedloom.core.errors import RecipeError
-from fedloom.models.tasks import labels, losses
+from fedloom.models.tasks import losses
 from fedloom.models.tasks.classification import log_share
 from fedloom.models.tasks.edges import OdsF
+from fedloom.models.tasks.losses import read_binary, read_classes, read_depth, read_normals
 from fedloom.models.tasks.metrics import (
     Absent,
     DepthError,
@@ -62,7 +63,7 @@ class DenseTask(Task):
 
     dense: ClassVar[bool] = True
     label: ClassVar[Label]
-    """What the labels are, and so how they follow the image when it is scaled and flipped."""
+    """The kind of labels, which decides how they follow the image when it is scaled and flipped."""
     widths: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that make sense; any where empty."""
 
@@ -78,12 +79,12 @@ class DenseTask(Task):
 
 
 def _like(task: DenseTask, target: Tensor) -> Tensor:
-    """The shape of a prediction for labels."""
+    """Return the shape of a prediction for labels."""
     return torch.empty(len(target), task.channels, *target.shape[-2:], device="meta")
 
 
 def _total(values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over a batch of what is valid (B x k x H x W and B x H x W)."""
+    """Sum the valid values of a batch (B x k x H x W), and count them (B x H x W)."""
     values = torch.where(valid.unsqueeze(1), values, 0)
     return values.sum(0, dtype=torch.float64), valid.sum(0, keepdim=True).double()
 
@@ -97,7 +98,7 @@ class BinaryTask(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """How often each pixel is (1 x H x W), and how often it has a label."""
-        y, valid = labels.binary(target, _like(self, target))
+        y, valid = read_binary(target, _like(self, target))
         return _total(y.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class Semseg(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """How often each pixel is of each class (C x H x W), and how often it has a label."""
-        y = labels.classes(target, _like(self, target))
+        y = read_classes(target, _like(self, target))
         valid = (y != IGNORE).double()
         counts = torch.zeros(self.channels, *y.shape[1:], dtype=torch.float64)
         return counts.scatter_add_(0, torch.where(y == IGNORE, 0, y), valid), valid.sum(0, keepdim=True)
@@ -154,7 +155,7 @@ class HumanParts(Semseg):
 
 @dataclass(frozen=True)
 class Saliency(BinaryTask):
-    """Which pixels stand out: labels 0 or 1; two channels (background, salient), or one logit."""
+    """Pixels that stand out: labels 0 or 1; two channels (background, salient), or one logit."""
 
     channels: int = 2
     weight: float = 5.0
@@ -200,7 +201,7 @@ class Normals(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of each pixel's vectors (3 x H x W), and how many it has."""
-        return _total(*labels.normals(target, _like(self, target)))
+        return _total(*read_normals(target, _like(self, target)))
 
 
 @dataclass(frozen=True)
@@ -234,11 +235,11 @@ class Depth(DenseTask):
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of each pixel's metres (1 x H x W), and how often they are known."""
-        metres, valid = labels.depth(target, _like(self, target))
+        metres, valid = read_depth(target, _like(self, target))
         return _total(metres.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """The mean in metres, as the head says it."""
+        """Return the mean in metres, as the head says it."""
         return mean.log1p() if self.log else mean
 
 
@@ -280,7 +281,7 @@ class Edge(BinaryTask):
         return losses.edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:
-        """The F of edges, once or twice."""
+        """Return the F of edges, once or twice."""
         plain = PlainEdgeF(self.thresholds)
         measures = (OdsF(self.max_dist, self.thresholds), plain) if self.ods else (plain,)
         return Measures(self.name, self.metrics, *measures)
@@ -291,7 +292,7 @@ KINDS: dict[str, type[DenseTask]] = {task.kind: task for task in (Semseg, HumanP
 
 
 def as_label(task: DenseTask, output: Tensor) -> Tensor:
-    """A prediction (C x H x W) in the form of the label."""
+    """Return a prediction (C x H x W) in the form of the label."""
     if task.label == "classes":
         return output.argmax(0)
     if task.label == "normals":

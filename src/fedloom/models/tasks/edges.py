@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.core.extras import need
-from fedloom.models.tasks import labels as read
+from fedloom.core.lazy import need
+from fedloom.models.tasks.losses import read_binary
 from fedloom.models.tasks.metrics import Measure, best_f, levels, probability
 
 Bools = NDArray[np.bool_]
@@ -52,7 +52,7 @@ class OdsF(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
-        y, valid = read.binary(target.cpu(), pred)
+        y, valid = read_binary(target.cpu(), pred)
         for one, truth, known in zip(probability(pred).numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
             if known.any():
                 box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))
@@ -80,7 +80,7 @@ class OdsF(Measure):
 
 
 def slice_of(on: Bools) -> Ints:
-    """The positions from the first to the last that is on."""
+    """Return the positions from the first to the last that is on."""
     places = np.flatnonzero(on)
     return np.arange(places[0], places[-1] + 1)
 
@@ -156,7 +156,7 @@ def _removable(x: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
 
 
 def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The bits that at least two of four numbers have."""
+    """Return the bits that at least two of four numbers have."""
     a, b, c, d = x
     found: NDArray[np.uint64] = (a & b) | (c & d) | ((a | b) & (c | d))
     return found
@@ -213,7 +213,7 @@ class Matching:
         self.closed = bytearray(right)
 
     def copy(self) -> Matching:
-        """The same matching, to be gone on with apart."""
+        """Return a copy, to which nodes can be added independently."""
         other = copy(self)
         other.partner, other.closed = self.partner.copy(), self.closed.copy()
         return other

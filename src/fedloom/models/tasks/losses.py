@@ -1,6 +1,6 @@
 """Losses of dense prediction, as the authors' release of FedHCA2 has them (Lu et al., CVPR 2024, supplement C).
 
-Predictions are B x C x H x W before any activation, labels are of the same B, H and W (see `labels.py` for
+Predictions are B x C x H x W before any activation, labels are of the same B, H and W (see the functions `read_` for
 their layouts and for what counts as valid); other sizes are a DataError. Every loss is a sum over the valid pixels of
 the batch divided by their number. Where no pixel is valid it is 0 and has a gradient, also 0. All of them compute in
 float32 (float64 for float64), also under autocast, and work under `torch.func.vmap`.
@@ -15,8 +15,57 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedloom.core.errors import DataError
-from fedloom.models.tasks import labels as read
 from fedloom.models.tasks.task import IGNORE
+
+
+def _flat(labels: Tensor, pred: Tensor) -> Tensor:
+    """Labels as B x H x W, from that or from B x 1 x H x W; DataError where they are not of the prediction's size."""
+    if labels.ndim == 4 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    _same(labels, (pred.shape[0], *pred.shape[2:]))
+    return labels
+
+
+def _same(labels: Tensor, expected: Sequence[int]) -> None:
+    if labels.shape != tuple(expected):
+        raise DataError(
+            f"the prediction asks for labels of shape {' x '.join(map(str, expected))}, "
+            f"found {' x '.join(map(str, labels.shape))}"
+        )
+
+
+def read_classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
+    """Class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
+    found = _flat(labels, pred).long()
+    return torch.where(found == -1, ignore, found)
+
+
+def read_binary(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
+    """(y in [0, 1], valid), both B x H x W. What is outside 0..1, so 255 and -1, is not valid; y is 0 there."""
+    found = real(_flat(labels, pred))
+    valid = (found >= 0) & (found <= 1)
+    return torch.where(valid, found, 0.0), valid
+
+
+def read_depth(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
+    """(metres, valid), both B x H x W. Valid: finite, above 0 and not 255; the depth is 1 elsewhere."""
+    found = real(_flat(labels, pred))
+    valid = found.isfinite() & (found > 0) & (found != IGNORE)
+    return torch.where(valid, found, 1.0), valid
+
+
+def read_normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
+    """(vectors B x 3 x H x W as given, valid B x H x W). Valid: finite, no channel 255, not the zero vector; the
+    vector is 0 elsewhere."""
+    _same(labels, pred.shape)
+    found = real(labels)
+    valid = (found.isfinite() & (found != IGNORE)).all(1) & (found != 0).any(1)
+    return torch.where(valid.unsqueeze(1), found, 0.0), valid
+
+
+def real(x: Tensor) -> Tensor:
+    """As float32, or float64 where it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def cross_entropy(
@@ -27,9 +76,9 @@ def cross_entropy(
     `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
     `weights` are those of the classes; the mean is then weighted.
     """
-    target = read.classes(labels, logits, ignore)
-    of = None if weights is None else read.real(logits).new_tensor(weights)
-    total = functional.cross_entropy(read.real(logits), target, of, ignore_index=ignore, reduction="sum")
+    target = read_classes(labels, logits, ignore)
+    of = None if weights is None else real(logits).new_tensor(weights)
+    total = functional.cross_entropy(real(logits), target, of, ignore_index=ignore, reduction="sum")
     if of is None:
         return total / (target != ignore).sum().clamp(min=1)
     whole = torch.where(target != ignore, of[torch.where(target == ignore, 0, target)], 0.0).sum()
@@ -43,7 +92,7 @@ def balanced_bce(logits: Tensor, labels: Tensor) -> Tensor:
     pixels. `logits` B x 2 x H x W (background, salient) or B x 1 x H x W (their difference: the same loss);
     `labels` B x H x W or B x 1 x H x W in 0..1.
     """
-    y, valid = read.binary(labels, logits)
+    y, valid = read_binary(labels, logits)
     count = valid.sum().clamp(min=1)
     others = torch.where(valid, 1 - y, 0).sum() / count
     return _weighted_bce(logit(logits), y, valid, others, 1 - others)
@@ -57,7 +106,7 @@ def edge_bce(
     `logits` B x 1 x H x W; `labels` B x H x W or B x 1 x H x W in 0..1, where fractions are allowed.
     `negative_weight` is 1 - `positive_weight` unless given: (10, 1) is a cross entropy with pos_weight 10.
     """
-    y, valid = read.binary(labels, logits)
+    y, valid = read_binary(labels, logits)
     negative = 1 - positive_weight if negative_weight is None else negative_weight
     return _weighted_bce(logit(logits), y, valid, positive_weight, negative)
 
@@ -67,8 +116,8 @@ def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
 
     `pred` and `labels` B x 3 x H x W; labels in -1..1. A pixel counts unless a channel is 255 or all are 0.
     """
-    target, valid = read.normals(labels, pred)
-    distance = (unit(read.real(pred)) - target).abs().sum(1)
+    target, valid = read_normals(labels, pred)
+    distance = (unit(real(pred)) - target).abs().sum(1)
     return _mean(distance, valid)
 
 
@@ -78,18 +127,18 @@ def depth_l1(pred: Tensor, labels: Tensor, log: bool = False) -> Tensor:
     `pred` B x 1 x H x W; `labels` B x 1 x H x W or B x H x W in metres; 255, values of 0 or less and those that
     are not finite do not count. With `log`, predictions are log(1 + metres), and so is the distance.
     """
-    target, valid = read.depth(labels, pred)
+    target, valid = read_depth(labels, pred)
     if log:
         target = target.log1p()
-    return _mean((read.real(pred)[:, 0] - target).abs(), valid)
+    return _mean((real(pred)[:, 0] - target).abs(), valid)
 
 
 def logit(pred: Tensor) -> Tensor:
-    """The logit of class 1, B x H x W, from one channel or from those of two classes (class 1 minus class 0)."""
-    real = read.real(pred)
+    """Return the logit of class 1, B x H x W, from one channel or from those of two classes (class 1 minus class 0)."""
     if pred.shape[1] not in (1, 2):
         raise DataError(f"expected a prediction of 1 or 2 channels, found {pred.shape[1]}")
-    return real[:, 0] if pred.shape[1] == 1 else real[:, 1] - real[:, 0]
+    values = real(pred)
+    return values[:, 0] if pred.shape[1] == 1 else values[:, 1] - values[:, 0]
 
 
 def unit(vectors: Tensor) -> Tensor:

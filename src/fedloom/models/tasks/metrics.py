@@ -2,7 +2,7 @@
 neither batch size nor order changes the result.
 
 `update(pred, target)` takes predictions B x C x H x W before any activation and labels of the same B, H and W (see
-`labels.py`; other sizes are a DataError). `compute()` returns the metric that the class is named after and
+`losses.py`; other sizes are a DataError). `compute()` returns the metric that the class is named after and
 `all()` what comes with it, both nan where no valid pixel was seen.
 """
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.models.tasks import labels as read
-from fedloom.models.tasks.losses import logit, unit
+from fedloom.models.tasks.losses import logit, read_binary, read_classes, read_depth, read_normals, unit
 from fedloom.models.tasks.task import IGNORE, Metric
 
 Absent = Literal["skip", "zero"]
@@ -30,7 +29,7 @@ class Measure(ABC):
     kind: str
     """The name of the number that `compute` returns."""
     costly: ClassVar[bool] = False
-    """Whether it takes so long that it is not for every evaluation."""
+    """True if it takes too long for every evaluation."""
 
     @abstractmethod
     def update(self, pred: Tensor, target: Tensor) -> None:
@@ -41,7 +40,7 @@ class Measure(ABC):
         """Every number by its name."""
 
     def compute(self) -> float:
-        """The number called `kind`."""
+        """Return the number called `kind`."""
         return self.all()[self.kind]
 
 
@@ -65,7 +64,7 @@ class Measures(Metric):
         return {name: found[name] for name in self.names}
 
     def cheap(self) -> Metric:
-        """The measures that are not costly, with their names."""
+        """Return the measures that are not costly, with their names."""
         costly = [measure for measure in self.measures if measure.costly]
         if not costly:
             return self
@@ -92,7 +91,7 @@ class _ConfusionMeasure(Measure):
         classes = len(self.matrix)
         if pred.shape[1] != classes:
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
-        truth = read.classes(target, pred, self.ignore).cpu()
+        truth = read_classes(target, pred, self.ignore).cpu()
         valid = truth != self.ignore
         if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
             raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
@@ -149,7 +148,7 @@ class DepthError(Measure):
         """Take depths B x 1 x H x W and labels in metres."""
         if pred.shape[1] != 1:
             raise DataError(f"expected a prediction of 1 channel, found {pred.shape[1]}")
-        truth, valid = read.depth(target.cpu(), pred)
+        truth, valid = read_depth(target.cpu(), pred)
         valid &= truth < self.limit
         near, truth = pred.detach().cpu()[:, 0][valid].double(), truth[valid].double()
         near = (near.expm1() if self.log else near).clamp(min=1e-9)
@@ -160,7 +159,7 @@ class DepthError(Measure):
         self.seen += len(truth)
 
     def all(self) -> dict[str, float]:
-        """The six errors by name."""
+        """Return the six errors by name."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return {**dict(zip(self.KINDS, means, strict=True)), "rmse": math.sqrt(means[0])}
 
@@ -184,7 +183,7 @@ class NormalError(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take vectors of any length and labels, both B x 3 x H x W."""
-        truth, valid = read.normals(target.cpu(), pred)
+        truth, valid = read_normals(target.cpu(), pred)
         a, b = unit(pred.detach().cpu().contiguous().double()), unit(truth.contiguous().double())
         apart, along = (a - b).square().sum(1).sqrt(), (a + b).square().sum(1).sqrt()
         angle = 2 * torch.atan2(apart, along)[valid] * (180 / math.pi)
@@ -193,7 +192,7 @@ class NormalError(Measure):
         self.seen += len(angle)
 
     def all(self) -> dict[str, float]:
-        """The mean angle and the shares of small ones."""
+        """Return the mean angle and the shares of small ones."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return dict(zip(("merr", *self.LIMITS), means, strict=True))
 
@@ -204,7 +203,7 @@ def levels(count: int) -> Tensor:
 
 
 def probability(pred: Tensor) -> Tensor:
-    """The probability of class 1, B x H x W float64, from 2 logits (softmax) or 1 (sigmoid); nan becomes 0."""
+    """Return the probability of class 1, B x H x W float64, from 2 logits (softmax) or 1 (sigmoid); nan becomes 0."""
     return logit(pred.detach()).cpu().double().sigmoid().nan_to_num(nan=0.0)
 
 
@@ -224,7 +223,7 @@ class _BestF(Measure):
 
     def _count(self, pred: Tensor, target: Tensor) -> Tensor:
         """Add the batch; returns its counts, B x 2 x (thresholds + 1)."""
-        y, valid = read.binary(target.cpu(), pred)
+        y, valid = read_binary(target.cpu(), pred)
         reached = torch.bucketize(probability(pred), self.levels, right=True)
         images, bins = len(y), len(self.levels) + 1
         cell = (torch.arange(images).view(-1, 1, 1) * 2 + (y >= 0.5)) * bins + reached
@@ -233,7 +232,7 @@ class _BestF(Measure):
         return counts
 
     def all(self) -> dict[str, float]:
-        """The best F."""
+        """Return the best F."""
         if not int(self.counts.sum()):
             return {self.kind: math.nan}
         false, true = _reaching(self.counts)
@@ -247,7 +246,7 @@ def _reaching(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_f(hits: Tensor, predicted: Tensor, actual: int, beta2: float) -> float:
-    """The largest (1 + beta2) P R / (beta2 P + R) over thresholds, P = hits / predicted, R = hits / actual.
+    """Return the largest (1 + beta2) P R / (beta2 P + R) over thresholds; P = hits / predicted, R = hits / actual.
 
     0 where there is nothing to find or nothing was found.
     """

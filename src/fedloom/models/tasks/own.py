@@ -91,7 +91,7 @@ class Own(Task):
 
     @staticmethod
     def of(base: Task, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> Task:
-        """A task with another loss, or more metrics; itself without both. Raises RecipeError for what is neither."""
+        """Return a task with another loss, or more metrics; itself without both. Raises RecipeError for wrong kinds."""
         if loss is None and not metrics:
             return base
         if loss is not None and (not callable(loss) or isinstance(loss, type)):
@@ -126,7 +126,7 @@ class Own(Task):
         return self.base
 
     def on(self, base: Task) -> Task:
-        """The same on another base."""
+        """Return the same on another base."""
         return replace(self, name=base.name, weight=base.weight, base=base)
 
     def head(self, features: int) -> nn.Module:
@@ -158,7 +158,7 @@ class Own(Task):
         return loss.mean()
 
     def metric(self) -> Metric:
-        """A new accumulator of both."""
+        """Return a new accumulator of both."""
         return OwnMetric(self) if self.measured else self.base.metric()
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +186,7 @@ class Own(Task):
 KINDS: Mapping[str, tuple[str, bool, str]] = {
     "classification": ("fedloom.models.tasks.classification:Classification", True, "accuracy"),
     "ordinal": ("fedloom.models.tasks.classification:Ordinal", True, "mae"),
-    "multilabel": ("fedloom.models.tasks.multilabel:Multilabel", True, "auc"),
+    "multilabel": ("fedloom.models.tasks.classification:Multilabel", True, "auc"),
     "regression": ("fedloom.models.tasks.regression:Regression", False, "rmse"),
     "segmentation": ("fedloom.models.tasks.dense:Semseg", True, "miou"),
     "depth": ("fedloom.models.tasks.dense:Depth", False, "rmse"),
@@ -210,7 +210,7 @@ class Description:
     ignore: float | None
 
     def named(self, name: str) -> Task:
-        """The task of this name."""
+        """Return the task of this name."""
         kind, counts, usual = KINDS[self.kind]
         module, _, of = kind.partition(":")
         make = getattr(importlib.import_module(module), of)

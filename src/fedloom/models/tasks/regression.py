@@ -66,7 +66,7 @@ class Regression(Task):
         return {**scores.directions(self.judge, scores.NUMBERS), "rmse": "min", "r2": "max"}
 
     def head(self, features: int) -> nn.Module:
-        """A linear layer from the features to the standardised target."""
+        """Return a linear layer from the features to the standardised target."""
         return nn.Linear(features, 1)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class Regression(Task):
         return there.sum(0, keepdim=True), torch.tensor([float(len(there))], dtype=torch.float64)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """The standardised mean."""
+        """Return the standardised mean."""
         return (mean - self.mean) / self.std
 
     def metric(self) -> Metric:
-        """New sums, which also keep outputs where metrics were chosen."""
+        """Return new sums, which also keep outputs where metrics were chosen."""
         usual = SquaredError(self.mean, self.std)
         return scores.Kept(usual, self.judge, scores.NUMBERS, self._in_units) if self.judge else usual
 

@@ -31,7 +31,7 @@ class Metric(ABC):
         """Metric name -> value over everything seen; nan where nothing valid was seen."""
 
     def cheap(self) -> Metric:
-        """This metric without the numbers that take long, before its first update; itself where none does."""
+        """Return the metric without the numbers that take long, before its first update; itself if none does."""
         return self
 
     @property
@@ -65,9 +65,9 @@ class Task(ABC):
     chosen_from: ClassVar[Collection[str]] = ()
     """Names of metrics that can be chosen beside `metrics`."""
     dense: ClassVar[bool] = False
-    """Whether the answer is one per pixel (B x channels x H x W) and not one per example."""
+    """True if predictions are one per pixel (B x channels x H x W) and not one per example."""
     masks: ClassVar[bool] = False
-    """Whether labels are one number an example, and examples without one change nothing of `loss`, wherever they stand:
+    """True if labels are one number per example, and examples without one change nothing of `loss`, wherever they are:
     then clients with batches of different sizes can be trained as one stack. The loss works under torch.func.vmap."""
 
     @property
@@ -92,12 +92,12 @@ class Task(ABC):
         return self
 
     def on(self, base: Task) -> Task:
-        """What is a user's own in this task, on another `known`."""
+        """Return `base` with this task's user-defined loss and metrics."""
         return base
 
     @abstractmethod
     def head(self, features: int) -> nn.Module:
-        """A new prediction head on encoder features of width `features`."""
+        """Return a new prediction head on encoder features of width `features`."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -105,10 +105,10 @@ class Task(ABC):
 
     @abstractmethod
     def metric(self) -> Metric:
-        """A new accumulator of this task's metrics."""
+        """Return a new accumulator of this task's metrics."""
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """What an answer that ignores its input is made of (`constant`), from a batch of labels, which may be missing.
+        """Sum a batch of labels, some of which may be missing, for a prediction that ignores its input (`constant`).
 
         (sum of the labels as numbers, as many as there are classes where they are classes: k x ...; how many there
         were: 1 x ...); one a pixel where labels are maps. A task that has no such answer need not have this.
@@ -116,5 +116,5 @@ class Task(ABC):
         raise NotImplementedError(f"task {self.name!r}: {type(self).__name__} does not say what its labels' mean is")
 
     def constant(self, mean: Tensor) -> Tensor:
-        """The output (channels x ...) that answers with the mean (k x ...) of the labels, as `sums` adds them up."""
+        """Return the output (channels x ...) that predicts the mean (k x ...) of the labels, as `sums` adds them up."""
         return mean

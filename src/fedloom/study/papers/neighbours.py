@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run
 
 MOST = 200

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.taskvectors import Zeros, sign_similarity
 from fedloom.study.relatedness import Array, array
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from fedloom.core.errors import StateError, UserError
-from fedloom.core.settings.names import differs, value_at
+from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.federation.runs.recorded import read_info
 from fedloom.study import grid

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.core.outline import Box
 from fedloom.study.charts import CONFIG, finished, script, style
 from fedloom.study.report.figures import Figure

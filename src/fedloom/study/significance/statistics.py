@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
 
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.study.tables.estimate import bound, two_sided
 
 LEVEL = 0.05

@@ -12,8 +12,8 @@ from statistics import mean
 from typing import Any
 
 from fedloom.core.errors import StateError, choices
-from fedloom.core.extras import need
-from fedloom.core.settings.names import differs, value_at
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes

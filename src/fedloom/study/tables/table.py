@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import need
+from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best, without_base

@@ -1,4 +1,4 @@
-"""What an input of a model is: an image, a series, features or tokens. Imports torch when one is made."""
+"""The kinds of inputs of a model (image, series, features, tokens), and choices that networks take. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedloom.core.settings.problems import carry
-from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.section import Count, Section, carry
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Norm = Literal["batch", "group"]
+Decoding = Literal["pyramid", "transposed", "thesis"]
+
 
 Kind = Literal["image", "series", "features", "tokens"]
 AXES: dict[Kind, tuple[str, ...]] = {
@@ -24,7 +27,7 @@ AXES: dict[Kind, tuple[str, ...]] = {
 
 
 class Signal(Section):
-    """What an input is. In a recipe, the kind alone is short for a signal of that kind."""
+    """The kind of a model's inputs. In a recipe, the kind alone is short for a signal of that kind."""
 
     kind: Kind
     vocabulary: Count | None = None
@@ -46,7 +49,7 @@ class Signal(Section):
 
     @property
     def of_tokens(self) -> dict[str, Any]:
-        """What is said of tokens, by its key."""
+        """Return the settings of tokens, by key."""
         return self.model_dump(exclude={"kind"}, exclude_none=True)
 
     def __str__(self) -> str:
@@ -55,7 +58,7 @@ class Signal(Section):
 
 
 def told(shape: Sequence[int], whole: bool) -> Signal | None:
-    """What inputs of a shape are, if nobody says: None where that is not certain.
+    """Guess the signal of inputs of a shape: None where that is not certain.
 
     Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey
     image without its channel.
@@ -75,7 +78,7 @@ def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
 
 
 def sized(shape: Sequence[int], signal: Signal | None) -> str:
-    """An input in words: 'series of 9 x 128 (channels x steps)'."""
+    """Return an input in words: 'series of 9 x 128 (channels x steps)'."""
     size = " x ".join(map(str, shape))
     if signal is None or len(shape) != len(AXES[signal.kind]):
         return f"{'numbers' if signal is None else signal.kind} of {size}"
