@@ -31,7 +31,7 @@ PARSED_ONLY = {
     "cluster.md": "several machines under torchrun and Slurm; tests/engines/test_cluster.py runs two ranks",
     "own.md": "names of packages that the reader has; tests/doors/test_outside.py installs one",
 }
-"""Pages whose commands are only held against the command line's options, and whose YAML only has to be YAML: why."""
+"""Pages whose commands are only compared with the command line's options, and whose YAML only has to be YAML: why."""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -75,7 +75,7 @@ def _matrix():
 
 
 def _conflict():
-    """Two updates that pull against each other: their mean, and the mean after PCGrad. Computed, not sketched."""
+    """Two updates that conflict: their mean, and the mean after PCGrad. Computed, not sketched."""
     figure = Figure((7, 2.6), layout="constrained")
     updates = torch.tensor([[3.0, 0.6], [-1.6, 1.2]])
     shown = {"two updates and their mean": Mean(), "PCGrad, then the mean": PCGrad() >> Mean()}

@@ -1,5 +1,5 @@
 """
-Where updates pull against each other
+Where updates conflict
 =====================================
 
 Four clients with one task each, and one that holds all of them, train on handwritten digits. In which layers do their

@@ -176,7 +176,7 @@ def test_what_is_indistinguishable(quick: Quick) -> None:
     with pytest.raises(StateError, match="with fedper all tasks have the same encoder"):
         task_models(quick("method=fedper", ALONE, *SMALL).folder)
     grouped = task_models(quick("method=matfl", "partition=one-task", *SMALL).folder)
-    assert any(note.startswith("the same encoder, which cannot be told apart: ") for note in grouped.notes)
+    assert any(note.startswith("the same encoder, which cannot be distinguished: ") for note in grouped.notes)
 
 
 def test_an_unfinished_run_and_unknown_metrics(matu: Path, tmp_path: Path) -> None:

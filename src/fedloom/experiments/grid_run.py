@@ -285,9 +285,9 @@ def _run_cell(pipe: Connection, recipe: Recipe, cell: Cell, grid_folder: Path) -
 def _clean(folder: Path) -> None:
     """Remove what is left of a run that was killed before it wrote its recipe; nothing in it is needed."""
     if folder.is_dir() and not (folder / "recipe.yaml").is_file():
-        foreign = {path.name for path in folder.iterdir()} - _LEFT_BY_A_TORN_START - {"recipe.yaml.part"}
-        if foreign:
-            raise StateError(f"{folder} holds {', '.join(sorted(foreign))}, but no run")
+        others = {path.name for path in folder.iterdir()} - _LEFT_BY_A_TORN_START - {"recipe.yaml.part"}
+        if others:
+            raise StateError(f"{folder} holds {', '.join(sorted(others))}, but no run")
         with locked(folder / LOCK, folder):
             shutil.rmtree(folder)
 

@@ -100,7 +100,7 @@ def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], 
     """(methods by name, directions of all tasks). Raises StateError without the base."""
     sides = {side.label: side for side in results.sides.values()}
     if base not in sides:
-        raise StateError(f"{folder}: {base} has not finished, and all others are held against it")
+        raise StateError(f"{folder}: {base} has not finished, and all others are compared with it")
     return sides, {row.task: row.direction for row in results.rows[BENCHMARK]}
 
 

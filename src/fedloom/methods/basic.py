@@ -1,6 +1,7 @@
 """Local training, FedAvg and FedProx.
 
-What every federation is compared with: the answer without any input, and all data in one place."""
+References for every federation: a constant predictor, and training on all data in one place.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def task_models(folder: str | Path) -> TaskModels:
 
 
 def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
-    """Notes on encoders that cannot be told apart. Raises StateError where none can."""
+    """Notes on encoders that cannot be distinguished. Raises StateError where none can."""
     groups: list[list[str]] = []
     for task, vector in vectors.items():
         group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)
@@ -119,5 +119,5 @@ def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str
     if len(groups) < 2:
         what = "there is one task" if len(vectors) == 1 else f"with {method} all tasks have the same encoder"
         raise StateError(f"{folder}: {what}, so there is nothing to compare")
-    notes = [f"the same encoder, which cannot be told apart: {', '.join(g)}" for g in groups if len(g) > 1]
+    notes = [f"the same encoder, which cannot be distinguished: {', '.join(g)}" for g in groups if len(g) > 1]
     return notes + [f"the encoder of {t} is still the initial one" for t, v in vectors.items() if not v.any()]

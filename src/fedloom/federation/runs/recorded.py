@@ -229,7 +229,7 @@ def replaced(folder: Path) -> Path | None:
 def verify(folder: Path, info: Mapping[str, Any]) -> None:
     """Raise StateError where a finished run's recipe or logs are not those that it wrote, by the sums in its run.json.
 
-    A run that goes on is held against its newest checkpoint, as far as that reaches.
+    A run that goes on is compared with its newest checkpoint, as far as that reaches.
     """
     finished = info["status"] != RUNNING
     for name, (size, digest) in (info.get("files", {}) if finished else _saved(folder)).items():

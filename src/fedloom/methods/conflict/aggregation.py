@@ -1,4 +1,4 @@
-"""Rules for updates that pull against each other: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction.
+"""Rules for updates that conflict: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction.
 
 Weightings of TorchJD (extra `methods`): one combination of the rows, found in their Gram matrix.
 
