@@ -21,10 +21,11 @@ class MergeFactors(LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """The factors before training, in the order of the layers."""
+        """Return the factors before training, in the order of the layers."""
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         assert view.module is not None
         with torch.no_grad():
             for layer in adapted_layers(view.module):
@@ -44,15 +45,17 @@ class OwnRank(LocalRule):
     needs = frozenset({"broadcast:rank"})
 
     def begin(self, view: View, state: State) -> State:
-        """The values of the other components."""
+        """Return the values of the other components."""
         return {"kept": [x[where].detach().clone() for x, where in self._others(view)]}
 
     def grad(self, view: View, state: State) -> None:
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         for x, where in self._others(view):
             assert x.grad is not None
             x.grad[where] = 0.0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         with torch.no_grad():
             for (x, where), values in zip(self._others(view), state["kept"], strict=True):
                 x[where] = values
