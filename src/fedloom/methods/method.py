@@ -36,15 +36,15 @@ class Received:
 
     start: ClassVar[Literal["received", "own"]] = "received"
     by_task: ClassVar[bool] = False
-    """Whether a client sends a row for each of its tasks."""
+    """True where a client sends one row per task."""
     beside: ClassVar[tuple[LocalRule, ...] | None] = None
     """Rules of a model of the client's own that is trained beside the shared one, if there is one."""
     pool: ClassVar[Pooled | None] = None
-    """Whether one who has the examples of all trains in the clients' place: one model for all, or one a task."""
+    """The kind of centralised training, if any: one model for all, or one per task."""
 
     @property
     def plain(self) -> bool:
-        """Whether a client trains one model, with its own examples."""
+        """Return whether a client trains one model, with its own examples."""
         return not self.by_task and self.beside is None and self.pool is None
 
     def refused(self, method: Method) -> Iterator[str]:
@@ -68,6 +68,7 @@ class Own(Received):
     start = "own"
 
     def refused(self, method: Method) -> Iterator[str]:
+        """Yield the reasons why a method cannot be used with this turn."""
         if method.stage.traits.reduces:
             yield f"clients start from their own models, but {method.stage!r} leaves one for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
@@ -75,6 +76,7 @@ class Own(Received):
             yield f"clients start from their own models, so what {blame!r} makes of updates would be lost"
 
     def kept(self, start: Tensor, update: Tensor) -> State:
+        """Return the client's own model after training."""
         # with the values that the server receives, so that both have the same model
         return {"own": (start + update).to("cpu")}
 
@@ -101,6 +103,7 @@ class EachTask(Received):
     by_task = True
 
     def refused(self, method: Method) -> Iterator[str]:
+        """Yield the reasons why a method cannot be used with this turn."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
             f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
@@ -113,6 +116,7 @@ class EachTask(Received):
         yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
+        """Return one row key per task."""
         return tuple((client, task) for task in sorted(tasks))
 
 
@@ -126,6 +130,7 @@ class InOnePlace(Received):
     pool: Pooled = "all"  # type: ignore[misc]
 
     def refused(self, method: Method) -> Iterator[str]:
+        """Yield the reasons why a method cannot be used with this turn."""
         apart = not method.stage.traits.reduces or method.private is not None or method.own_model
         if self.pool == "all" and apart:
             yield "the examples of all clients train one model, so it is for all"
@@ -203,7 +208,7 @@ class Method:
                 )
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
-        """The method with one more stage, which its name says too: 'fedavg + TopMagnitude(rho=0.3)'.
+        """Return the method with one more stage, which its name says too: 'fedavg + TopMagnitude(rho=0.3)'.
 
         At the client it comes after the stages there. At the server it comes just before the rows are combined, so
         after the method's own changes to the rows and after stages added earlier.
@@ -216,7 +221,7 @@ class Method:
         return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:
-        """The method with another rule in place of its mean. Raises ValueError if it has none."""
+        """Return the method with another rule in place of its mean. Raises ValueError if it has none."""
         try:
             combined = combined_by(self.stage, stage)
         except ValueError as error:
@@ -224,11 +229,11 @@ class Method:
         return replace(self, stage=combined)._called(stage)
 
     def with_local(self, rule: LocalRule) -> Method:
-        """The method with one more rule of local training."""
+        """Return the method with one more rule of local training."""
         return replace(self, local=(*self.local, rule))._called(rule)
 
     def _called(self, part: Stage | LocalRule, where: str = "") -> Method:
-        """The method with the name of a part that was added."""
+        """Return the method with the name of a part that was added."""
         return replace(self, name=f"{self.name} + {_short(part)}{where}")
 
     @cached_property
@@ -248,17 +253,17 @@ class Method:
 
     @property
     def task_vectors(self) -> bool:
-        """Whether the server keeps a vector for each task, not one model."""
+        """Return whether the server keeps a vector for each task, not one model."""
         return "tasks" in self.stage.traits.writes
 
     @property
     def own_model(self) -> bool:
-        """Whether clients keep a whole model of their own beside what they share."""
+        """Return whether clients keep a whole model of their own beside what they share."""
         return self.turn.beside is not None or any(rule.keeps_model for rule in self.rules)
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether every parameter stays with its client."""
+        """Return whether every parameter stays with its client."""
         return self.private is not None and as_select(self.private).is_everything
 
     @cached_property
@@ -275,18 +280,18 @@ class Method:
 
     @cached_property
     def extra_values(self) -> dict[str, Untrusted]:
-        """What a row's value of each extra must be, as the stages that use it declare."""
+        """Return the allowed values of each extra of a row, as the stages that use it declare."""
         declared = {**self.edge.traits.extras, **self.stage.traits.extras}
         return {name: declared.get(name, Scalar()) for name in sorted(self.extras)}
 
     @cached_property
     def wants_support(self) -> bool:
-        """Whether some stage uses the support: which blocks each row's training changed."""
+        """Return whether some stage uses the support: which blocks each row's training changed."""
         return "support" in self._used
 
     @cached_property
     def counts_examples(self) -> bool:
-        """Whether a weight or a stage reads how many examples a row covers; otherwise that number does not travel."""
+        """Return whether a weight or a stage reads the number of examples per row; else it does not travel."""
         return self.weights != "uniform" or "n" in self._used
 
     @cached_property
@@ -296,13 +301,13 @@ class Method:
         return frozenset().union(edge.reads, edge.wants, stage.reads, stage.wants)
 
     def private_part(self, layout: Layout) -> Layout:
-        """The parameters that stay with a client."""
+        """Return the parameters that stay with a client."""
         if self.private is None:
             return EMPTY
         return layout.parameters.select(as_select(self.private))
 
     def shared_part(self, layout: Layout) -> Layout:
-        """The parameters that are aggregated: the columns of the matrix of updates."""
+        """Return the parameters that are aggregated: the columns of the matrix of updates."""
         return layout.parameters.without(self.private_part(layout))
 
     def shared_buffers(self, layout: Layout) -> Layout:
@@ -335,7 +340,7 @@ class Method:
 
 
 def _short(part: Stage | LocalRule) -> str:
-    """A part's class with those of its fields that are not as by default: TopMagnitude(rho=0.3)."""
+    """Return a part's class with those of its fields that are not as by default: TopMagnitude(rho=0.3)."""
     if isinstance(part, Chain):
         return " >> ".join(map(_short, part.stages))
     known: tuple[Field[Any], ...] = fields(part) if is_dataclass(part) else ()

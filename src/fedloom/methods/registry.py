@@ -94,7 +94,7 @@ def raw() -> Codec:
 
 @CODECS.register("sparse")
 def sparse() -> Codec:
-    """The values that are not zero, and one bit per coordinate that says where they are."""
+    """Return the values that are not zero, and one bit per coordinate that says where they are."""
     from fedloom.core.codecs import Sparse
 
     return Sparse()

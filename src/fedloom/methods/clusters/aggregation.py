@@ -73,7 +73,7 @@ def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
 
 
 def models(updates: Updates) -> Tensor:
-    """The trained models base + X (K x d); zero in blocks that a row lacks, where the base says nothing about it."""
+    """Return the trained models base + X (K x d); zero in blocks that a row lacks, whatever the base holds there."""
     if updates.base is None:
         return updates.X
     W = updates.X + updates.base
@@ -84,7 +84,7 @@ def models(updates: Updates) -> Tensor:
 
 
 def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
-    """A result with one row (d) for each of these clients, absent ones too."""
+    """Return a result with one row (d) for each of these clients, absent ones too."""
     n = dict(zip((client for client, _ in updates.rows), updates.n.tolist(), strict=True))
     sizes = torch.tensor([n.get(client, 0.0) for client in sorted(moves)], dtype=torch.float64)
     rows = tuple((client, None) for client in sorted(moves))
@@ -107,12 +107,13 @@ class SimilarGroups(SimilarGroupsSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
 
     def matrix(self, updates: Updates) -> Tensor:
-        """The weight of each row (column) for each row (K x K, rows sum to 1)."""
+        """Return the weight of each row (column) for each row (K x K, rows sum to 1)."""
         k = len(updates)
         if self.soft:
             M = (self._cosines(updates) + self.threshold).clamp(min=0)
@@ -153,6 +154,7 @@ class SplittingClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         traits = Traits.around(inner(self))
         return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
@@ -161,6 +163,7 @@ class SplittingClusters(Aggregation):
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if not len(updates):
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         clients = [client for client, _ in updates.rows]
@@ -195,7 +198,7 @@ class SplittingClusters(Aggregation):
         return (out if len(clusters) == 1 else for_members(updates, moves)), new
 
     def _pull_apart(self, G: Tensor, weight: Tensor, reference: float) -> bool:
-        """Whether the mean is short although some row is long."""
+        """Return whether the mean is short although some row is long."""
         unit = reference if self.relative else 1.0
         p = weight / weight.sum()
         mean = math.sqrt(max(float(p @ G @ p), 0.0))
@@ -204,6 +207,7 @@ class SplittingClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stages inside this one."""
         unit = " of the first round's mean norm" if self.relative else ""
         when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}, "
         when += f"by {self.linkage} linkage"
@@ -239,6 +243,7 @@ class CosineMix(CosineMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
@@ -258,6 +263,7 @@ class TaskLeaders(TaskLeadersSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -289,6 +295,7 @@ class SingleTaskModels(SingleTaskModelsSettings, Stage):
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         held = [str(tasks).split(",") for tasks in updates.extra["tasks"]]
@@ -326,6 +333,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
@@ -333,6 +341,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         k = len(updates)
         history = columns_here().cut(updates.layout, state["history"]).to(updates.data)
         if k and bool(state["history"].any()):
@@ -344,5 +353,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stages inside this one."""
         how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
         return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

@@ -25,7 +25,7 @@ from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_membe
 
 First = Literal["groups", "noise"]
 Uses = int | list[float]
-"""What a client uses of several models: the number of one, or its shares of all."""
+"""The part of several models that a client uses: the number of one, or its shares of all."""
 
 
 def first_models(updates: Updates, update: Tensor, count: int, first: First, noise: float, ctx: Ctx) -> list[Tensor]:
@@ -52,7 +52,7 @@ def first_models(updates: Updates, update: Tensor, count: int, first: First, noi
 
 
 def _names(count: int, first: First) -> set[str]:
-    """What stages with so many models write beside rows."""
+    """Return the fields that stages with several models write beside rows."""
     return {f"broadcast:cluster{j}" for j in range(count)} | ({"groups"} if first == "groups" else set())
 
 
@@ -61,7 +61,7 @@ def _shares(count: int) -> dict[str, Untrusted]:
 
 
 def _used(models: Sequence[Tensor], uses: Uses) -> Tensor | None:
-    """The model that a client uses (d); None where it names none of them."""
+    """Return the model that a client uses (d); None where it names none of them."""
     if isinstance(uses, int):
         return models[uses] if uses < len(models) else None
     mix = torch.zeros_like(models[0])
@@ -113,6 +113,7 @@ class ChosenClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         traits = Traits.around(inner(self))
         own: dict[str, Untrusted] = {"cluster": Number(-1, self.count - 1, whole=True)}
         if self.mixed:
@@ -146,6 +147,7 @@ class ChosenClusters(Aggregation):
         return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if not len(updates) and not self.stage.traits.hides:
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         if not state["models"]:
@@ -181,6 +183,7 @@ class ChosenClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stages inside this one."""
         least = f", moved by at least {self.least} clients each" if self.least else ""
         first = f"{self.count} clusters, first from {self.first}{least}"
         return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
@@ -202,6 +205,7 @@ class SoftClusters(Identity):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         extras = _shares(self.count)
         reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
@@ -215,6 +219,7 @@ class SoftClusters(Identity):
         return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if not len(updates):
             return updates, state
         if not state["models"]:

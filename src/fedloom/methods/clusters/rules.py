@@ -43,6 +43,7 @@ class BestCluster(LocalRule):
 
     @property
     def needs(self) -> Fields:
+        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
@@ -54,7 +55,7 @@ class BestCluster(LocalRule):
         return {"cluster": j}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The choice; nothing is kept."""
+        """Return the choice; nothing is kept."""
         return {}, {"cluster": float(state["cluster"])}
 
 
@@ -72,10 +73,12 @@ class DrawnCluster(LocalRule):
 
     @property
     def needs(self) -> Fields:
+        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:
+        """Return the names of what `finish` returns for the server."""
         return frozenset({"extra:cluster"}.union(f"extra:share{j}" for j in range(self.count)))
 
     def begin(self, view: View, state: State) -> State:
@@ -91,7 +94,7 @@ class DrawnCluster(LocalRule):
         return {"cluster": j, "shares": (won.double() / max(len(best), 1)).tolist()}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The number and the shares; nothing is kept."""
+        """Return the number and the shares; nothing is kept."""
         shares = {f"share{j}": share for j, share in enumerate(state["shares"])}
         return {}, {"cluster": float(state["cluster"]), **shares}
 
@@ -111,10 +114,12 @@ class SoftAnchors(LocalRule):
 
     @property
     def needs(self) -> Fields:
+        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:
+        """Return the names of what `finish` returns for the server."""
         return frozenset(f"extra:share{j}" for j in range(self.count))
 
     def init(self, base: Tensor) -> State:
@@ -122,7 +127,7 @@ class SoftAnchors(LocalRule):
         return {"shares": [1 / self.count] * self.count, "rounds": 0}
 
     def begin(self, view: View, state: State) -> State:
-        """The shares, computed anew if they are due, and the pull of the models."""
+        """Return the shares, computed anew if they are due, and the pull of the models."""
         if "cluster0" not in view.broadcast:
             return state
         shares = state["shares"]
@@ -136,6 +141,7 @@ class SoftAnchors(LocalRule):
         return {"shares": shares, "rounds": state["rounds"] + 1, "pull": pull}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if self.lam == 0 or "pull" not in state:
             return
         total = sum(state["shares"])
@@ -143,6 +149,6 @@ class SoftAnchors(LocalRule):
             view.grad[s].add_(total * view.params[s] - state["pull"][s], alpha=self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The shares."""
+        """Return the shares."""
         kept = {"shares": state["shares"], "rounds": state["rounds"]}
         return kept, {f"share{j}": share for j, share in enumerate(state["shares"])}

@@ -11,6 +11,8 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.conflict.aggregation:PCGrad")
 class PCGradSettings:
+    """Settings of `PCGrad`."""
+
     reduction: Literal["mean", "sum"] = "mean"
 
 
@@ -47,6 +49,8 @@ def pcgrad(method: m.Method, rule: stages.PCGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:GradVac")
 class GradVacSettings:
+    """Settings of `GradVac`."""
+
     beta: UnitInterval = 0.5
 
 
@@ -78,6 +82,8 @@ def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:CAGrad")
 class CAGradSettings:
+    """Settings of `CAGrad`."""
+
     c: BelowOne = 0.4
     rescale: Literal["none", "1+c^2", "1+c"] = "none"
 
@@ -111,6 +117,8 @@ def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:MinNorm")
 class MinNormSettings:
+    """Settings of `MinNorm`."""
+
     unit: bool = True
 
 
@@ -221,6 +229,8 @@ def dualproj(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:AlignedMTL")
 class AlignedMTLSettings:
+    """Settings of `AlignedMTL`."""
+
     scale: Literal["min", "median", "rmse"] = "min"
 
 
@@ -277,6 +287,8 @@ def imtl_g(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:FairGrad")
 class FairGradSettings:
+    """Settings of `FairGrad`."""
+
     alpha: Positive = 1.0
 
 
@@ -308,6 +320,8 @@ def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.gap:LossWeights")
 class LossWeightsSettings:
+    """Settings of `LossWeights`."""
+
     step: NonNegative = 0.025
     decay: NonNegative = 0.01
 
@@ -343,6 +357,8 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
 
 @parameters("fedloom.methods.conflict.gap:GapWeights")
 class GapWeightsSettings:
+    """Settings of `GapWeights`."""
+
     step: NonNegative = 0.2
     relative: bool = True
     centre: bool = False
@@ -351,7 +367,7 @@ class GapWeightsSettings:
 
 @m.METHODS.register("fedga", source="Zhang et al., CVPR 2023")
 def fedga(rule: stages.GapWeights) -> m.Method:
-    """A client that aggregation hurts gains weight.
+    """Give more weight to clients that aggregation hurts.
 
     gap_k = loss_k(global model) - loss_k(trained model of client k) on k's validation data;
     a_k <- a_k + (gap_k / max_j |gap_j|) step_t / K, cut to [floor, 1], made to sum to 1; step_t = step (1 - (t-1)/R).

@@ -39,7 +39,7 @@ Rescale = Literal["none", "1+c^2", "1+c", "1.5+c^2"]
 
 
 def rescaling(rescale: Rescale, c: float) -> float:
-    """What CAGrad's direction is divided by."""
+    """Return the divisor of CAGrad's direction."""
     return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c, "1.5+c^2": 1.5 + c * c}[rescale]
 
 
@@ -96,6 +96,7 @@ class PCGrad(PCGradSettings, Stage):
     traits = Traits("mix", separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         k = len(updates)
         if k < 2:
             return updates, state
@@ -127,6 +128,7 @@ class GradVac(GradVacSettings, Stage):
     traits = Traits("mix", separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         keys, k = [row_key(row) for row in updates.rows], len(updates)
         G, W = gram(updates), torch.eye(k, dtype=torch.float64)
         some, norms, known = nonzero(G).tolist(), G.diagonal().clamp(min=0).sqrt(), state.get("cosines", {})
@@ -160,6 +162,7 @@ class CAGrad(CAGradSettings, Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if self.c == 0:
             return updates.reduced(weighted_mean(updates.replace(coef=None))), state
 
@@ -178,6 +181,8 @@ class ConFIG(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
+
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
             return conflict_free(G, shares(updates.weight.cpu()[members]))
 
@@ -201,6 +206,7 @@ class MinNorm(MinNormSettings, Stage):
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         return updates.reduced(combined(updates, lambda G, members: min_norm(G, self.unit))), state
 
 
@@ -248,18 +254,20 @@ class Weighting(Stage):
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Packages that are not installed."""
+        """Return packages that are not installed."""
         try:
             self.made(torch.ones(1, dtype=torch.float64))
         except UserError as error:
             yield f"{self!r} cannot work: {error}"
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:
-        """The rows' coefficients (K, float64)."""
+        """Return the rows' coefficients (K, float64)."""
         found: Tensor = self.made(p)(G)
         return found
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
+
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
             q, some = torch.zeros(len(G), dtype=torch.float64), nonzero(G)
             if bool(some.any()):
@@ -289,6 +297,7 @@ class UPGrad(Weighting):
     """The mean of the rows, each projected onto the cone of what conflicts with no row (Quinton and Rey, 2024)."""
 
     def made(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for this rule."""
         return _library().UPGradWeighting(p, _projector())
 
 
@@ -297,6 +306,7 @@ class DualProj(Weighting):
     """The mean, projected onto the cone of what conflicts with no row (GEM: Lopez-Paz and Ranzato, NeurIPS 2017)."""
 
     def made(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for this rule."""
         return _library().DualProjWeighting(p, _projector())
 
 
@@ -305,6 +315,7 @@ class AlignedMTL(AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
 
     def made(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for this rule."""
         return _library().AlignedMTLWeighting(p, scale_mode=self.scale)
 
 
@@ -315,6 +326,7 @@ class IMTLG(Weighting):
     traits = _EQUAL
 
     def made(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for this rule."""
         return _library().IMTLGWeighting()
 
 
@@ -325,9 +337,10 @@ class FairGrad(FairGradSettings, Weighting):
     traits = _EQUAL
 
     def made(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for this rule."""
         return _library("scipy").FairGradWeighting(self.alpha)
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:
-        """The solution of G w = w^(-1/alpha), divided by its sum."""
+        """Return the solution of G w = w^(-1/alpha), divided by its sum."""
         w = super().weights(G, p)
         return w / w.sum()

@@ -18,7 +18,7 @@ def fedopt(
     b2: BelowOne | None = None,
     eps: Positive | None = None,
 ) -> m.Method:
-    """The mean update is a gradient for an optimiser at the server: Adam, Yogi, Adagrad, or momentum.
+    """Use the mean update as a gradient for an optimiser at the server: Adam, Yogi, Adagrad, or momentum.
 
     u = sum_k p_k Delta_k;  m <- b1 m + (1 - b1) u;
     v <- b2 v + (1 - b2) u^2 (adam),  v - (1 - b2) u^2 sign(v - u^2) (yogi),  v + u^2 (adagrad);
@@ -90,6 +90,8 @@ def fedacg(
 
 @parameters("fedloom.methods.drift.aggregation:NormaliseSteps")
 class NormaliseStepsSettings:
+    """Settings of `NormaliseSteps`."""
+
     tau_eff: Literal["weights", "steps"] = "weights"
 
 
@@ -148,12 +150,14 @@ def scaffold() -> m.Method:
 
 @parameters("fedloom.methods.drift.rules:Dual")
 class DualSettings:
+    """Settings of `Dual`."""
+
     alpha: Positive = 0.01
 
 
 @m.METHODS.register("feddyn", source="Acar et al., ICLR 2021")
 def feddyn(rule: training.Dual) -> m.Method:
-    """A quadratic and a linear term make local optima agree with the global one.
+    """Add a quadratic and a linear term that make local optima agree with the global one.
 
     Client: loss + alpha <y, h_k> + (alpha/2) |y - base|^2; then h_k += theta_k - base. So -alpha h_k is the paper's
     gradient memory. Server: theta+ = mean_S theta_k + (1/N) sum over all N clients of h_j. h_k starts at 0; absent

@@ -44,6 +44,7 @@ class ControlVariates(Stage):
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         layout, k = updates.layout, len(updates)
         present = [k] * len(layout.blocks) if updates.present is None else updates.present.sum(dim=0).tolist()
         change = updates.auxiliary["control"].sum(dim=0)
@@ -65,6 +66,7 @@ class DualShift(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         return Traits.around(inner(self), reduces=True)
 
     def init(self, layout: Layout) -> State:
@@ -72,6 +74,7 @@ class DualShift(Aggregation):
         return {"dual": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         k = len(updates)
         if not k:
             return self.stage(updates, state["stage"], ctx)[0], state
@@ -87,6 +90,7 @@ class DualShift(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stages inside this one."""
         return (Box("plus the mean of all clients' updates so far", inside=self.stage.boxes),)
 
 
@@ -100,11 +104,13 @@ class NormaliseSteps(NormaliseStepsSettings, Stage):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
         reads = {"X", "weight", "extra:a", *counts}
         return Traits("mix", reads, presence="block", separable=True, extras={"a": Number(0)})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]
         updates = updates.keep(moved)
         a = torch.tensor([float(v) for v in updates.extra["a"]], dtype=torch.float64)

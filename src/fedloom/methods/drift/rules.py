@@ -37,7 +37,7 @@ class ControlVariate(LocalRule):
         return {"control": torch.zeros_like(base)}
 
     def begin(self, view: View, state: State) -> State:
-        """The correction of this round, and an empty sum of gradients."""
+        """Return the correction of this round, and an empty sum of gradients."""
         correction = torch.zeros_like(view.base)
         if "control" in view.broadcast:
             for s in common(view.trained, view.shared):
@@ -45,6 +45,7 @@ class ControlVariate(LocalRule):
         return {**state, "correction": correction, "sum": torch.zeros_like(view.base)}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         for s in common(view.trained, view.shared):
             state["sum"][s] += view.grad[s]
             view.grad[s] += state["correction"][s]
@@ -67,6 +68,7 @@ class Dual(DualSettings, LocalRule):
         return {"dual": torch.zeros_like(base)}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         for s in view.shared:
             view.grad[s].add_(view.params[s] - view.base[s] + state["dual"][s], alpha=self.alpha)
 
@@ -96,6 +98,7 @@ class CountedSteps(LocalRule):
         return {"a": 0.0, "velocity": 0.0, "lr": None}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if state["lr"] is None:
             state["lr"] = view.lr or 1.0
         optimizer = view.optimizer

@@ -15,6 +15,8 @@ SOURCE = "F2DC: Wang et al., Domain-Skewed Federated Learning with Feature Decou
 
 @parameters("fedloom.methods.f2dc.rules:AttachFeatureModules")
 class AttachFeatureModulesSettings:
+    """Settings of `AttachFeatureModules`."""
+
     layers: tuple[str, ...] = ()
     sigma: Positive = 0.1
     form: Literal["paper", "release"] = "paper"
@@ -27,6 +29,8 @@ class AttachFeatureModulesSettings:
 
 @parameters("fedloom.methods.f2dc.rules:FeatureModules")
 class FeatureModulesSettings:
+    """Settings of `FeatureModules`."""
+
     tau: Positive = 0.06
     lambda1: NonNegative = 0.8
     lambda2: NonNegative = 1.0
@@ -75,6 +79,8 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
 
 @parameters("fedloom.methods.f2dc.aggregation:DomainWeights")
 class DomainWeightsSettings:
+    """Settings of `DomainWeights`."""
+
     discrepancy: Literal["total", "class", "none"] = "total"
     alpha: Finite = 1.0
     beta: Finite = 0.4

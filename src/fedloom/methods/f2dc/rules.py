@@ -52,7 +52,7 @@ def noise_of(u: Tensor, noise: Noise = "gumbel") -> Tensor:
 def gumbel_mask(
     score: Tensor, sigma: float, u_keep: Tensor | None = None, u_drop: Tensor | None = None, noise: Noise = "gumbel"
 ) -> Tensor:
-    """The mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
+    """Return the mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
 
     This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)). Their difference is the
     score itself, so no logarithm can overflow. `u_keep` and `u_drop` are uniform draws in the shape of `score`; without
@@ -132,7 +132,7 @@ def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> 
 
 
 def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """The most confident wrong class of each example (B, int64), from the main classifier's logits (B x classes).
+    """Return the most confident wrong class of each example (B, int64), from the main logits (B x classes).
 
     The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
     """
@@ -180,7 +180,7 @@ def feature_losses(
     lambda1: float = 0.8,
     lambda2: float = 1.0,
 ) -> FeatureLosses:
-    """The losses of F2DC, eqs. 5-9, as means over the labelled examples of the batch; 0 where none is labelled.
+    """Return the losses of F2DC, eqs. 5-9, as means over the labelled examples of the batch; 0 where none is labelled.
 
     `logits` (B x classes) are the main classifier's on the pooled f~, `labels` (B, int64; -1 = unlabelled), `auxiliary`
     maps pooled features (B x C) to logits. No gradient is stopped, and m learns from three terms, as in the release.
@@ -272,6 +272,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Return the changed updates and the new state."""
         if isinstance(model.encoder, Linearised):
             raise RecipeError("feature modules do not go together with a linearised encoder")
         if hasattr(model.encoder, "attached"):
@@ -309,7 +310,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
 
 
 def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
-    """The encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they finish."""
+    """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order they finish."""
     found: dict[str, int] = {}
 
     def note(name: str) -> Any:
@@ -334,6 +335,7 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     """
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
         assert view.module is not None

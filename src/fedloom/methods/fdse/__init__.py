@@ -11,6 +11,8 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.fdse.rules:Consistency")
 class ConsistencySettings:
+    """Settings of `Consistency`."""
+
     lam: NonNegative = 0.01
     beta: float = 0.1
     form: Literal["paper", "release"] = "paper"
@@ -18,6 +20,8 @@ class ConsistencySettings:
 
 @parameters("fedloom.methods.clusters.aggregation:CosineMix")
 class CosineMixSettings:
+    """Settings of `CosineMix`."""
+
     tau: Positive = 0.5
 
 

@@ -61,7 +61,7 @@ def consistency(received: Moments, batch: Moments, beta: float) -> Tensor:
 def released_consistency(
     received: Moments, means: Sequence[Tensor], before: tuple[Tensor, Tensor] | None, beta: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """(the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
+    """Return (the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
 
     One running mean m and variance v (two numbers) go from layer to layer and from step to step; each layer adds the
     mean and variance of its channels' means. The term is sum_l w_l mean over channels of
@@ -89,7 +89,7 @@ class Consistency(ConsistencySettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """The received statistics, if there are any."""
+        """Return the received statistics, if there are any."""
         assert view.module is not None
         norms = [layer.norm for layer in erased_layers(view.module)]
         if self.lam == 0 or not all(norm.num_batches_tracked for norm in norms):
@@ -98,6 +98,7 @@ class Consistency(ConsistencySettings, LocalRule):
         return {"received": received, "running": None}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if not state:
             return None
         assert view.module is not None

@@ -14,6 +14,8 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.feddea.aggregation:TopMagnitude")
 class TopMagnitudeSettings:
+    """Settings of `TopMagnitude`."""
+
     rho: Share = 0.5
     keep: Literal["largest", "smallest", "random"] = "largest"
     rescale: bool = True
@@ -46,6 +48,8 @@ def feddea(method: m.Method, rule: stages.TopMagnitude, *, at: Literal["edge", "
 
 @parameters("fedloom.methods.feddea.aggregation:ActivatedDimensions")
 class ActivatedDimensionsSettings:
+    """Settings of `ActivatedDimensions`."""
+
     rho: Annotated[float, Field(gt=0, lt=1)] = 0.1
     bins: Annotated[int, Field(ge=1, le=4096)] = 64
 

@@ -24,7 +24,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
-    """True for the k values of x (d) with the largest (or smallest) magnitude; ties go to the lowest index.
+    """Return True for the k values of x (d) with the largest (or smallest) magnitude; ties go to the lowest index.
 
     Exactly k values (none for k < 1, all for k > d). A radix search over the bits of |x|, 16 at a time: it needs no
     memory of size d beside the result, and reads x three times (five times for 64 bits), whatever its values.
@@ -57,7 +57,7 @@ def _keys(x: Tensor, largest: bool) -> Tensor:
 
 
 def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
-    """The k-th largest key, and how many values with this key are among the k largest."""
+    """Return the k-th largest key, and how many values with this key are among the k largest."""
     bits = 8 * x.element_size()
     edge, left = 0, k
     for shift in reversed(range(0, bits, 16)):
@@ -85,9 +85,11 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
 
     @property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         return Traits(presence="block" if self.per_block or self.keep == "random" else "row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if self.rho == 1:
             return updates, state
         X = updates.X
@@ -108,7 +110,7 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
         return updates.replace(X=out), state
 
     def _pieces(self, updates: Updates, k: int) -> list[list[slice]]:
-        """Groups of column slices among which one choice is made."""
+        """Return groups of column slices among which one choice is made."""
         layout = updates.layout
         if updates.present is None:
             slices = list(layout.slices) if self.per_block else [slice(0, layout.d)]
@@ -120,7 +122,7 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
         return [slices] if slices else []
 
     def _mask(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
-        """True for the coordinates to keep: exactly max(1, floor(rho d)) of them."""
+        """Return True for the coordinates to keep: exactly max(1, floor(rho d)) of them."""
         d = x.numel()
         k = max(1, int(self.rho * d + 1e-9))  # 0.29 * 100 is 28.999... in floating point
         if rng is not None:
@@ -156,6 +158,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     traits = Traits("matrix", writes=frozenset(), presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates):
             encoder = updates.layout.select("encoder")
             if encoder.blocks:
@@ -235,7 +238,7 @@ def agreement(size: int, counts: list[tuple[int, int, int]]) -> dict[str, list[f
 
 
 def _gram(active: Tensor) -> Tensor:
-    """|A & B| of all pairs of rows."""
+    """Return |A & B| of all pairs of rows."""
     both = torch.zeros(len(active), len(active), dtype=torch.int64, device=active.device)
     for piece in active.split(_COLUMNS, dim=1):
         piece = piece.float()

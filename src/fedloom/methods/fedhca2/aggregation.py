@@ -68,6 +68,7 @@ class HyperConflictAverse(_Learner):
 
     @property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
         return Traits("mix", wants=identical, separable=True, presence="coupled")
 
@@ -76,6 +77,7 @@ class HyperConflictAverse(_Learner):
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         before = state["direction"]
         G, inner = inner_products(updates, None if before is None else columns_here().cut(updates.layout, before))
         if not bool(G.any()):
@@ -131,6 +133,7 @@ class HyperCrossAttention(_Learner):
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         parts = by_task(updates.layout)
         held = decoders(updates, parts)
         if not held or not bool(updates.X.any()):
@@ -200,6 +203,7 @@ class TaskColumns:
 
     @staticmethod
     def of(layout: Layout, task: str | None) -> TaskColumns:
+        """Build the columns of one task from a layout."""
         mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
         part = Layout(tuple(b for b, _ in mine))
         names = tuple(_local_name(b.name, task) for b in part.blocks)
@@ -207,6 +211,7 @@ class TaskColumns:
 
     @property
     def layers(self) -> tuple[str, ...]:
+        """Return the names of the layers."""
         return tuple(dict.fromkeys(map(_layer, self.names)))
 
     def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
@@ -218,7 +223,7 @@ class TaskColumns:
 
 
 def by_task(layout: Layout) -> dict[str | None, TaskColumns]:
-    """The columns of every task."""
+    """Return the columns of every task."""
     return {task: TaskColumns.of(layout, task) for task in dict.fromkeys(b.task for b in layout.blocks)}
 
 
@@ -248,7 +253,7 @@ def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[
 
 
 def _local_name(name: str, task: str | None) -> str:
-    """The part of a tensor's name after the task; the whole name if the task is not in it."""
+    """Return the part of a tensor's name after the task; the whole name if the task is not in it."""
     words = name.split(".")
     return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
 
@@ -269,6 +274,7 @@ class AcrossTasks(Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         parts = by_task(updates.layout)
         X, base = updates.X, updates.base
         out = X.clone()
@@ -296,7 +302,7 @@ class AttentionAcrossTasks(Attention):
     traits = Traits(writes={"broadcast:anchor"}, wants={"support"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""
+        """Return groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""
         alike: dict[Any, dict[str, list[list[int]]]] = {}
         for task, part in by_task(layout).items():
             tensors = sorted(zip(part.names, part.blocks, part.at, strict=True), key=lambda tensor: tensor[0])
@@ -305,6 +311,7 @@ class AttentionAcrossTasks(Attention):
         return {"alike": list(alike.values()), "held": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         held: dict[str, list[str]] = {}
         for i, task in decoders(updates, by_task(updates.layout)):
             held.setdefault(updates.rows[i][0], []).append(task or "")

@@ -30,10 +30,12 @@ class Heal(HealSettings, Stage):
 
     @property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         reads = {"X", "weight"} if self.weights == "multiply" else {"X"}
         return Traits("matrix", reads, {"weight", "coef"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if not len(updates):
             return updates, state
         X = updates.X
@@ -86,7 +88,7 @@ class Heal(HealSettings, Stage):
 
 
 def _needed(rounds: int, tau: float) -> int:
-    """The smallest count whose share of the rounds is above tau (strictly); 0 for no rounds."""
+    """Return the smallest count whose share of the rounds is above tau (strictly); 0 for no rounds."""
     if not rounds:
         return 0
     count = max(0, int(tau * rounds) - 1)
@@ -96,7 +98,7 @@ def _needed(rounds: int, tau: float) -> int:
 
 
 def _columns(updates: Updates, i: int) -> list[slice]:
-    """The columns that row i has, in pieces of at most _CHUNK."""
+    """Return the columns that row i has, in pieces of at most _CHUNK."""
     layout = updates.layout
     if updates.present is None:
         spans = [slice(0, layout.d)]

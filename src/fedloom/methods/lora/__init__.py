@@ -37,6 +37,8 @@ def fedsa_lora(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.lora.aggregation:ExactFactors")
 class ExactFactorsSettings:
+    """Settings of `ExactFactors`."""
+
     scale: Positive = 1.0
 
 
@@ -109,7 +111,7 @@ def flora(
 
 
 def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
-    """The method with weights beside low-rank factors in the matrix of updates, which local training leaves alone."""
+    """Return the method with weights beside low-rank factors among its updates; local training leaves them alone."""
     from fedloom.models.changes import FreeAdaptedWeights
 
     if method.phases:

@@ -21,10 +21,11 @@ class MergeFactors(LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """The factors before training, in the order of the layers."""
+        """Return the factors before training, in the order of the layers."""
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Add the trained factors to the weights and restore the factors; keep nothing."""
         assert view.module is not None
         with torch.no_grad():
             for layer in adapted_layers(view.module):
@@ -44,15 +45,17 @@ class OwnRank(LocalRule):
     needs = frozenset({"broadcast:rank"})
 
     def begin(self, view: View, state: State) -> State:
-        """The values of the other components."""
+        """Return the values of the other components."""
         return {"kept": [x[where].detach().clone() for x, where in self._others(view)]}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         for x, where in self._others(view):
             assert x.grad is not None
             x.grad[where] = 0.0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Restore the other components; keep nothing."""
         with torch.no_grad():
             for (x, where), values in zip(self._others(view), state["kept"], strict=True):
                 x[where] = values

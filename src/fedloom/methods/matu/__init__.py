@@ -12,6 +12,8 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.matu.aggregation:TaskVectors")
 class TaskVectorsSettings:
+    """Settings of `TaskVectors`."""
+
     rho: UnitInterval = 0.4
     kappa: Natural = 3
     epsilon: UnitInterval = 0.5
@@ -29,7 +31,7 @@ def matu(
     heads: Literal["shared", "local", "frozen"] = "shared",
     delta_w: bool = False,
 ) -> m.Method:
-    """A client trains each of its tasks alone and sends one unified vector with a mask and a scale for each task.
+    """Train each task alone; a client sends one unified vector with a mask and a scale per task.
 
     A task vector tau is what training on a task adds to the initial model theta_p. A client with tasks 1..k starts
     task t from theta_p + lambda_t m_t tau, trains, and unifies its task vectors (eq. 2): tau = sgn(sum_t tau_t) *

@@ -31,6 +31,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
     traits = Traits("matrix", reads={"X", "weight"}, writes={"X", "tasks"}, reduces=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         holders, layout = rows_of_tasks(updates), updates.layout
         own = layout.without(layout.common)
         uploads, beside = _uploads(updates, own)
@@ -70,7 +71,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
 
 
 def _uploads(updates: Updates, own: Layout) -> tuple[list[Upload], Tensor]:
-    """The senders' common columns, and the columns of tasks (K x their number)."""
+    """Return the senders' common columns, and the columns of tasks (K x their number)."""
     if isinstance(updates.given, Folded) and updates.mixing is None:
         return updates.given.uploads(updates.weight), updates.given.own()
     common = updates.layout.take(updates.X, updates.layout.common)

@@ -26,13 +26,14 @@ class Merging(Stage):
     traits = Traits("matrix", reads={"X", "weight"}, wants={"support"}, reduces=True, presence="block")
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """The columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum 1).
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum 1).
 
         `shape` is the tensor's; a process of a cluster has only some of its columns, if the stage is separable.
         """
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         X, layout = updates.X, updates.layout
         counts = (updates.weight > 0).cpu()[:, None].expand(-1, len(layout.blocks))
         for have in (updates.present, updates.support):
@@ -55,6 +56,7 @@ class ElectedMean(Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the merged columns of one tensor."""
         sign = (p @ parts).sign()
         agree = (parts * sign > 0).to(parts)
         total = p @ agree
@@ -72,6 +74,7 @@ class ConsensusMask(ConsensusMaskSettings, Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the merged columns of one tensor."""
         others = (parts.sum(0) - parts).abs()
         votes = (parts.abs() >= self.lam * others).sum(0)
         return torch.where(votes >= min(self.least, len(parts)), p @ parts, 0.0)
@@ -86,6 +89,7 @@ class IsotropicMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the merged columns of one tensor."""
         mean = p @ parts
         if len(shape) < 2:
             return mean
@@ -103,6 +107,7 @@ class SingularMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the merged columns of one tensor."""
         if len(shape) < 2:
             return p @ parts
         matrices = parts.reshape(len(parts), shape[0], -1)
@@ -120,6 +125,6 @@ def _svd(matrix: Tensor) -> Sequence[Tensor]:
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """The nearest matrix whose singular values are 1 (or 0)."""
+    """Return the nearest matrix whose singular values are 1 (or 0)."""
     U, _, V = _svd(matrix)
     return U @ V

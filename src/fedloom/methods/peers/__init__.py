@@ -11,6 +11,8 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.peers.aggregation:SimilarityMix")
 class SimilarityMixSettings:
+    """Settings of `SimilarityMix`."""
+
     top: Natural = 3
     alpha: UnitInterval = 0.5
     step: Share = 1.0
@@ -83,6 +85,8 @@ def dpsgd(
 
 @parameters("fedloom.methods.peers.aggregation:Staleness")
 class StalenessSettings:
+    """Settings of `Staleness`."""
+
     a: NonNegative = 0.5
 
 

@@ -1,4 +1,4 @@
-"""What runs at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
+"""Stages at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
 
 Peers in one matrix: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
 
@@ -48,7 +48,7 @@ class AtPeer(Stage):
     whole: Set[str] = frozenset()
     """Clients whose rows also count outside `scope`."""
     also: Fields = frozenset()
-    """What the peer itself adds to the broadcast for its local rules."""
+    """Values that the peer itself adds to the broadcast for its local rules."""
 
     @cached_property
     def traits(self) -> Traits:
@@ -58,14 +58,15 @@ class AtPeer(Stage):
         return replace(traits, writes=kept | traits.broadcasts | self.also, separable=False)
 
     def init(self, layout: Layout) -> State:
-        """The stage's."""
+        """Return the initial state of the stage."""
         return self.stage.init(layout)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """The stage's broadcast."""
+        """Return the stage's broadcast."""
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
         seen = updates.replace(weight=self._weight(updates))
         if "tasks" in self.stage.traits.writes:
@@ -103,6 +104,7 @@ class AtPeer(Stage):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
+        """Return the stages inside this one."""
         return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
 
 
@@ -125,6 +127,7 @@ class ConflictAverseMix(Stage):
         return {"before": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         out = weighted_mean(updates.replace(coef=None))
         targets = ctx.targets or ()
         if len(targets) != 1:
@@ -178,6 +181,7 @@ class Gossip(Stage):
             raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -197,6 +201,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         if len(updates) < 2:
             return updates, state
         W = self.matrix(updates)
@@ -239,5 +244,6 @@ class Staleness(StalenessSettings, Stage):
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
         return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state

@@ -30,6 +30,7 @@ class InterCluster(LocalRule):
     needs = frozenset({"broadcast:others", "broadcast:pull"})
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if "pull" not in view.broadcast:
             return
         for s in view.shared:
@@ -37,7 +38,7 @@ class InterCluster(LocalRule):
 
 
 def at_peers(method: Method, config: PeersBase) -> Method:
-    """The method as it runs at peers. Raises RecipeError if it needs a server."""
+    """Return the method as it runs at peers. Raises RecipeError if it needs a server."""
     if method.shares_nothing:
         raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to send")
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None

@@ -1,4 +1,4 @@
-"""What a recipe says about peers, but for the graph. Free of torch."""
+"""Recipe settings of peers, except the graph. Free of torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GroupsSection(Section):
 
 
 class Choose(Section):
-    """Which candidates a peer asks: its group, those at least `threshold` similar, the `top` most similar, or all."""
+    """The candidates a peer asks: its group, those at least `threshold` similar, the `top` most similar, or all."""
 
     top: Annotated[int, Field(ge=0)] | None = None
     threshold: float | None = None
@@ -189,13 +189,13 @@ class PeersBase(Section):
 
     @property
     def judges(self) -> bool:
-        """Whether similarities are needed at all."""
+        """Return whether similarities are needed at all."""
         choosing = any(rule is not None for rule in (self.choose.top, self.choose.threshold, self.choose.groups))
         return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
 
     @property
     def sends_parts(self) -> bool:
-        """Whether a peer may get parts of others' models only."""
+        """Return whether a peer may get parts of others' models only."""
         groups = self.choose.groups
         scopes = {self.scope, "full" if self.warmup is None else self.warmup.scope}
         return scopes != {"full"} or (groups is not None and groups.fine is not None)

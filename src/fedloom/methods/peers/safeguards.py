@@ -56,7 +56,7 @@ class Safeguards(Checked):
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """What `conflict_averse_mix` returns.
+    """The result of `conflict_averse_mix`.
 
     update        d: to be added to the peer's model
     weights       name -> weight in g_w, with sum 1; to be given as `before` in the next round, together with those of
@@ -81,7 +81,7 @@ def conflict_averse_mix(
     safeguards: Safeguards = Safeguards(),
     before: Mapping[str, float] | None = None,
 ) -> Mixed:
-    """A peer's update from its own and its neighbours' (name -> d), so that none of them is worked against.
+    """Return a peer's update from its own and its neighbours' (name -> d), so that none of them is worked against.
 
     U = (g_0 + c |g_0| g_w / |g_w|) / (1 + c^2) with g_0 the plain mean of the rows and g_w the convex combination that
     minimises <g_w, g_0> + c |g_0| |g_w| (FedHCA2; see `fedloom.stages.conflict_averse_weights`). The second part is
@@ -167,7 +167,7 @@ def shortening(lengths: Tensor, most: float) -> Tensor:
 
 
 def bounded(w: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """The nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones where no weights satisfy that."""
+    """Return the nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones if none satisfy that."""
     n = len(w)
     if not low * n < 1 < high * n:
         return torch.full_like(w, 1 / max(n, 1))
@@ -207,7 +207,7 @@ def _solved(G: Tensor, c: float, safeguards: Safeguards, acted: dict[str, Any]) 
 
 
 def _length(G: Tensor, w: Tensor, c: float, safeguards: Safeguards) -> float:
-    """What g_w is multiplied with: c |g_0| / |g_w|, both with the ridge in |g_w|; 0 where g_w vanishes."""
+    """Return the factor of g_w: c |g_0| / |g_w|, both with the ridge in |g_w|; 0 where g_w vanishes."""
     mean = torch.full_like(w, 1 / len(w))
     if not bool(torch.isfinite(G).all()) or not bool(G.any()):
         return 0.0

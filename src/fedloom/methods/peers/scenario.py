@@ -1,4 +1,4 @@
-"""What a network and its peers are like, as a YAML file states it: churn, loss, bandwidth, stragglers. Free of torch.
+"""The network and its peers, as a YAML file states them: churn, loss, bandwidth, stragglers. Free of torch.
 
 Every question has one answer: a pure function of the scenario's seed and of what is asked, whatever was asked before.
 
@@ -45,7 +45,7 @@ class Presence(Section):
         return self
 
     def there(self, round: int) -> bool:
-        """Whether the peer is there in a round (from 1)."""
+        """Return whether the peer is there in a round (from 1)."""
         return round >= self.joins and not any(a <= round and (b is None or round < b) for a, b in self.away)
 
 
@@ -130,7 +130,7 @@ class Scenario(Section):
                     raise RecipeError(f"scenario.{where}: no peer {name!r}.{nearest(name, peers)}")
 
     def alive(self, peers: Sequence[str], round: int) -> tuple[str, ...]:
-        """The peers that are there in a round, sorted."""
+        """Return the peers that are there in a round, sorted."""
         return tuple(
             peer
             for peer in sorted(peers)
@@ -139,7 +139,7 @@ class Scenario(Section):
         )
 
     def lost(self, round: int, sender: str, receiver: str, attempt: int = 0) -> bool:
-        """Whether a message is lost. Each attempt to send it again has its own answer."""
+        """Return whether a message is lost. Each attempt to send it again has its own answer."""
         return self._happens(self._link("loss", sender, receiver), "loss", round, sender, receiver, attempt)
 
     def delay(self, nbytes: float, sender: str, receiver: str) -> float:
@@ -153,7 +153,7 @@ class Scenario(Section):
         return 0.0 if speed is None else steps / speed * (self.stragglers.slowdown if self.slow(peer, round) else 1.0)
 
     def slow(self, peer: str, round: int) -> bool:
-        """Whether a peer is a straggler in a round."""
+        """Return whether a peer is a straggler in a round."""
         when = (round,) if self.stragglers.every_round else ()
         return self._happens(self.stragglers.share, "straggler", peer, *when)
 
@@ -196,7 +196,7 @@ def synchronous(
     transfers: Mapping[Pair, float],
     deadline: float | None = None,
 ) -> Timing:
-    """A round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
+    """Simulate a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 
     Links work side by side: one message does not wait for another. The round ends when all training and all messages
     are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
@@ -253,7 +253,7 @@ class Events:
         return len(self._heap)
 
     def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
-        """An event of `sender` at `receiver` in `after` seconds. Raises ValueError unless they are finite and >= 0."""
+        """Schedule an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless finite and >= 0."""
         if not 0 <= after < math.inf:
             raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
         number = self._count.get((sender, receiver), 0)

@@ -31,7 +31,7 @@ _CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
 
 
 def shared_columns(layout: Layout) -> Layout:
-    """The encoder's parameters, its norm layers included: what a gradient is compared over.
+    """Return the encoder's parameters, its norm layers included: what a gradient is compared over.
 
     Buffers are left out. Running statistics and counters of batches would decide every cosine: counters grow by the
     same hundreds at all peers while parameters move by less than ten.

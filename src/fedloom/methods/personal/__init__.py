@@ -31,6 +31,8 @@ def ditto(*, lam: NonNegative = 0.1) -> m.Method:
 
 @parameters("fedloom.methods.personal.rules:Envelope")
 class EnvelopeSettings:
+    """Settings of `Envelope`."""
+
     lam: Positive = 15.0
     inner: Count = 5
     outer: Positive = 0.005
@@ -38,7 +40,7 @@ class EnvelopeSettings:
 
 @m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
 def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
-    """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
+    """Move the shared model w towards personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
     For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
     w - outer lam (w - theta). Server: w+ = (1 - beta) w + beta mean_S w_k. w (global) and theta_k (personal) are
@@ -56,6 +58,8 @@ def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
 
 @parameters("fedloom.methods.personal.aggregation:Attention")
 class AttentionSettings:
+    """Settings of `Attention`."""
+
     alpha: Positive = 1.0
     sigma: Positive = 1.0
     scale: Literal["absolute", "median"] = "absolute"
@@ -98,12 +102,16 @@ def fedamp(
 
 @parameters("fedloom.methods.personal.aggregation:TaskCovariance")
 class TaskCovarianceSettings:
+    """Settings of `TaskCovariance`."""
+
     centre: bool = True
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
 
 
 @parameters("fedloom.methods.personal.rules:TaskCoupling")
 class TaskCouplingSettings:
+    """Settings of `TaskCoupling`."""
+
     lam: NonNegative = 1e-3
 
 
@@ -188,7 +196,7 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
 def fedbabu(*, tune: Natural = 5) -> m.Method:
-    """The heads stay at their common initialisation; the encoder is trained and averaged.
+    """Keep the heads at their common initialisation; train and average the encoder.
 
     A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model
     is not kept for the next round. tune = 0 measures the untrained heads.

@@ -33,6 +33,7 @@ class Anchor(LocalRule):
         return state
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if self.mu == 0 or "anchor" not in view.broadcast:
             return
         for s in view.shared:
@@ -46,6 +47,7 @@ class TaskCoupling(TaskCouplingSettings, LocalRule):
     needs = frozenset({"broadcast:relation", "broadcast:peers"})
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if self.lam == 0 or "peers" not in view.broadcast:
             return
         relation = float(view.broadcast["relation"])
@@ -63,6 +65,7 @@ class Envelope(EnvelopeSettings, LocalRule):
 
     @property
     def repeat(self) -> int:
+        """Return the number of optimiser steps on each batch."""
         return self.inner
 
     def begin(self, view: View, state: State) -> State:
@@ -77,6 +80,7 @@ class Envelope(EnvelopeSettings, LocalRule):
         return {"w": view.base.clone()}
 
     def grad(self, view: View, state: State) -> None:
+        """Change the gradient of one step."""
         if view.step and view.step % self.inner == 0:
             self._move(view, state)
         for s in view.trained:
@@ -87,7 +91,7 @@ class Envelope(EnvelopeSettings, LocalRule):
             state["w"][s].lerp_(view.params[s], self.outer * self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """theta is kept, w is the client's model."""
+        """Return theta as the state; w is the client's model."""
         if view.step:
             self._move(view, state)
         theta = view.params.clone()

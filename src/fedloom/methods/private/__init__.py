@@ -15,7 +15,7 @@ KNOWN = frozenset({"domain", "tasks"})
 
 
 def private(method: Method, *, clip: float, noise: float, share: float, local: bool) -> Method:
-    """The method with clipping as the last writer of rows at the client, and noise where the trust is.
+    """Return the method with clipping as the last writer of rows at the client, and noise where the trust is.
 
     `noise` is in units of the clipping norm `clip`, `share` the expected part of the clients in a round; with `local`
     each client adds noise to what it sends, else the server to the sum. Raises RecipeError
@@ -50,7 +50,7 @@ def _stages(method: Method) -> tuple[Stage, ...]:
 
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
-    """The method's aggregation with a private mean in place of its plain one, which must be the first to see rows."""
+    """Return the method's aggregation with a private mean as its mean, which must be the first to see rows."""
     first, *after = _stages(method)
     if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
         if first.first == "groups":

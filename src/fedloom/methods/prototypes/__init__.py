@@ -82,6 +82,8 @@ def fedtgp(
 
 @parameters("fedloom.methods.prototypes.aggregation:MovingAnchors")
 class MovingAnchorsSettings:
+    """Settings of `MovingAnchors`."""
+
     momentum: UnitInterval = 0.9999
 
 
@@ -115,11 +117,15 @@ def fedsa(
 
 @parameters("fedloom.methods.prototypes.aggregation:ClusteredPrototypes")
 class ClusteredPrototypesSettings:
+    """Settings of `ClusteredPrototypes`."""
+
     partition: Literal["last", "first"] = "last"
 
 
 @parameters("fedloom.methods.prototypes.rules:ClusterContrast")
 class ClusterContrastSettings:
+    """Settings of `ClusterContrast`."""
+
     temperature: Positive = 0.02
     over: Literal["known", "batch"] = "known"
 
@@ -187,6 +193,8 @@ def fedrcl(
 
 @parameters("fedloom.methods.prototypes.rules:ModelContrast")
 class ModelContrastSettings:
+    """Settings of `ModelContrast`."""
+
     mu: NonNegative = 1.0
     temperature: Positive = 0.5
 

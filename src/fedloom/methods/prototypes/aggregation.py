@@ -35,12 +35,13 @@ from fedloom.methods.prototypes.maths import (
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """What prototype labels must be where they come from a node: (points x 3) of whole numbers, task by task.
+    """The allowed prototype labels received from a node: (points x 3) of whole numbers, task by task.
 
     In the order of tasks; of each of the sender's own there are all classes in their order, or none.
     """
 
     def read(self, value: Any, sender: Sender) -> Tensor:
+        """Validate prototype labels received from a node."""
         labels = Array(("points", 3), torch.int64, 0, 1 << 53).read(value, sender)
         tasks = labels[:, 0].unique().tolist()
         if labels[:, :2].tolist() != [[task, c] for task in tasks for c in range(sender.classes.get(task, 0))]:
@@ -49,7 +50,7 @@ class ClassLabels:
 
 
 def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
-    """The clients' prototypes of each task, by its number as text; rows with nan or inf count as unknown."""
+    """Return the clients' prototypes of each task, by its number as text; rows with nan or inf count as unknown."""
     found: dict[int, list[Prototypes]] = {}
     for points, labels in zip(updates.extra["prototypes"], updates.extra["prototype_labels"], strict=True):
         for task in labels[:, 0].unique().tolist():
@@ -61,7 +62,7 @@ def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
 
 
 class KeepsPrototypes(Identity):
-    """What these stages have in common. State: task -> the result of `update`; `points` is what is broadcast of it."""
+    """Base class of the prototype stages. State: task -> the result of `update`; `points` is the broadcast part."""
 
     traits = Traits(
         "mix",
@@ -73,11 +74,11 @@ class KeepsPrototypes(Identity):
     )
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """A task's new state from the clients' prototypes of the round."""
+        """Return a task's new state from the clients' prototypes of the round."""
         raise NotImplementedError
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """A task's global prototypes (M x F) and their classes (M)."""
+        """Return a task's global prototypes (M x F) and their classes (M)."""
         raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
@@ -97,6 +98,7 @@ class KeepsPrototypes(Identity):
         return {client: dict(every) for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         tasks = dict(state["tasks"])
         for task, prototypes in by_task(updates).items():
             tasks[task] = self.update(tasks.get(task), prototypes, task, ctx)
@@ -104,7 +106,7 @@ class KeepsPrototypes(Identity):
 
 
 def _latest(before: State | None, now: Prototypes) -> Prototypes:
-    """The new prototype of each class that has one, else the previous one."""
+    """Return the new prototype of each class that has one, else the previous one."""
     if before is None:
         return now
     means = torch.where(now.known[:, None], now.means, before["means"])
@@ -159,7 +161,7 @@ class TrainedPrototypes(KeepsPrototypes):
     limit: Annotated[NonNegative, Field(allow_inf_nan=False)] = 100.0
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """The generator's parameters, and which classes are known."""
+        """Return the generator's parameters, and which classes are known."""
         classes, width = prototypes[0].means.shape
         generator = PrototypeGenerator(classes, width, derive_seed(ctx.seed, "fedtgp", task))
         known = torch.stack([p.known for p in prototypes]).any(0)
@@ -181,7 +183,7 @@ class TrainedPrototypes(KeepsPrototypes):
             return {"generator": parameters, "known": known, "points": generator()}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """What the generator gives for the known classes."""
+        """Return the generator's output for the known classes."""
         return state["points"][state["known"]], state["known"].nonzero()[:, 0]
 
 
@@ -194,7 +196,7 @@ class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
     """
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """The anchors of all classes."""
+        """Return the anchors of all classes."""
         like = prototypes[0].means
         if before is None:
             classes, width = like.shape

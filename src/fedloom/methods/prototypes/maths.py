@@ -25,7 +25,7 @@ from fedloom.core.context import generator
 
 SMALL = 1e-12  # keeps the slope of a square root at 0 finite
 Over = Literal["known", "batch"]
-"""What a sum of losses is divided by: the examples of classes with a prototype, or all labelled ones of the batch."""
+"""The divisor of a sum of losses: the examples of classes with a prototype, or all labelled ones of the batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +40,12 @@ class Prototypes:
 
     @property
     def known(self) -> Tensor:
-        """Which classes (C, bool) have a prototype."""
+        """Return a mask (C, bool) of the classes with a prototype."""
         return self.counts > 0
 
 
 def class_prototypes(features: Tensor, labels: Tensor, classes: int) -> Prototypes:
-    """The mean feature of each class; unlabelled examples are left out."""
+    """Return the mean feature of each class; unlabelled examples are left out."""
     labelled = labels >= 0
     member = one_hot(labels[labelled], classes).to(features.dtype)
     counts = member.sum(0)
@@ -54,7 +54,7 @@ def class_prototypes(features: Tensor, labels: Tensor, classes: int) -> Prototyp
 
 
 def aggregated(prototypes: Sequence[Prototypes], by: Literal["counts", "clients"] = "counts") -> Prototypes:
-    """The mean prototype of each class over the clients that have it (FedProto).
+    """Return the mean prototype of each class over the clients that have it (FedProto).
 
     `counts`: weighted by the numbers of examples, as in the paper, so that it is the mean over all their examples;
     `clients`: all alike, as in the release. It also sums up the batches of one client.
@@ -91,7 +91,7 @@ def prototype_pull(
 
 
 def _share(judged: int, labels: Tensor, over: Over) -> float:
-    """What turns a mean over the judged examples into a loss of the batch (`Over`)."""
+    """Return the factor from a mean over the judged examples to a loss of the batch (`Over`)."""
     return judged / int((labels >= 0).sum()) if over == "batch" else 1.0
 
 
@@ -150,7 +150,7 @@ class ClusterPrototypes:
     labels: Tensor
 
     def unbiased(self, classes: int) -> Prototypes:
-        """The plain mean of each class's points."""
+        """Return the plain mean of each class's points."""
         return class_prototypes(self.points, self.labels, classes)
 
 
@@ -203,7 +203,7 @@ def fpl_loss(
     temperature: float = 0.02,
     over: Over = "known",
 ) -> Tensor:
-    """What FPL adds to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
+    """Return FPL's addition to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
     pull = prototype_pull(features, labels, clusters.unbiased(classes), over=over)
     return cluster_contrast(features, labels, clusters, temperature, over) + pull
 
@@ -262,7 +262,7 @@ def trained_generator(
     limit: float = 100.0,
     seed: int = 0,
 ) -> PrototypeGenerator:
-    """The server's part of FedTGP: a copy of `start`, trained by SGD on the clients' prototypes (`start` stays).
+    """Return the server's part of FedTGP: a copy of `start`, trained by SGD on the clients' prototypes (`start` stays).
 
     Minimises `margin_cross_entropy` of every client's prototypes against the generated ones, with `adaptive_margin`.
     Batches are shuffled by `seed`. Without any prototype nothing is trained.
@@ -329,7 +329,7 @@ class AnchorLosses:
     calibration: Tensor
 
     def penalty(self, pull: float = 1.0, margin: float = 1.0, calibration: float = 1.0) -> Tensor:
-        """The weighted sum; the release's weights are 1."""
+        """Return the weighted sum; the release's weights are 1."""
         return pull * self.pull + margin * self.margin + calibration * self.calibration
 
 

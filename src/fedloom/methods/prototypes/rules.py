@@ -56,7 +56,7 @@ class Labelled:
 
 
 def classified(view: View) -> Iterator[Labelled]:
-    """The batch's tasks with one class per example."""
+    """Return the batch's tasks with one class per example."""
     assert view.module is not None
     assert view.outputs is not None
     assert view.targets is not None
@@ -68,13 +68,13 @@ def classified(view: View) -> Iterator[Labelled]:
 
 
 def features_now(view: View) -> Tensor:
-    """Encoder features of the batch (B x F), with a gradient."""
+    """Return encoder features of the batch (B x F), with a gradient."""
     assert view.features is not None
     return view.features.now.to(view.params.dtype)
 
 
 def told_points(view: View, number: int) -> ClusterPrototypes:
-    """The broadcast points of one task: none if the server has none."""
+    """Return the broadcast points of one task: none if the server has none."""
     labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
     return ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
@@ -109,7 +109,7 @@ class CollectPrototypes(LocalRule):
             keep_last(state["batches"], state["examples"])
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The prototypes; the state keeps only the number of examples."""
+        """Return the prototypes; the state keeps only the number of examples."""
         batches = state.pop("batches")
         if self.last_epoch and batches and "examples" not in state:
             assert view.losses is not None
@@ -154,6 +154,7 @@ class PrototypePull(LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if self.lam == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -175,6 +176,7 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -199,10 +201,11 @@ class SemanticAnchors(CollectPrototypes):
     needs = BROADCAST
 
     def begin(self, view: View, state: State) -> State:
-        """The margins of the round."""
+        """Return the margins of the round."""
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -220,7 +223,7 @@ class SemanticAnchors(CollectPrototypes):
         return total
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The prototypes, which are also kept."""
+        """Return the prototypes, which are also kept."""
         own = self._merged(state["batches"])
         _, provided = super().finish(view, state)
         return {"own": {str(n): {"means": p.means, "counts": p.counts} for n, p in own.items()}}, provided
@@ -248,6 +251,7 @@ class TapLevels(Checked):
     levels: tuple[str, ...] | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Return the changed updates and the new state."""
         names: tuple[str, ...] = ()
         if self.levels != ():
             if isinstance(model.encoder, Linearised):
@@ -282,6 +286,7 @@ class RelaxedContrast(LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         assert view.module is not None
         levels = [features_now(view)]
         for tap in view.module.encoder.levels:  # type: ignore[union-attr]
@@ -314,6 +319,7 @@ class ModelContrast(ModelContrastSettings, LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
+        """Return the term added to the loss of a batch, if any."""
         if self.mu == 0 or "previous" not in state:
             return None
         assert view.features is not None
@@ -324,6 +330,6 @@ class ModelContrast(ModelContrastSettings, LocalRule):
         return self.mu * softplus((to_previous - to_global) / self.temperature).mean()
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The model as trained."""
+        """Return the model as trained."""
         assert view.buffers is not None
         return {"previous": torch.cat([view.params, view.buffers])}, {}

@@ -13,6 +13,8 @@ RULES = ("Krum", "MultiKrum", "NearestMix", "GeometricMedian", "ClipNorms", "Tri
 
 @parameters(*(f"fedloom.methods.robust.aggregation:{rule}" for rule in RULES))
 class RobustSettings:
+    """Settings of `Robust`."""
+
     f: Natural | None = None
     within: Literal["tasks", "all"] = "tasks"
 
@@ -94,6 +96,8 @@ def rfa(method: m.Method, rule: stages.GeometricMedian) -> m.Method:
 
 @parameters("fedloom.methods.robust.aggregation:CentredClip")
 class CentredClipSettings(RobustSettings):
+    """Settings of `CentredClip`."""
+
     limit: Positive | None = None
     steps: Count = 5
 

@@ -108,7 +108,7 @@ def in_order(X: Tensor) -> Tensor:
 
 
 def _comparisons(count: int) -> Iterator[tuple[int, int]]:
-    """The pairs of positions that are put in order, one after another, to sort any `count` values."""
+    """Return the pairs of positions that are put in order, one after another, to sort any `count` values."""
     merged = 1
     while merged < count:
         apart = merged
@@ -128,7 +128,7 @@ Problem = tuple[list[slice], Tensor]
 
 @dataclass(frozen=True)
 class Robust(RobustSettings, Stage):
-    """What robust rules share: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
+    """Base class of robust rules: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
 
     `f` is how many rows of a group may be hostile, None for as many as a majority bears, (K - 1) // 2. Rows that have
     different blocks of the model are compared in those that they share. A group, or a block that only some rows of a
@@ -138,7 +138,7 @@ class Robust(RobustSettings, Stage):
 
     @property
     def robust(self) -> bool:  # type: ignore[override]
-        """Whether one row may be hostile."""
+        """Return whether one row may be hostile."""
         return self.f != 0
 
     @property
@@ -147,7 +147,7 @@ class Robust(RobustSettings, Stage):
         return 3 if self.f is None else 2 * self.f + 1
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Groups that would never have enough rows, and peers, which hear too few."""
+        """Return groups that would never have enough rows, and peers, which hear too few."""
         if rows is None:
             yield (
                 f"{self!r} chooses among the rows of a group, of which a peer hears too few to outvote a liar; at "
@@ -174,7 +174,7 @@ class Robust(RobustSettings, Stage):
             yield from ((columns, group[rows]) for columns, rows in found if len(rows))
 
     def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
-        """(the problems with enough rows, whether no row is in two problems). Of problems without is told."""
+        """Return (the problems with enough rows, whether no row is in two problems). Other problems are logged."""
         fit, all_ = [], list(self._problems(updates, together=ctx.peer is not None))
         once = sum(len(members) for _, members in all_) <= len(updates)
         for columns, members in all_:
@@ -196,6 +196,7 @@ class ByGram(Robust):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("mix", wants=wants, separable=True, presence="row")
 
@@ -204,6 +205,7 @@ class ByGram(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         fit, once = self._fit(updates, ctx)
         if not len(updates):
             return updates, state
@@ -236,6 +238,7 @@ class Krum(ByGram):
     """Every row becomes the one that is nearest to its K - f nearest rows (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[0]] = 1.0
         return W
@@ -246,6 +249,7 @@ class MultiKrum(ByGram):
     """Every row becomes the mean of the K - f rows with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[: len(G) - f]] = 1 / (len(G) - f)
         return W
@@ -258,6 +262,7 @@ class NearestMix(ByGram):
     robust = False  # a hostile row stays a part of its own mean
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         return torch.zeros_like(G).scatter_(1, nearest(G, len(G) - f), 1 / (len(G) - f))
 
 
@@ -266,6 +271,7 @@ class GeometricMedian(ByGram):
     """Every row becomes the group's geometric median (RFA: Pillutla et al., IEEE TSP 2022)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         return geometric_median(G).expand(len(G), -1)
 
 
@@ -277,6 +283,7 @@ class CentredClip(CentredClipSettings, AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)
 
 
@@ -288,6 +295,7 @@ class ClipNorms(AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """Return the weights W (K x K) for the Gram matrix G."""
         centre = torch.zeros(len(G), dtype=G.dtype)
         if own is not None:
             centre[own] = 1.0
@@ -300,6 +308,7 @@ class ByCoordinate(Robust):
 
     @cached_property
     def traits(self) -> Traits:
+        """Return the fields that the stage reads and writes."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("matrix", wants=wants, separable=True, presence="block")
 
@@ -308,6 +317,7 @@ class ByCoordinate(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the changed updates and the new state."""
         X = updates.empty(len(updates)).zero_()
         for columns, members in self._fit(updates, ctx)[0]:
             f = self._bears(len(members))
@@ -323,6 +333,7 @@ class TrimmedMean(ByCoordinate):
     """Each coordinate is the mean without its f smallest and f largest values (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
+        """Return one value per column from the sorted rows."""
         return ordered[f : len(ordered) - f].mean(0)
 
 
@@ -331,5 +342,6 @@ class Median(ByCoordinate):
     """Each coordinate is the median, of an even number of rows the mean of the middle two (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
+        """Return one value per column from the sorted rows."""
         k = len(ordered)
         return ordered[(k - 1) // 2 : k // 2 + 1].mean(0)

@@ -30,6 +30,7 @@ class Scaled(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
         return updates.replace(X=self.factor * updates.X), memory
 
 
@@ -40,6 +41,7 @@ class Noise(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
         X, rng = updates.X, ctx.rng("attack", updates.rows[0][0])
         noise = torch.randn(X.shape, generator=rng).to(X)
         scale = X.norm(dim=1, keepdim=True) / X.shape[1] ** 0.5
@@ -53,6 +55,7 @@ class Constant(Attack):
     value: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
         return within(updates, torch.full_like(updates.X, self.value)), memory
 
 
@@ -61,6 +64,7 @@ class Replay(Attack):
     """The first rows that it made, again; rows of tasks that it had not then are honest."""
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
         first = dict(memory.get("first", {}))
         for (_, task), x in zip(updates.rows, updates.X, strict=True):
             first.setdefault(task or "", x.to("cpu", copy=True))
@@ -76,6 +80,8 @@ class Fake(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
+
         def more(value: Any) -> Any:
             number = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
             return value * self.factor if number else value
@@ -89,6 +95,7 @@ class Silent(Attack):
     """Nothing."""
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
+        """Return the hostile client's update and its memory."""
         return None, memory
 
 
@@ -97,11 +104,13 @@ class FlippedLabels(Attack):
     """Class C - 1 - y in the place of y, in tasks with one class an example."""
 
     def unfit(self, tasks: Mapping[str, Task]) -> str | None:
+        """Return why the attack does not fit these tasks, or None."""
         if any(task.kind == "classification" for task in tasks.values()):
             return None
         return f"expected a task with one class an example, found {', '.join(tasks)}"
 
     def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
+        """Return the examples with wrong labels."""
         return Flipped(examples, {n: task.channels for n, task in tasks.items() if task.kind == "classification"})
 
 
@@ -114,7 +123,7 @@ class Flipped(Behind):
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and wrong labels; those that are missing stay so."""
+        """Return inputs and wrong labels; those that are missing stay so."""
         x, y = self.examples.batch(index, device, rng, tasks)
         wrong = {
             task: torch.where(y[task] >= 0, self.classes[task] - 1 - y[task], y[task])
@@ -137,6 +146,7 @@ class InnerProduct(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
+        """Return the updates of hostile clients that act together, and their memory."""
         return -self.factor * honest.mean(0), memory
 
 
@@ -150,6 +160,7 @@ class LittleIsEnough(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
+        """Return the updates of hostile clients that act together, and their memory."""
         count = len(honest) + hostile
         z = self.factor_among(count, hostile)
         row = honest.mean(0) - z * honest.std(0, correction=0)
@@ -175,6 +186,7 @@ class Mimic(Attack):
     def together(
         self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
     ) -> tuple[Tensor | None, State]:
+        """Return the updates of hostile clients that act together, and their memory."""
         copied = memory.get("copied") or clients[_outstanding(honest)]
         return honest[clients.index(copied)] if copied in clients else None, {"copied": copied}
 
