@@ -68,7 +68,7 @@ class Own(Received):
     start = "own"
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield the reasons why a method cannot be used with this turn."""
+        """Yield why a method cannot have such turns, in sentences."""
         if method.stage.traits.reduces:
             yield f"clients start from their own models, but {method.stage!r} leaves one for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
@@ -103,7 +103,7 @@ class EachTask(Received):
     by_task = True
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield the reasons why a method cannot be used with this turn."""
+        """Yield why a method cannot have such turns, in sentences."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
             f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
@@ -130,7 +130,7 @@ class InOnePlace(Received):
     pool: Pooled = "all"  # type: ignore[misc]
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield the reasons why a method cannot be used with this turn."""
+        """Yield why a method cannot have such turns, in sentences."""
         apart = not method.stage.traits.reduces or method.private is not None or method.own_model
         if self.pool == "all" and apart:
             yield "the examples of all clients train one model, so it is for all"

@@ -76,7 +76,7 @@ def soft_weights(
 
 
 def uniform_weights(own: str, chosen: Collection[str], *, include_self: bool = True) -> dict[str, float]:
-    """Return equal weights of the neighbours' models (eq. 4.18), and of the peer's own unless `include_self` is False."""
+    """Return equal weights of the neighbours' models and, with `include_self`, the peer's own (eq. 4.18)."""
     names = _others(own, chosen)
     if not names:
         return {own: 1.0}

@@ -146,7 +146,7 @@ class InnerProduct(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
-        """Return the updates of hostile clients that act together, and their memory."""
+        """Return the joint update of the hostile clients and their memory."""
         return -self.factor * honest.mean(0), memory
 
 
@@ -160,7 +160,7 @@ class LittleIsEnough(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
-        """Return the updates of hostile clients that act together, and their memory."""
+        """Return the joint update of the hostile clients and their memory."""
         count = len(honest) + hostile
         z = self.factor_among(count, hostile)
         row = honest.mean(0) - z * honest.std(0, correction=0)
@@ -186,7 +186,7 @@ class Mimic(Attack):
     def together(
         self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
     ) -> tuple[Tensor | None, State]:
-        """Return the updates of hostile clients that act together, and their memory."""
+        """Return the joint update of the hostile clients and their memory."""
         copied = memory.get("copied") or clients[_outstanding(honest)]
         return honest[clients.index(copied)] if copied in clients else None, {"copied": copied}
 
