@@ -183,7 +183,7 @@ def feddyn(rule: training.Dual) -> m.Method:
     "ntk-fedavg", source="NTK-FedAvg: Muhamed, Mankikar, Smith, 2024; linearisation: Ortiz-Jimenez et al., NeurIPS 2023"
 )
 def ntk_fedavg() -> m.Method:
-    """Run FedAvg on the encoder's first-order expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
+    """Run FedAvg on the encoder's expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
 
     Features are linear in theta, so averaging the clients' encoders averages their features: models of different tasks
     interfere less than those of a network. theta <- theta + sum_k p_k Delta_k.
