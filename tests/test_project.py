@@ -158,3 +158,8 @@ def test_the_fields_words_are_used() -> None:
     ]
     assert not found, "\n".join(found)
     assert not re.findall(r"\btold\b", "".join(page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md")))
+
+
+def test_no_docstring_begins_with_a_question() -> None:
+    asks = re.compile(r'^ *"""(What|Who|Whose|Whom|Whether|Which) ', re.MULTILINE)
+    assert not [path for path in (ROOT / "src").rglob("*.py") if asks.search(path.read_text("utf-8"))]

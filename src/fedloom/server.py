@@ -1,4 +1,4 @@
-"""What moves a model by an aggregated update: what `fedloom.core.server` offers."""
+"""Server rules, which move a model by an aggregated update: the names of `fedloom.core.server`."""
 
 from fedloom.core.server import Adaptive as Adaptive
 from fedloom.core.server import Lookahead as Lookahead

@@ -1,4 +1,4 @@
-"""What a shell offers after TAB: names of recipes, grids and methods, and keys and names in KEY=VALUE. No torch."""
+"""Completion after TAB in a shell: names of recipes, grids and methods, and keys and names in KEY=VALUE. No torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import typer
 
 
 def recipe(incomplete: str) -> list[str]:
-    """Packaged recipes."""
+    """Return packaged recipes."""
     from fedloom.federation.recipes.loader import names
 
     return _that_begin(incomplete, names())
 
 
 def grid(incomplete: str) -> list[str]:
-    """Packaged grids, and those that ran in their default place."""
+    """Return packaged grids, and those that ran in their default place."""
     from fedloom.study.grid import names, ran
 
     return _that_begin(incomplete, sorted({*names(), *ran()}))
@@ -29,14 +29,16 @@ def method(incomplete: str) -> list[str]:
 
 
 def dataset(incomplete: str) -> list[str]:
-    """Data sets."""
+    """Return the names of data sets."""
     from fedloom.data import DATASETS
 
     return _that_begin(incomplete, DATASETS.names)
 
 
 def change(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
+    """Return the keys of a recipe's sections, and after data=, partition=, model= and method= the names that may
+    follow.
+    """
     from fedloom.federation.recipes.schema import Named, Recipe
 
     before = list(ctx.params.get("changes") or ())

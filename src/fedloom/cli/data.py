@@ -144,7 +144,7 @@ def codes(text: str | None) -> list[str | int | float]:
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
-    """The answer that an option gave, else what is typed."""
+    """Return the answer that an option gave, else what is typed."""
     if given is not None:
         return given
     answer: Answer = typer.prompt(question, default=guess or None, type=type(guess))
@@ -220,7 +220,7 @@ def statistics(
 
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
-    """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
+    """Return the named data set with `key.path=value` parameters, checked as a recipe's data section is."""
     from pydantic import ValidationError
 
     from fedloom.core.settings.section import explain, strict

@@ -1,4 +1,4 @@
-"""What it takes to use models elsewhere and to run over many machines: `fedloom export`, `merge`, `predict`, `audit`,
+"""Commands that take models elsewhere and run over many machines: `fedloom export`, `merge`, `predict`, `audit`,
 `doctor` and `flower`.
 """
 

@@ -262,7 +262,7 @@ def _list(as_json: bool) -> None:
 
 
 def _before(prepared: Prepared) -> None:
-    """What a person should know before anything runs."""
+    """Print what a person should know before anything runs."""
     for name, reason in prepared.refused.items():
         typer.echo(f"refused: {name}: {reason}", err=True)
     done = sum(state == "finished" for state in prepared.states.values())

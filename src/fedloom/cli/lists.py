@@ -113,7 +113,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
 
 
 def parameters(entry: Registered) -> list[dict[str, Any]]:
-    """The recipe keys of what is registered: their names, defaults, and what they may be, in words."""
+    """Return the recipe keys of what is registered: their names, defaults, and what they may be, in words."""
     from fedloom.core.settings.section import expected, found
 
     return [
@@ -127,12 +127,12 @@ def parameters(entry: Registered) -> list[dict[str, Any]]:
 
 
 def required(entry: Registered) -> list[str]:
-    """The recipe keys of what is registered that have no default."""
+    """Return the recipe keys of what is registered that have no default."""
     return [key for key, field in entry.params.model_fields.items() if field.is_required()]
 
 
 def chosen(registry: Registry, entry: Registered, values: Mapping[str, Any]) -> list[str]:
-    """The changes of a recipe by which a method or an add-on is chosen, with values of its keys."""
+    """Return the changes of a recipe by which a method or an add-on is chosen, with values of its keys."""
     if registry.kind == "add-on":
         key = f"method.add.{entry.name}"
         return [f"{key}.{name}={value}" for name, value in values.items()] or [f"{key}={{}}"]

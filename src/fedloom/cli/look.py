@@ -133,7 +133,7 @@ def watch(
 
 
 def shown(found: Now) -> RenderableType:
-    """What is drawn."""
+    """Return what is drawn."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.progress_bar import ProgressBar

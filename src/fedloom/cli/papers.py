@@ -1,4 +1,4 @@
-"""What the figures and tables of five papers ask of runs: `fedloom papers activated`, `hyper`, `domains`, `features`,
+"""Commands for the figures and tables of five papers: `fedloom papers activated`, `hyper`, `domains`, `features`,
 `relatedness` and `join`.
 """
 
@@ -36,7 +36,7 @@ def activated(
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Which dimensions each client's update activates, and how far the clients agree (FedDEA, Figure 2)."""
+    """Print which dimensions each client's update activates, and how far clients agree (FedDEA, Figure 2)."""
     from fedloom.study.papers.activated_dimensions import draw, table
 
     _show(table(folder, scope), out, draw, as_json)
@@ -60,7 +60,9 @@ def domains(
     split: Annotated[str, typer.Option(metavar="test|val", help="Which examples.")] = "test",
     as_json: shared.Json = False,
 ) -> None:
-    """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
+    """Print a task's metric on each domain over the rounds, with average and spread: last round and best on
+    validation.
+    """
     from fedloom.federation.runs.reader import Run
     from fedloom.study.charts import lines, save
     from fedloom.study.tables.results import DomainHistory, domain_history

@@ -1,4 +1,4 @@
-"""What several commands share: options, answers as tables or as JSON, and a bar that tells how far they are."""
+"""Parts that several commands share: options, answers as tables or as JSON, and a bar that tells how far they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def out_option(about: str, **more: Any) -> Any:
-    """The option that every command has for the file or folder that it writes."""
+    """Return the option that every command has for the file or folder that it writes."""
     return typer.Option("--out", "-o", help=about, **more)
 
 
@@ -179,7 +179,7 @@ def _printable(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """The text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
+    """Return the text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
     if isinstance(value, Mapping):
         return ", ".join(key if v == 1.0 else f"{key} {_cell(v)}" for key, v in value.items())
     if isinstance(value, list):
@@ -209,7 +209,7 @@ def threads_of(folder: Path) -> None:
 
 @contextmanager
 def bar(quiet: bool) -> Iterator[Tell]:
-    """A bar on a terminal; elsewhere one line for each step that begins."""
+    """Return a bar on a terminal; elsewhere one line for each step that begins."""
     from rich.console import Console
     from rich.progress import Progress
 

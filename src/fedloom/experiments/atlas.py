@@ -52,7 +52,7 @@ def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
 
 
 def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Sequence[str]], seeds: int) -> Grid:
-    """The runs of an atlas: each task's clients among themselves, each pair of tasks, everyone; and FedAvg.
+    """Return the runs of an atlas: each task's clients among themselves, each pair of tasks, everyone; and FedAvg.
 
     `clients` are those of each task. Only encoders are averaged, and every client is alike to those it hears, so that
     the runs of pairs differ from those of single tasks in nothing but the other task. All pairs of a matching train in
@@ -89,7 +89,7 @@ def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Seque
 
 @dataclass(frozen=True, eq=False)
 class Atlas(HasTable):
-    """What `read_atlas` found."""
+    """The result of `read_atlas`."""
 
     title: str
     tasks: tuple[str, ...]
@@ -178,11 +178,11 @@ class Atlas(HasTable):
 
     @cached_property
     def overall(self) -> tuple[float, float]:
-        """What early cosines of all layers foretell; see `foretold`."""
+        """Return what early cosines of all layers foretell; see `foretold`."""
         return self.foretold()
 
     def as_table(self) -> Table:
-        """A line for each task and other task."""
+        """Return a line for each task and other task."""
         early = self.early().mean(0)
         lines = tuple(
             (
@@ -199,7 +199,7 @@ class Atlas(HasTable):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was measured, and whether early cosines tell."""
+        """Return what was measured, and whether early cosines tell."""
         together = "; ".join(f"{t} {v:+.2f} %" for t, v in zip(self.tasks, self.everyone.mean(0), strict=True))
         value, p = self.overall
         found = "nothing to correlate"
@@ -224,7 +224,7 @@ class Atlas(HasTable):
         )
 
     def records(self) -> Records:
-        """A line for each task, other task and seed."""
+        """Return a line for each task, other task and seed."""
         rows = [
             (self.tasks[i], self.tasks[j], seed, float(value))
             for i, j in self._pairs
@@ -233,7 +233,7 @@ class Atlas(HasTable):
         return Records(("task", "with", "seed", "change"), rows)
 
     def cosine_records(self) -> Records:
-        """A line for each seed, group of layers, round and pair of tasks."""
+        """Return a line for each seed, group of layers, round and pair of tasks."""
         rows = [
             (seed, layers, number, a, b, float(M[at, i, j]))
             for at, seed in enumerate(self.seeds)
@@ -245,7 +245,7 @@ class Atlas(HasTable):
 
 
 def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -> Atlas:
-    """The atlas of a grid's runs. Raises StateError where one has not finished."""
+    """Return the atlas of a grid's runs. Raises StateError where one has not finished."""
     results = of_grid(grid, folder)
     if results.missing:
         first, count = results.missing[0], len(results.missing)

@@ -39,7 +39,7 @@ PAYS: Mapping[str, Changes] = {
     "centralised": {"method": "centralised", "evaluation.models": ["global"]},
     "constant": CHANGES["constant"],
 }
-"""What a comparison without named methods runs: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
+"""The runs of a comparison without named methods: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
 all data in one place, and the constant prediction."""
 TOGETHER = ("separate", "fedavg", "fedhca2")
 BUDGET = Budget(trials=4, seeds=(100,))
@@ -283,7 +283,7 @@ def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric
 
 
 def _called(method: Any) -> str:
-    """A method's name as part of a folder's."""
+    """Return a method's name as part of a folder's."""
     name = method.get("name", "") if isinstance(method, Mapping) else method if isinstance(method, str) else None
     text = in_words(method) if name is None else str(name)
     return "".join(c if c.isalnum() or c in "-+." else "-" for c in text.replace(" ", ""))

@@ -50,18 +50,30 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 class Watch:
     """Is told how a grid goes on, and says nothing; those of fedloom.experiments.grid_progress speak."""
 
-    def start(self, cells: int, rounds: int) -> None: ...
-    def began(self, cell: Cell) -> None: ...
-    def round(self, cell: Cell, rounds: int) -> None: ...
-    def put_off(self, cell: Cell) -> None: ...
-    def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None: ...
-    def event(self, text: str) -> None: ...
+    def start(self, cells: int, rounds: int) -> None:
+        """Begin."""
+
+    def began(self, cell: Cell) -> None:
+        """Note that a cell has begun."""
+
+    def round(self, cell: Cell, rounds: int) -> None:
+        """Note that a cell has finished a round."""
+
+    def put_off(self, cell: Cell) -> None:
+        """Note that a cell waits."""
+
+    def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
+        """Note that a cell has ended."""
+
+    def event(self, text: str) -> None:
+        """Note an event."""
 
     def warn(self, text: str) -> None:
         """Print what the user must know, however quiet they want the grid."""
         errors.warn(text)
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Prepared:
 
 @dataclass
 class Outcome:
-    """What became of the cells that had to be run; `peak` is the largest resident size of one in bytes."""
+    """The outcome of the cells that had to be run; `peak` is the largest resident size of one in bytes."""
 
     finished: list[Cell] = field(default_factory=list)
     failed: dict[Cell, str] = field(default_factory=dict)
@@ -230,7 +242,7 @@ def default_jobs(recipes: Sequence[Recipe]) -> int:
 
 
 def one_worker(recipe: Recipe) -> Recipe:
-    """The recipe for a cell beside others: `runtime.workers: auto` is one."""
+    """Return the recipe for a cell beside others: `runtime.workers: auto` is one."""
     if recipe.runtime.workers != "auto":
         return recipe
     return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"workers": 1})})
@@ -293,7 +305,7 @@ def _clean(folder: Path) -> None:
 
 
 def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
-    """Which combinations the library refuses, and bytes of memory by size of cell."""
+    """Return which combinations the library refuses, and bytes of memory by size of cell."""
     from math import prod
 
     from fedloom.engines.plan import plan_of
@@ -353,7 +365,7 @@ class _Tell(Progress):
 
 
 def _peak() -> int:
-    """The largest resident size of this process so far, in bytes; 0 where the system does not say."""
+    """Return the largest resident size of this process so far, in bytes; 0 where the system does not say."""
     try:
         import resource
     except ImportError:
@@ -362,7 +374,7 @@ def _peak() -> int:
 
 
 def _child(function: Callable[..., None], *arguments: Any) -> None:
-    """What a child starts with: it ends with its own workers when it is told to, or when its parent ends by kill -9."""
+    """Let a child end with its own workers when it is told to, or when its parent ends by kill -9."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -410,7 +422,7 @@ def _end(process: Any) -> None:
 
 
 def _ask(function: Callable[..., None], *arguments: Any) -> Any:
-    """What a function answers in a child process of its own. Raises UserError where it fails."""
+    """Return what a function answers in a child process of its own. Raises UserError where it fails."""
     pipe, process = _spawn(function, *arguments)
     try:
         kind, value, _ = _hear(pipe, process)

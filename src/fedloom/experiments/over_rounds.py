@@ -1,4 +1,4 @@
-"""What one run answered to the same test images over its rounds, as one picture, from what its folder keeps."""
+"""The predictions of one run for the same test images over its rounds, as one picture, from what its folder keeps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedloom.study.report.predictions import Picture, ShownExample
 
 
 def over_rounds(folder: Path, count: int = 4) -> Any:
-    """A Pillow image of `count` test examples, those of the report: one row per example and dense task; the columns are
-    input, truth, and the answers after some rounds, the last one's at the end.
+    """Return a Pillow image of `count` test examples, those of the report: one row per example and dense task; the
+    columns are input, truth, and the answers after some rounds, the last one's at the end.
 
     Raises StateError where the run did not keep answers of several rounds, or a picture of them is damaged.
     """
@@ -50,12 +50,12 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
 
 
 def _cell(folder: Path, picture: Picture | None) -> Cell:
-    """What was answered; a round may lack a task."""
+    """Return what was answered; a round may lack a task."""
     return (None, "absent") if picture is None else (_pixels(folder, picture), picture.text)
 
 
 def _pixels(folder: Path, picture: Picture | None) -> Array:
-    """A picture (H x W x 3, uint8) from what a page would hold."""
+    """Return a picture (H x W x 3, uint8) from what a page would hold."""
     try:
         data = b"" if picture is None else base64.b64decode(picture.uri.partition(",")[2])
         with need("PIL.Image", "vision").open(BytesIO(data), formats=("PNG",)) as image:

@@ -44,7 +44,7 @@ CSV = (
 
 
 class Tournament(Section):
-    """What a tournament is of: with this file in its folder it goes on, and takes more methods."""
+    """The settings of a tournament: with this file in its folder it goes on, and takes more methods."""
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     recipe: dict[str, Any]
@@ -67,7 +67,7 @@ def save(tournament: Tournament, folder: Path) -> None:
 
 
 def opened(folder: Path) -> Tournament:
-    """The tournament of a folder. Raises StateError where it has none, or a damaged one."""
+    """Return the tournament of a folder. Raises StateError where it has none, or a damaged one."""
     file = folder / TOURNAMENT
     if not file.is_file():
         raise StateError(f"{folder} is not a tournament's folder: {TOURNAMENT} is absent")
@@ -110,11 +110,12 @@ class Standings(Made):
 
     seeds: int
     is_settled: bool
-    """Whether every method but the leader is told from it."""
+    """True if every method but the leader is told from it."""
 
 
 def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str]) -> Standings:
-    """What the final's runs say; methods without a number at every seed are left out. `refused` says why others are.
+    """Return what the final's runs say; methods without a number at every seed are left out. `refused` says why
+    others are.
 
     Raises StateError where training alone has not finished.
     """
@@ -201,7 +202,8 @@ def all_methods() -> tuple[str, ...]:
 def planned(
     benchmark: str, changes: Sequence[str], out: Path | None, entered: Sequence[str], given: Mapping[str, int]
 ) -> tuple[Tournament, Path]:
-    """(the tournament on a benchmark, or the one of a folder with who joins it and what is given anew; its folder).
+    """Return (the tournament on a benchmark, or the one of a folder with who joins it and what is given anew; its
+    folder).
 
     Raises UserError for names that do not exist, and for another benchmark than the folder's.
     """
@@ -301,7 +303,7 @@ def _code(methods: Sequence[str]) -> list[str]:
 
 
 def named(method: str) -> list[Registered]:
-    """The method and its add-ons of METHOD+ADDON. Raises RecipeError where there is none of that name."""
+    """Return the method and its add-ons of METHOD+ADDON. Raises RecipeError where there is none of that name."""
     name, *addons = method.split("+")
     if name in REFERENCES:
         raise RecipeError(f"{name} stands in every table, and does not take part")

@@ -34,7 +34,7 @@ RATE = "training.optimizer.lr"
 STEPS = (0, 1, -1, 2, -2)
 """Half powers of ten around the recipe's learning rate: two decades."""
 FACTORS = (3.0, 1 / 3)
-"""What a number of the method is multiplied by."""
+"""The factors that a number of the method is multiplied by."""
 NUMBERS = 2
 """How many numbers of a method are tried, in the order in which it declares them."""
 BENCHMARK = "benchmark"
@@ -44,7 +44,7 @@ Scores = Mapping[str, float]
 
 
 class Budget(Section):
-    """What every method may spend on its settings."""
+    """The budget that every method may spend on its settings."""
 
     trials: Count = 8
     seeds: tuple[Count, ...] = (100, 101)

@@ -59,7 +59,7 @@ def separate() -> m.Method:
 
 @m.METHODS.register("simple")
 def simple() -> m.Method:
-    """Train a linear model of the raw inputs at every client alone; it is what a network should at least beat.
+    """Train a linear model of the raw inputs at every client alone: what a network should at least beat.
 
     Logistic regression for classes, ridge regression for numbers (with `training.optimizer.weight_decay`), trained by
     the recipe's optimiser in place of the recipe's model. Refused for tasks of images (dense) and for tokens.
@@ -71,7 +71,7 @@ def simple() -> m.Method:
 
 @m.METHODS.register("constant")
 def constant() -> m.Method:
-    """Predict a constant, the mean of the training labels; a trained model should at least beat it.
+    """Predict the mean of the training labels, whatever the input; a trained model should at least beat it.
 
     Classes: their shares among the labels, pixel by pixel where labels are maps, so the answer is the most frequent
     one; edges and saliency: the share of positives at each pixel; depth, normals and numbers: the mean.

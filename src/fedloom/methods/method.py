@@ -36,11 +36,11 @@ class Received:
 
     start: ClassVar[Literal["received", "own"]] = "received"
     by_task: ClassVar[bool] = False
-    """True where a client sends one row per task."""
+    """True if a client sends a row for each of its tasks."""
     beside: ClassVar[tuple[LocalRule, ...] | None] = None
     """Rules of a model of the client's own that is trained beside the shared one, if there is one."""
     pool: ClassVar[Pooled | None] = None
-    """The kind of centralised training, if any: one model for all, or one per task."""
+    """True if one party with all examples trains in the clients' place: one model for all, or one a task."""
 
     @property
     def plain(self) -> bool:
@@ -76,7 +76,7 @@ class Own(Received):
             yield f"clients start from their own models, so what {blame!r} makes of updates would be lost"
 
     def kept(self, start: Tensor, update: Tensor) -> State:
-        """Return the client's own model after training."""
+        """Return what a client keeps for its next turn of the shared parameters, which the update has moved."""
         # with the values that the server receives, so that both have the same model
         return {"own": (start + update).to("cpu")}
 
@@ -116,7 +116,7 @@ class EachTask(Received):
         yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
-        """Return one row key per task."""
+        """Return the keys of the rows that a client with these tasks sends."""
         return tuple((client, task) for task in sorted(tasks))
 
 
@@ -280,7 +280,7 @@ class Method:
 
     @cached_property
     def extra_values(self) -> dict[str, Untrusted]:
-        """Return the allowed values of each extra of a row, as the stages that use it declare."""
+        """Return what a row's value of each extra must be, as the stages that use it declare."""
         declared = {**self.edge.traits.extras, **self.stage.traits.extras}
         return {name: declared.get(name, Scalar()) for name in sorted(self.extras)}
 
@@ -291,7 +291,9 @@ class Method:
 
     @cached_property
     def counts_examples(self) -> bool:
-        """Return whether a weight or a stage reads the number of examples per row; else it does not travel."""
+        """Return whether a weight or a stage reads how many examples a row covers; otherwise that number does not
+        travel.
+        """
         return self.weights != "uniform" or "n" in self._used
 
     @cached_property

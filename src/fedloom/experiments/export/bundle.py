@@ -117,7 +117,7 @@ def write(
 
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
-    """Which of a run's models is meant, by its name in `trained_models`."""
+    """Return the name of one of a run's models in `trained_models`."""
     found = next((key for key in model_keys(client, task) if key in models), None)
     if found is not None:
         return found
@@ -130,13 +130,13 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
 
 
 def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
-    """The tensors of a model without those of other tasks."""
+    """Return the tensors of a model without those of other tasks."""
     owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 
 
 def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], licence: str) -> dict[str, Any]:
-    """What export.json says; `key` is the model's name in `trained_models`."""
+    """Return what export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, wanted)
     owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
     of = built.recipe.name, built.recipe.seed, built.method.name
@@ -272,7 +272,7 @@ class Bundle:
         )
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
-        """(an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
+        """Return (an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
 
         The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
         """
@@ -336,7 +336,7 @@ def _task(folder: Path, value: dict[str, Any]) -> Task:
 
 
 def network(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
-    """The model as the run had it, with initial weights: what is loaded replaces them all."""
+    """Return the model as the run had it, with initial weights: what is loaded replaces them all."""
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
     module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora, signal)

@@ -1,4 +1,4 @@
-"""What lies beside exported weights: a card (of what the model is, measured how, at what cost), and a script that loads
+"""The files beside exported weights: a card (the model, its measurements, its cost), and a script that loads
 it with timm and torch alone.
 """
 
@@ -31,7 +31,7 @@ RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
 def card(
     built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None, hub: bool = False
 ) -> str:
-    """The card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
+    """Return the card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
 
     `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
     """
@@ -123,7 +123,7 @@ def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
 
 
 def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
-    """A table of how many examples the clients have; a part that several share counts once."""
+    """Return a table of how many examples the clients have; a part that several share counts once."""
     rows = [["part", "examples", "of each client"]]
     for split in ("train", "val", "test"):
         parts = [c.part(split) for c in clients.values()]
@@ -140,7 +140,7 @@ def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]
 
 
 def _index(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
-    """What was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
+    """Return what was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
     final = _final(run, about, client)
     if final is None:
         return []
@@ -157,7 +157,7 @@ def _index(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | No
 
 
 def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | None:
-    """What the run measured of this model on test data, if it did; numbers of other models are left out."""
+    """Return what the run measured of this model on test data, if it did; numbers of other models are left out."""
     if about["client"] is None and about["task"] is None:
         only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
         run = replace(run, rounds=tuple(only))
@@ -177,7 +177,7 @@ def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
 
 
 def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
-    """A table of what the run measured of this model."""
+    """Return a table of what the run measured of this model."""
     final = _final(run, about, client)
     if final is None:
         return ["The run did not measure this model on test data."]
@@ -204,7 +204,7 @@ def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -
 
 
 def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
-    """Whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
+    """Return whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
     encoder = module.encoder
     made = getattr(encoder, "made", None)
     if made is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
@@ -218,7 +218,7 @@ def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
 
 
 def loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str:
-    """A script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
+    """Return a script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
     made: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
     levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
     heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
@@ -229,6 +229,7 @@ def loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) 
 
 
 def is_image(shape: Sequence[int]) -> bool:
+    """Return whether a shape is that of an image."""
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
@@ -239,5 +240,5 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A name as plain text in Markdown, on one line."""
+    """Return a name as plain text in Markdown, on one line."""
     return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))

@@ -27,7 +27,7 @@ class Steps:
         self._done, self._total, self._tell = -1, total, tell
 
     def __call__(self, what: str) -> None:
-        """A step begins; those before it are done."""
+        """Note that a step begins; those before it are done."""
         self._done += 1
         self._tell(self._done, self._total, what)
 
@@ -45,22 +45,23 @@ class Finished:
     round: int
     """The round that the models are of."""
     built: Built
-    """What the run was built from."""
+    """The parts that the run was built from."""
     models: Mapping[str, Mapping[str, Tensor]]
     """Owner -> state dictionary, as `trained_models` has them: "" is the global model."""
 
     def owner(self, client: str, task: str) -> str:
-        """Which of the models the client uses for the task."""
+        """Return which of the models the client uses for the task."""
         return next(key for key in model_keys(client, task) if key in self.models)
 
     def network(self, owner: str) -> MultiTask:
-        """The run's network with one of the models in it, in evaluation mode."""
+        """Return the run's network with one of the models in it, in evaluation mode."""
         fill(self.built.module, self.models[owner], self.folder)
         return self.built.module.eval()
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
-    """(what a finished run was built from, its files), with the data set of `like` where both recipes name the same.
+    """Return (what a finished run was built from, its files), with the data set of `like` where both recipes name the
+    same.
 
     Raises StateError where the folder is not a run's, the run has not finished, or the model is not what it was.
     """

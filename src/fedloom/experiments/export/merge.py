@@ -85,7 +85,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
 
 
 def _stage(rule: str) -> Stage:
-    """What the rule does with rows."""
+    """Return what the rule does with rows."""
     name, equals, keys = rule.partition("=")
     try:
         more = () if name == "mean" and not equals else (f"method.add.{name}={keys if equals else '{}'}",)
@@ -104,7 +104,7 @@ def _stage(rule: str) -> Stage:
 
 
 def _common(module: MultiTask) -> Layout:
-    """What tasks share and training changes."""
+    """Return what tasks share and training changes."""
     return Layout.from_module(module).common.parameters
 
 
@@ -143,14 +143,14 @@ def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
 
 
 def _named(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
-    """A vector's blocks by name."""
+    """Return a vector's blocks by name."""
     return {b.name: vector[s].view(b.shape).clone() for b, s in zip(layout.blocks, layout.slices, strict=True)}
 
 
 def _written(
     out: Path, like: Bundle, tasks: Sequence[Task], state: Mapping[str, Tensor], rule: str, models: Sequence[Path]
 ) -> Path:
-    """A merged model in its folder, with a card that says what it is made of."""
+    """Return a merged model in its folder, with a card that says what it is made of."""
     module = network(like.recipe, like.input_shape, like.signal, tasks)
     try:
         module.load_state_dict(state)

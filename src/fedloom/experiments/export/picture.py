@@ -17,7 +17,7 @@ from fedloom.models.tasks.dense import DenseTask, as_label
 
 
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
-    """A Pillow image of `count` test examples with the predictions of the final models of one or several runs.
+    """Return a Pillow image of `count` test examples with the predictions of the final models of one or several runs.
 
     One row per example and task; the columns are input, truth and each run's prediction, which says whose model it is
     from, and of a single run where it is wrong. The model is that of the first client that holds the task, where it has
@@ -39,7 +39,7 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
 
 
 def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
-    """(a prediction for each image, in the form of the label; whose model it is from)."""
+    """Return (a prediction for each image, in the form of the label; whose model it is from)."""
     client = run.built.federation.holder(task.name).id
     owner = run.owner(client, task.name)
     mine = next(t for t in run.built.federation.tasks if t.name == task.name)
@@ -50,12 +50,12 @@ def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], s
 
 
 def _examples(run: Finished, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
-    """(inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
+    """Return (inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
     return some_examples(run.built.federation.holder(tasks[0].name), tasks, count)
 
 
 def _sheet(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
-    """A row per example and task; of a single run also where it is wrong."""
+    """Return a row per example and task; of a single run also where it is wrong."""
     x, truth, shown = _examples(runs[0], tasks, count)
     answers = {task.name: [_answers(run, task, x) for run in runs] for task in tasks}
     alone = len(runs) == 1

@@ -82,15 +82,15 @@ class DomainRun(Finished):
         return tuple(dict.fromkeys(view.domain for view in self.views))
 
     def first(self, domain: str) -> DomainModel:
-        """The view of a domain's first client."""
+        """Return the view of a domain's first client."""
         return next(view for view in self.views if view.domain == domain)
 
     def loaded(self, view: DomainModel) -> MultiTask:
-        """The network with the view's model in it, in evaluation mode."""
+        """Return the network with the view's model in it, in evaluation mode."""
         return self.network(view.owner)
 
     def part(self, view: DomainModel) -> Part:
-        """The domain's test examples that have a label of the task."""
+        """Return the domain's test examples that have a label of the task."""
         return view.client.test.of(self.task.name)
 
     def features(self, view: DomainModel, most: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def read(
 
 
 def _task(run: Finished, name: str | None) -> Task:
-    """The task that is looked at, whose clients have domains."""
+    """Return the task that is looked at, whose clients have domains."""
     folder, federation = run.folder, run.built.federation
     tasks = {task.name: task for task in federation.tasks}
     if name is not None and name not in tasks:
@@ -140,7 +140,7 @@ def _task(run: Finished, name: str | None) -> Task:
 
 
 def _places(built: Built) -> tuple[nn.Module | None, FeatureModule | None]:
-    """(the module of the encoder's last map, the feature module that is passed last)."""
+    """Return (the module of the encoder's last map, the feature module that is passed last)."""
     encoder = built.module.encoder
     if isinstance(encoder, Linearised):
         return None, None

@@ -1,4 +1,4 @@
-"""What `fedloom papers features` shows of features, as pictures: their spectra, t-SNE and Grad-CAM."""
+"""The pictures of `fedloom papers features`: their spectra, t-SNE and Grad-CAM."""
 
 from __future__ import annotations
 

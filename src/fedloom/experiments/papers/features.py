@@ -1,4 +1,4 @@
-"""What a finished run's encoder sees in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom papers features`.
+"""Features of a finished run's encoder in each domain (F2DC, Figures 1, 2 and 4, Table 7): `fedloom papers features`.
 
 `singular_values`, `embedding`, `grad_cam` and `part_accuracy` are the four things to look at, and `features` looks at
 all of them, for several runs.
@@ -130,7 +130,7 @@ def embedding(features: Tensor, seed: int = 0) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FeatureStudy:
-    """What `features` found. `parts` holds Table 7 by run, part and domain, `notes` what was left out and why."""
+    """The result of `features`. `parts` holds Table 7 by run, part and domain, `notes` what was left out and why."""
 
     spectra: tuple[Spectrum, ...]
     parts: Mapping[str, Mapping[str, DomainScores]]
@@ -159,7 +159,7 @@ class FeatureStudy:
         return [folder / name for name in (*tables, *figures, *([MAPS] if self.heat else []))]
 
     def records(self) -> dict[str, Records]:
-        """The singular values, and with feature modules Table 7, in full precision."""
+        """Return the singular values, and with feature modules Table 7, in full precision."""
         head = ("run", "domain", "client", "examples", "features", "effective rank", "number", "singular value")
         values = [
             (s.run, s.view.domain, s.view.client.id if s.view.personal else "", s.examples, s.width, s.rank, number,
@@ -281,7 +281,7 @@ def _embed(run: DomainRun, seen: Mapping[DomainModel, tuple[Tensor, Tensor]]) ->
 
 
 def _images(run: DomainRun, domain: str, count: int) -> tuple[Tensor, Tensor, Array]:
-    """(inputs, classes, inputs as pictures) of a domain's test examples, evenly spaced."""
+    """Return (inputs, classes, inputs as pictures) of a domain's test examples, evenly spaced."""
     part = run.part(run.first(domain)).spread(count)
     x, y = part.examples.batch(part.index, torch.device("cpu"), tasks=(run.task.name,))
     return x, y[run.task.name], pictures(part.examples, x, part.index)

@@ -56,7 +56,7 @@ class Start:
 
 
 def start_for(tau_new: Tensor, vectors: Mapping[str, Tensor], kappa: int, epsilon: float) -> Start:
-    """The mean of the `kappa` task vectors (d each) most similar to `tau_new` (d), weighted by S.
+    """Return the mean of the `kappa` task vectors (d each) most similar to `tau_new` (d), weighted by S.
 
     S is `sign_similarity` (eq. 5); only tasks with S > epsilon count, ties go by name. The sum is that of eq. 6 divided
     by its weights, as `combine: normalized` has it, but without a vector of the newcomer's own: its few steps only
@@ -100,7 +100,7 @@ class LateJoin:
         return tuple(sign * (b - a) for a, b in zip(self.initial, self.similar, strict=True))
 
     def sheets(self) -> tuple[Table, Table]:
-        """Who is similar, and the metric over the rounds."""
+        """Return who is similar, and the metric over the rounds."""
         ranked = sorted(self.start.similarity.items(), key=lambda item: -item[1])
         shares = [(t, f"{s:.4f}", f"{self.start.weights[t]:.4f}" if t in self.start.weights else "") for t, s in ranked]
         rounds = [
@@ -183,7 +183,7 @@ def join(
 
 
 def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
-    """The data set that has the task. Its inputs are as the run's."""
+    """Return the data set that has the task. Its inputs are as the run's."""
     recipe = built.recipe
     for change in changes:
         if change.partition("=")[0].strip().split(".")[0] not in ("data", "tasks"):
@@ -235,7 +235,7 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
 
 
 def _same_examples(built: Built, dataset: Dataset) -> bool:
-    """Whether positions mean the same examples as in the run, as far as labels tell."""
+    """Return whether positions mean the same examples as in the run, as far as labels tell."""
     before, now = built.dataset, dataset
     if now is before:
         return True
@@ -273,7 +273,7 @@ class _Newcomer:
         return self._common(self.model.params - self._origin)
 
     def rounds(self, start: Tensor, rounds: int, tell: Callable[[], None]) -> list[float]:
-        """The metric before training from the initial model plus `start` (d), and after each round."""
+        """Return the metric before training from the initial model plus `start` (d), and after each round."""
         params = self.model.layout.parameters
         self.model.vector.copy_(self.model.initial)
         params.put(self.model.params, self.common, self._common(self._origin) + start.to(self.model.device))

@@ -57,14 +57,14 @@ class Relatedness(HasRecords):
     """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What was compared, as plain values: name, method, data, seed and, of each task, clients and examples."""
+    """The compared runs, as plain values: name, method, data, seed and, of each task, clients and examples."""
 
     def agreement(self) -> Agreement:
         """How far the metrics agree, over the pairs of tasks."""
         return agreement(self.scores)
 
     def sheets(self) -> list[Table]:
-        """The symmetrised matrices (of few tasks), and the metrics' correlations."""
+        """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
         found = []
         for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
             title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
@@ -86,7 +86,7 @@ class Relatedness(HasRecords):
         return "\n".join(lines)
 
     def records(self) -> Records:
-        """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
+        """Return a line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
         rows = [
             (name, s, t, float(R[i, j]), float(M[i, j]))
             for name, R in self.scores.items()
@@ -317,7 +317,8 @@ class _Scores:
 
 
 def clustered(S: Any) -> list[int]:
-    """An order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan: none).
+    """Return an order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan:
+    none).
 
     Average linkage: the two groups with the largest mean similarity are joined until one is left, so that the more
     similar of their ends touch. Of equally similar ones the first are taken.

@@ -45,7 +45,7 @@ class TaskModels:
         return self.of(self.built.layout.flatten(self.built.module).detach())
 
     def of(self, model: Tensor) -> Tensor:
-        """The common parameters of a model's whole vector (d)."""
+        """Return the common parameters of a model's whole vector (d)."""
         return self.built.layout.take(model, self.common)
 
     def vectors(self) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class TaskModels:
 
 
 def task_models(folder: str | Path) -> TaskModels:
-    """The tasks' models of a run.
+    """Return the tasks' models of a run.
 
     Where each task has a model (matu), that one. Else the mean of the models of the clients that hold this task alone
     (local): they began at the same initial model, so the task vector is the mean of theirs. Clients with one model for
@@ -108,7 +108,7 @@ def task_models(folder: str | Path) -> TaskModels:
 
 
 def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
-    """Notes on encoders that cannot be distinguished. Raises StateError where none can."""
+    """Return notes on encoders that cannot be distinguished. Raises StateError where none can."""
     groups: list[list[str]] = []
     for task, vector in vectors.items():
         group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)

@@ -88,7 +88,7 @@ class Runtime(Section):
 
 
 class Evaluation(Section):
-    """What is measured after a round."""
+    """Recipe section `evaluation`: the measurements after a round."""
 
     every: Count = 1
     """Evaluate after every `every` rounds, and after the last."""
@@ -135,7 +135,7 @@ class EarlyStopping(Section):
     patience: Count
     min_delta: NonNegative = 0.0
     relative: bool = False
-    """Whether min_delta is a share of the best score, as in the thesis' Table 6.3. Its release has it absolute."""
+    """True if min_delta is a share of the best score, as in the thesis' Table 6.3. Its release has it absolute."""
     restore_best: bool = True
 
 
@@ -147,7 +147,7 @@ class Privacy(Section):
     """
 
     unit: Literal["client"] = "client"
-    """Whose presence is hidden: a client with all its examples."""
+    """The unit whose presence is hidden: a client with all its examples."""
     clip: Positive
     """Largest Euclidean norm of what a client sends in a round."""
     noise: Positive | None = None

@@ -179,7 +179,7 @@ class DataSection(Named):
 
 
 class PartitionSection(Named):
-    """Who holds which tasks and which examples."""
+    """Recipe section `partition`: which client holds which tasks and examples."""
 
     home = ("fedloom.data.partition", "PARTITIONERS")
     section = "partition"
@@ -225,7 +225,7 @@ class MethodSection(Named):
     max_examples: Annotated[int, Field(ge=1)] | None = None
     """Most examples that a client counts for, whatever it says; null: no bound."""
     buffers: Literal["mean", "local", "pooled"] | None = None
-    """What happens to running statistics of norm layers; null: as the method has it."""
+    """The treatment of running statistics of norm layers; null: as the method has it."""
     codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
     """How an update travels; null: as the method has it."""
     python: str | None = None
@@ -265,7 +265,7 @@ class MethodSection(Named):
 
 
 class GraphSection(Named):
-    """Which peers receive from which; a new graph is drawn every `every` rounds, or never for 0."""
+    """The graph: which peers receive from which; a new one is drawn every `every` rounds, or never for 0."""
 
     home = ("fedloom.methods.peers.graph", "TOPOLOGIES")
     section = "peers.graph"

@@ -67,7 +67,7 @@ def ifca(
     noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Send C models; each client trains the one with the smallest loss on its training data.
+    """Keep C models at the server; a client trains the one with the smallest loss on its training data.
 
     j_k = argmin_j F_k(theta_j), ties by index;  theta_j <- theta_j + sum_{k: j_k = j} p_k Delta_k, p_k by data size
     within the cluster. A model that no client chose stays as it is.
@@ -268,14 +268,14 @@ def fedsta(*, every: Count | None = None) -> m.Method:
 
 @parameters("fedloom.methods.clusters.aggregation:SingleTaskModels")
 class SingleTaskModelsSettings:
-    """Settings of `SingleTaskModels`."""
+    """Parameters of `SingleTaskModels`."""
 
     attenuation: UnitInterval = 0.5
 
 
 @m.METHODS.register("fedpmt", source="FedPMT: Xin, Li, Niu, Wu, Chen, JPDC 205, 2025")
 def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
-    """Build one model per task from all clients' models, and each client's model from those of its tasks.
+    """Make a model per task of all clients' models, and each client's model of those of its tasks.
 
     theta_t = sum_k a_kt n_k w_k / sum_k a_kt n_k,  a_kt = 1 where client k holds task t, else `attenuation`
     w_k <- mean of theta_t over the tasks t of client k;  a task's decoder and head: sum over its holders by n_k
@@ -303,7 +303,7 @@ def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
 
 @parameters("fedloom.methods.clusters.aggregation:HistoryAttention")
 class HistoryAttentionSettings:
-    """Settings of `HistoryAttention`."""
+    """Parameters of `HistoryAttention`."""
 
     beta: BelowOne = 0.9
     temperature: Positive = 1.0
@@ -337,7 +337,7 @@ def fedbone(history: stages.HistoryAttention) -> m.Method:
 
 @parameters("fedloom.methods.clusters.aggregation:TaskLeaders")
 class TaskLeadersSettings:
-    """Settings of `TaskLeaders`."""
+    """Parameters of `TaskLeaders`."""
 
     c: BelowOne = 0.4
     alpha: NonNegative = 1.0
@@ -372,7 +372,7 @@ def colnet(leaders: stages.TaskLeaders) -> m.Method:
 
 @parameters("fedloom.methods.clusters.aggregation:SimilarGroups")
 class SimilarGroupsSettings:
-    """Settings of `SimilarGroups`."""
+    """Parameters of `SimilarGroups`."""
 
     groups: Count = 2
     soft: bool = False

@@ -73,7 +73,9 @@ def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
 
 
 def models(updates: Updates) -> Tensor:
-    """Return the trained models base + X (K x d); zero in blocks that a row lacks, whatever the base holds there."""
+    """Return the trained models base + X (K x d); zero in blocks that a row lacks, where the base says nothing about
+    it.
+    """
     if updates.base is None:
         return updates.X
     W = updates.X + updates.base
@@ -107,7 +109,7 @@ class SimilarGroups(SimilarGroupsSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
@@ -154,7 +156,7 @@ class SplittingClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self))
         return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
@@ -163,7 +165,7 @@ class SplittingClusters(Aggregation):
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if not len(updates):
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         clients = [client for client, _ in updates.rows]
@@ -207,7 +209,7 @@ class SplittingClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stages inside this one."""
+        """Return the stage in words."""
         unit = " of the first round's mean norm" if self.relative else ""
         when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}, "
         when += f"by {self.linkage} linkage"
@@ -243,7 +245,7 @@ class CosineMix(CosineMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
@@ -263,7 +265,7 @@ class TaskLeaders(TaskLeadersSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -295,7 +297,7 @@ class SingleTaskModels(SingleTaskModelsSettings, Stage):
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         held = [str(tasks).split(",") for tasks in updates.extra["tasks"]]
@@ -333,7 +335,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """Return the traits, from those of the stages inside."""
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
@@ -341,7 +343,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         k = len(updates)
         history = columns_here().cut(updates.layout, state["history"]).to(updates.data)
         if k and bool(state["history"].any()):
@@ -353,6 +355,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stages inside this one."""
+        """Return the stage in words."""
         how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
         return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

@@ -25,7 +25,7 @@ from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_membe
 
 First = Literal["groups", "noise"]
 Uses = int | list[float]
-"""The part of several models that a client uses: the number of one, or its shares of all."""
+"""The choice of a client among several models: the number of one, or its shares of all."""
 
 
 def first_models(updates: Updates, update: Tensor, count: int, first: First, noise: float, ctx: Ctx) -> list[Tensor]:
@@ -52,7 +52,7 @@ def first_models(updates: Updates, update: Tensor, count: int, first: First, noi
 
 
 def _names(count: int, first: First) -> set[str]:
-    """Return the fields that stages with several models write beside rows."""
+    """Return what stages with so many models write beside rows."""
     return {f"broadcast:cluster{j}" for j in range(count)} | ({"groups"} if first == "groups" else set())
 
 
@@ -113,7 +113,7 @@ class ChosenClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self))
         own: dict[str, Untrusted] = {"cluster": Number(-1, self.count - 1, whole=True)}
         if self.mixed:
@@ -147,7 +147,7 @@ class ChosenClusters(Aggregation):
         return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if not len(updates) and not self.stage.traits.hides:
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         if not state["models"]:
@@ -183,7 +183,7 @@ class ChosenClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stages inside this one."""
+        """Return the stage in words."""
         least = f", moved by at least {self.least} clients each" if self.least else ""
         first = f"{self.count} clusters, first from {self.first}{least}"
         return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
@@ -205,7 +205,7 @@ class SoftClusters(Identity):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """Return the traits of a stage that changes nothing."""
         extras = _shares(self.count)
         reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
@@ -219,7 +219,7 @@ class SoftClusters(Identity):
         return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if not len(updates):
             return updates, state
         if not state["models"]:

@@ -141,7 +141,7 @@ class SoftAnchors(LocalRule):
         return {"shares": shares, "rounds": state["rounds"] + 1, "pull": pull}
 
     def grad(self, view: View, state: State) -> None:
-        """Change the gradient of one step."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.lam == 0 or "pull" not in state:
             return
         total = sum(state["shares"])

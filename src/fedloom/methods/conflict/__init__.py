@@ -11,7 +11,7 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.conflict.aggregation:PCGrad")
 class PCGradSettings:
-    """Settings of `PCGrad`."""
+    """Parameters of `PCGrad`."""
 
     reduction: Literal["mean", "sum"] = "mean"
 
@@ -49,7 +49,7 @@ def pcgrad(method: m.Method, rule: stages.PCGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:GradVac")
 class GradVacSettings:
-    """Settings of `GradVac`."""
+    """Parameters of `GradVac`."""
 
     beta: UnitInterval = 0.5
 
@@ -82,7 +82,7 @@ def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:CAGrad")
 class CAGradSettings:
-    """Settings of `CAGrad`."""
+    """Parameters of `CAGrad`."""
 
     c: BelowOne = 0.4
     rescale: Literal["none", "1+c^2", "1+c"] = "none"
@@ -117,7 +117,7 @@ def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:MinNorm")
 class MinNormSettings:
-    """Settings of `MinNorm`."""
+    """Parameters of `MinNorm`."""
 
     unit: bool = True
 
@@ -229,7 +229,7 @@ def dualproj(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:AlignedMTL")
 class AlignedMTLSettings:
-    """Settings of `AlignedMTL`."""
+    """Parameters of `AlignedMTL`."""
 
     scale: Literal["min", "median", "rmse"] = "min"
 
@@ -287,7 +287,7 @@ def imtl_g(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:FairGrad")
 class FairGradSettings:
-    """Settings of `FairGrad`."""
+    """Parameters of `FairGrad`."""
 
     alpha: Positive = 1.0
 
@@ -320,7 +320,7 @@ def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
 
 @parameters("fedloom.methods.conflict.gap:LossWeights")
 class LossWeightsSettings:
-    """Settings of `LossWeights`."""
+    """Parameters of `LossWeights`."""
 
     step: NonNegative = 0.025
     decay: NonNegative = 0.01
@@ -357,7 +357,7 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
 
 @parameters("fedloom.methods.conflict.gap:GapWeights")
 class GapWeightsSettings:
-    """Settings of `GapWeights`."""
+    """Parameters of `GapWeights`."""
 
     step: NonNegative = 0.2
     relative: bool = True
@@ -367,7 +367,7 @@ class GapWeightsSettings:
 
 @m.METHODS.register("fedga", source="Zhang et al., CVPR 2023")
 def fedga(rule: stages.GapWeights) -> m.Method:
-    """Give more weight to clients that aggregation hurts.
+    """Give weight to clients that aggregation hurts.
 
     gap_k = loss_k(global model) - loss_k(trained model of client k) on k's validation data;
     a_k <- a_k + (gap_k / max_j |gap_j|) step_t / K, cut to [floor, 1], made to sum to 1; step_t = step (1 - (t-1)/R).

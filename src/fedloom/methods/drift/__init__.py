@@ -90,7 +90,7 @@ def fedacg(
 
 @parameters("fedloom.methods.drift.aggregation:NormaliseSteps")
 class NormaliseStepsSettings:
-    """Settings of `NormaliseSteps`."""
+    """Parameters of `NormaliseSteps`."""
 
     tau_eff: Literal["weights", "steps"] = "weights"
 
@@ -150,14 +150,14 @@ def scaffold() -> m.Method:
 
 @parameters("fedloom.methods.drift.rules:Dual")
 class DualSettings:
-    """Settings of `Dual`."""
+    """Parameters of `Dual`."""
 
     alpha: Positive = 0.01
 
 
 @m.METHODS.register("feddyn", source="Acar et al., ICLR 2021")
 def feddyn(rule: training.Dual) -> m.Method:
-    """Add a quadratic and a linear term that make local optima agree with the global one.
+    """Add a quadratic and a linear term, with which local optima agree with the global one.
 
     Client: loss + alpha <y, h_k> + (alpha/2) |y - base|^2; then h_k += theta_k - base. So -alpha h_k is the paper's
     gradient memory. Server: theta+ = mean_S theta_k + (1/N) sum over all N clients of h_j. h_k starts at 0; absent

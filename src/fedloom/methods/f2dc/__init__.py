@@ -15,7 +15,7 @@ SOURCE = "F2DC: Wang et al., Domain-Skewed Federated Learning with Feature Decou
 
 @parameters("fedloom.methods.f2dc.rules:AttachFeatureModules")
 class AttachFeatureModulesSettings:
-    """Settings of `AttachFeatureModules`."""
+    """Parameters of `AttachFeatureModules`."""
 
     layers: tuple[str, ...] = ()
     sigma: Positive = 0.1
@@ -29,7 +29,7 @@ class AttachFeatureModulesSettings:
 
 @parameters("fedloom.methods.f2dc.rules:FeatureModules")
 class FeatureModulesSettings:
-    """Settings of `FeatureModules`."""
+    """Parameters of `FeatureModules`."""
 
     tau: Positive = 0.06
     lambda1: NonNegative = 0.8
@@ -79,7 +79,7 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
 
 @parameters("fedloom.methods.f2dc.aggregation:DomainWeights")
 class DomainWeightsSettings:
-    """Settings of `DomainWeights`."""
+    """Parameters of `DomainWeights`."""
 
     discrepancy: Literal["total", "class", "none"] = "total"
     alpha: Finite = 1.0

@@ -132,7 +132,8 @@ def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> 
 
 
 def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the most confident wrong class of each example (B, int64), from the main logits (B x classes).
+    """Return the most confident wrong class of each example (B, int64), from the main classifier's logits (B x
+    classes).
 
     The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
     """
@@ -272,7 +273,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Return the changed updates and the new state."""
+        """Apply the stage."""
         if isinstance(model.encoder, Linearised):
             raise RecipeError("feature modules do not go together with a linearised encoder")
         if hasattr(model.encoder, "attached"):
@@ -310,7 +311,9 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
 
 
 def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order they finish."""
+    """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they
+    finish.
+    """
     found: dict[str, int] = {}
 
     def note(name: str) -> Any:
@@ -335,7 +338,7 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     """
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
         assert view.module is not None

@@ -11,7 +11,7 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.fdse.rules:Consistency")
 class ConsistencySettings:
-    """Settings of `Consistency`."""
+    """Parameters of `Consistency`."""
 
     lam: NonNegative = 0.01
     beta: float = 0.1
@@ -20,7 +20,7 @@ class ConsistencySettings:
 
 @parameters("fedloom.methods.clusters.aggregation:CosineMix")
 class CosineMixSettings:
-    """Settings of `CosineMix`."""
+    """Parameters of `CosineMix`."""
 
     tau: Positive = 0.5
 

@@ -98,7 +98,7 @@ class Consistency(ConsistencySettings, LocalRule):
         return {"received": received, "running": None}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if not state:
             return None
         assert view.module is not None

@@ -14,7 +14,7 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.feddea.aggregation:TopMagnitude")
 class TopMagnitudeSettings:
-    """Settings of `TopMagnitude`."""
+    """Parameters of `TopMagnitude`."""
 
     rho: Share = 0.5
     keep: Literal["largest", "smallest", "random"] = "largest"
@@ -48,7 +48,7 @@ def feddea(method: m.Method, rule: stages.TopMagnitude, *, at: Literal["edge", "
 
 @parameters("fedloom.methods.feddea.aggregation:ActivatedDimensions")
 class ActivatedDimensionsSettings:
-    """Settings of `ActivatedDimensions`."""
+    """Parameters of `ActivatedDimensions`."""
 
     rho: Annotated[float, Field(gt=0, lt=1)] = 0.1
     bins: Annotated[int, Field(ge=1, le=4096)] = 64

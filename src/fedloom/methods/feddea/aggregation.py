@@ -85,11 +85,11 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
 
     @property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits(presence="block" if self.per_block or self.keep == "random" else "row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if self.rho == 1:
             return updates, state
         X = updates.X
@@ -158,7 +158,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     traits = Traits("matrix", writes=frozenset(), presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates):
             encoder = updates.layout.select("encoder")
             if encoder.blocks:

@@ -68,7 +68,7 @@ class HyperConflictAverse(_Learner):
 
     @property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
         return Traits("mix", wants=identical, separable=True, presence="coupled")
 
@@ -77,7 +77,7 @@ class HyperConflictAverse(_Learner):
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         before = state["direction"]
         G, inner = inner_products(updates, None if before is None else columns_here().cut(updates.layout, before))
         if not bool(G.any()):
@@ -133,7 +133,7 @@ class HyperCrossAttention(_Learner):
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         parts = by_task(updates.layout)
         held = decoders(updates, parts)
         if not held or not bool(updates.X.any()):
@@ -203,7 +203,7 @@ class TaskColumns:
 
     @staticmethod
     def of(layout: Layout, task: str | None) -> TaskColumns:
-        """Build the columns of one task from a layout."""
+        """Return the columns of a task."""
         mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
         part = Layout(tuple(b for b, _ in mine))
         names = tuple(_local_name(b.name, task) for b in part.blocks)
@@ -274,7 +274,7 @@ class AcrossTasks(Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         parts = by_task(updates.layout)
         X, base = updates.X, updates.base
         out = X.clone()
@@ -311,7 +311,7 @@ class AttentionAcrossTasks(Attention):
         return {"alike": list(alike.values()), "held": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         held: dict[str, list[str]] = {}
         for i, task in decoders(updates, by_task(updates.layout)):
             held.setdefault(updates.rows[i][0], []).append(task or "")

@@ -37,7 +37,7 @@ def fedsa_lora(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.lora.aggregation:ExactFactors")
 class ExactFactorsSettings:
-    """Settings of `ExactFactors`."""
+    """Parameters of `ExactFactors`."""
 
     scale: Positive = 1.0
 
@@ -111,7 +111,9 @@ def flora(
 
 
 def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
-    """Return the method with weights beside low-rank factors among its updates; local training leaves them alone."""
+    """Return the method with weights beside low-rank factors in the matrix of updates, which local training leaves
+    alone.
+    """
     from fedloom.models.changes import FreeAdaptedWeights
 
     if method.phases:

@@ -25,7 +25,7 @@ class MergeFactors(LocalRule):
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Add the trained factors to the weights and restore the factors; keep nothing."""
+        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         assert view.module is not None
         with torch.no_grad():
             for layer in adapted_layers(view.module):
@@ -49,13 +49,13 @@ class OwnRank(LocalRule):
         return {"kept": [x[where].detach().clone() for x, where in self._others(view)]}
 
     def grad(self, view: View, state: State) -> None:
-        """Change the gradient of one step."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         for x, where in self._others(view):
             assert x.grad is not None
             x.grad[where] = 0.0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Restore the other components; keep nothing."""
+        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         with torch.no_grad():
             for (x, where), values in zip(self._others(view), state["kept"], strict=True):
                 x[where] = values

@@ -12,7 +12,7 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.matu.aggregation:TaskVectors")
 class TaskVectorsSettings:
-    """Settings of `TaskVectors`."""
+    """Parameters of `TaskVectors`."""
 
     rho: UnitInterval = 0.4
     kappa: Natural = 3
@@ -31,7 +31,7 @@ def matu(
     heads: Literal["shared", "local", "frozen"] = "shared",
     delta_w: bool = False,
 ) -> m.Method:
-    """Train each task alone; a client sends one unified vector with a mask and a scale per task.
+    """Train each task of a client alone and send one unified vector with a mask and a scale for each task.
 
     A task vector tau is what training on a task adds to the initial model theta_p. A client with tasks 1..k starts
     task t from theta_p + lambda_t m_t tau, trains, and unifies its task vectors (eq. 2): tau = sgn(sum_t tau_t) *

@@ -56,7 +56,7 @@ def dare(method: m.Method, *, drop: BelowOne = 0.9) -> m.Method:
 
 @parameters("fedloom.methods.merging.aggregation:ConsensusMask")
 class ConsensusMaskSettings:
-    """Settings of `ConsensusMask`."""
+    """Parameters of `ConsensusMask`."""
 
     lam: NonNegative = 0.4
     least: Count = 2

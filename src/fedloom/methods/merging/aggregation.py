@@ -33,7 +33,7 @@ class Merging(Stage):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         X, layout = updates.X, updates.layout
         counts = (updates.weight > 0).cpu()[:, None].expand(-1, len(layout.blocks))
         for have in (updates.present, updates.support):
@@ -56,7 +56,9 @@ class ElectedMean(Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the merged columns of one tensor."""
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
         sign = (p @ parts).sign()
         agree = (parts * sign > 0).to(parts)
         total = p @ agree
@@ -74,7 +76,9 @@ class ConsensusMask(ConsensusMaskSettings, Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the merged columns of one tensor."""
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
         others = (parts.sum(0) - parts).abs()
         votes = (parts.abs() >= self.lam * others).sum(0)
         return torch.where(votes >= min(self.least, len(parts)), p @ parts, 0.0)
@@ -89,7 +93,9 @@ class IsotropicMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the merged columns of one tensor."""
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
         mean = p @ parts
         if len(shape) < 2:
             return mean
@@ -107,7 +113,9 @@ class SingularMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the merged columns of one tensor."""
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
         if len(shape) < 2:
             return p @ parts
         matrices = parts.reshape(len(parts), shape[0], -1)

@@ -11,7 +11,7 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.peers.aggregation:SimilarityMix")
 class SimilarityMixSettings:
-    """Settings of `SimilarityMix`."""
+    """Parameters of `SimilarityMix`."""
 
     top: Natural = 3
     alpha: UnitInterval = 0.5
@@ -85,7 +85,7 @@ def dpsgd(
 
 @parameters("fedloom.methods.peers.aggregation:Staleness")
 class StalenessSettings:
-    """Settings of `Staleness`."""
+    """Parameters of `Staleness`."""
 
     a: NonNegative = 0.5
 

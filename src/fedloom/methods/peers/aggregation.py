@@ -1,4 +1,4 @@
-"""Stages at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
+"""The stages that run at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
 
 Peers in one matrix: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
 
@@ -48,7 +48,7 @@ class AtPeer(Stage):
     whole: Set[str] = frozenset()
     """Clients whose rows also count outside `scope`."""
     also: Fields = frozenset()
-    """Values that the peer itself adds to the broadcast for its local rules."""
+    """The peer's own additions to the broadcast for its local rules."""
 
     @cached_property
     def traits(self) -> Traits:
@@ -58,7 +58,7 @@ class AtPeer(Stage):
         return replace(traits, writes=kept | traits.broadcasts | self.also, separable=False)
 
     def init(self, layout: Layout) -> State:
-        """Return the initial state of the stage."""
+        """Return the stage's."""
         return self.stage.init(layout)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -66,7 +66,7 @@ class AtPeer(Stage):
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
         seen = updates.replace(weight=self._weight(updates))
         if "tasks" in self.stage.traits.writes:
@@ -104,7 +104,7 @@ class AtPeer(Stage):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stages inside this one."""
+        """The stage in words, for `str(method)` and the report."""
         return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
 
 
@@ -127,7 +127,7 @@ class ConflictAverseMix(Stage):
         return {"before": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         out = weighted_mean(updates.replace(coef=None))
         targets = ctx.targets or ()
         if len(targets) != 1:
@@ -181,7 +181,7 @@ class Gossip(Stage):
             raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -201,7 +201,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         W = self.matrix(updates)
@@ -244,6 +244,6 @@ class Staleness(StalenessSettings, Stage):
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
         return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state

@@ -1,4 +1,4 @@
-"""Recipe settings of peers, except the graph. Free of torch."""
+"""Recipe section `peers`, without the graph. Free of torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class GroupsSection(Section):
 
 
 class Choose(Section):
-    """The candidates a peer asks: its group, those at least `threshold` similar, the `top` most similar, or all."""
+    """The candidates that a peer asks: its group, those at least `threshold` similar, the `top` most similar, or
+    all.
+    """
 
     top: Annotated[int, Field(ge=0)] | None = None
     threshold: float | None = None

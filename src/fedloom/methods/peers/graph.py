@@ -60,11 +60,11 @@ class Graph:
         return any((b, a) not in self.links for a, b in self.links)
 
     def senders(self, peer: str) -> tuple[str, ...]:
-        """Return the peers that a peer may hear, sorted: the candidates among which it chooses its neighbours."""
+        """Return whom a peer may hear, sorted: the candidates among which it chooses its neighbours."""
         return self._heard[peer]
 
     def receivers(self, peer: str) -> tuple[str, ...]:
-        """Return the peers that may hear a peer, sorted."""
+        """Return who may hear a peer, sorted."""
         return self._told[peer]
 
     def among(self, peers: Collection[str]) -> Graph:
@@ -100,7 +100,7 @@ def _by(peers: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tup
 def candidates(
     name: str, peers: Sequence[str], *, seed: int = 0, round: int = 1, every: int = 0, **params: Any
 ) -> Graph:
-    """Build the graph of a registered topology on named peers, in one round.
+    """Return the graph of a registered topology on named peers, in one round.
 
     `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. Names are
     sorted first, so their order does not matter. Fewer than two peers have no link, whatever the topology.
@@ -180,7 +180,7 @@ def ring(peers: Names, seed: int, *, hops: Count = 1, directed: bool = False) ->
 
 @TOPOLOGIES.register("torus")
 def torus(peers: Names, seed: int, *, rows: Annotated[int, Field(ge=2)] | None = None) -> Any:
-    """Build a grid that is closed in both directions; without `rows` as square as the number of peers allows.
+    """Return a grid that is closed in both directions; without `rows` as square as the number of peers allows.
 
     Peers fill it row by row in the order of their names. The number of peers must be rows x columns with both at
     least 2; a row or column of 2 has a single link.
@@ -201,7 +201,7 @@ def torus(peers: Names, seed: int, *, rows: Annotated[int, Field(ge=2)] | None =
 
 @TOPOLOGIES.register("star")
 def star(peers: Names, seed: int) -> Any:
-    """Link the peer that comes first by name to all others, and these to it only."""
+    """Link the peer that comes first by name to all others, which are linked to it only."""
     return _nx().star_graph(len(peers) - 1)
 
 
@@ -230,7 +230,8 @@ def erdos_renyi(peers: Names, seed: int, *, p: Probability, directed: bool = Fal
 
 @TOPOLOGIES.register("small-world", source="Watts and Strogatz, Nature 1998")
 def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, p: Probability = 0.1) -> Any:
-    """Link every peer of a ring to its k nearest (k even), and move each link elsewhere with probability p.
+    """Return a ring in which everybody is linked to its k nearest (k even), each link moved elsewhere with
+    probability p.
 
     Drawn until it is connected, at most 100 times.
     """

@@ -1,4 +1,4 @@
-"""The neighbours that a peer mixes with, their weights (DFMTL thesis, section 4.3), and groups of peers.
+"""The neighbours that a peer mixes with, and their weights (DFMTL thesis, section 4.3), and groups of peers.
 
 Similarities come as name -> number. One that is not finite is unknown: such a peer is never chosen.
 
@@ -20,7 +20,9 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def top_k(similarity: Mapping[str, float], k: int) -> tuple[str, ...]:
-    """Return the k most similar candidates (eq. 4.8), best first, or all if fewer; ties go to the first name."""
+    """Return the k most similar candidates (eq. 4.8), best first; ties go to the name that sorts first. Fewer if
+    there are.
+    """
     if k < 0:
         raise ValueError(f"k: expected at least 0, found {k}")
     return _best(similarity)[:k]
@@ -76,7 +78,9 @@ def soft_weights(
 
 
 def uniform_weights(own: str, chosen: Collection[str], *, include_self: bool = True) -> dict[str, float]:
-    """Return equal weights of the neighbours' models and, with `include_self`, the peer's own (eq. 4.18)."""
+    """Return the same weight for the peer's own model and each neighbour's (eq. 4.18), or without self for neighbours
+    only.
+    """
     names = _others(own, chosen)
     if not names:
         return {own: 1.0}
@@ -118,7 +122,8 @@ def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None 
 
 
 def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:
-    """Return groups of similar peers by spectral clustering of similarities (N x N, at least 0): C2's first level.
+    """Return groups of similar peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first
+    level.
 
     The number of groups, `low` to `high`, is the one with the best silhouette on distances 1 - s / max s, and the
     smallest of equally good ones. Peers are sorted first. `low` peers or fewer are one group, and so are peers without
@@ -149,7 +154,8 @@ def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high
 
 
 def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0.4) -> Groups:
-    """Return groups by average linkage, merged while the mean of 1 - s is at most `threshold`: C2's second level.
+    """Return groups by average linkage, merged while their mean distance 1 - s is at most `threshold`: C2's second
+    level.
 
     The thesis' similarity here is that of the peers' outputs on the same data. Peers are sorted first.
     """
@@ -189,7 +195,8 @@ def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def leader(members: Sequence[str], round: int = 1, rotate: bool = True) -> str:
-    """Return the leader of a group in a round: members in turn, by name; the first without `rotate` (release).
+    """Return the leader of a group in a round: members in turn, by name. Without `rotate` always the first, as in the
+    release.
 
     Give the members that are present, so that an absent leader is replaced.
     """
@@ -208,7 +215,7 @@ def alignment(cosines: Iterable[float]) -> float:
 
 
 def next_scope(alignment: float, current: Exchange = "full", enter: float = 0.6, leave: float = 0.3) -> Exchange:
-    """Return the scope of the next exchange: "encoder" from an alignment of `enter` on, "full" again below `leave`.
+    """Return what to exchange in the next round: "encoder" from an alignment of `enter` on, "full" again below `leave`.
 
     The thesis saw exchange of the encoder alone hold where gradients had cosines of 0.6 to 0.8 (NYU depth v2) and
     oscillate where they were low or negative (Pascal Context), with exchange of everything stable in both; it advises

@@ -167,7 +167,9 @@ def shortening(lengths: Tensor, most: float) -> Tensor:
 
 
 def bounded(w: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Return the nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones if none satisfy that."""
+    """Return the nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones where no weights satisfy
+    that.
+    """
     n = len(w)
     if not low * n < 1 < high * n:
         return torch.full_like(w, 1 / max(n, 1))
@@ -207,7 +209,7 @@ def _solved(G: Tensor, c: float, safeguards: Safeguards, acted: dict[str, Any]) 
 
 
 def _length(G: Tensor, w: Tensor, c: float, safeguards: Safeguards) -> float:
-    """Return the factor of g_w: c |g_0| / |g_w|, both with the ridge in |g_w|; 0 where g_w vanishes."""
+    """Return what g_w is multiplied with: c |g_0| / |g_w|, both with the ridge in |g_w|; 0 where g_w vanishes."""
     mean = torch.full_like(w, 1 / len(w))
     if not bool(torch.isfinite(G).all()) or not bool(G.any()):
         return 0.0

@@ -1,4 +1,4 @@
-"""The network and its peers, as a YAML file states them: churn, loss, bandwidth, stragglers. Free of torch.
+"""A network and its peers, as a YAML file describes them: churn, loss, bandwidth, stragglers. Free of torch.
 
 Every question has one answer: a pure function of the scenario's seed and of what is asked, whatever was asked before.
 
@@ -196,7 +196,7 @@ def synchronous(
     transfers: Mapping[Pair, float],
     deadline: float | None = None,
 ) -> Timing:
-    """Simulate a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
+    """Return a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 
     Links work side by side: one message does not wait for another. The round ends when all training and all messages
     are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
@@ -253,7 +253,9 @@ class Events:
         return len(self._heap)
 
     def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
-        """Schedule an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless finite and >= 0."""
+        """Return an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless they are finite and
+        >= 0.
+        """
         if not 0 <= after < math.inf:
             raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
         number = self._count.get((sender, receiver), 0)

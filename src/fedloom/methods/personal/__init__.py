@@ -31,7 +31,7 @@ def ditto(*, lam: NonNegative = 0.1) -> m.Method:
 
 @parameters("fedloom.methods.personal.rules:Envelope")
 class EnvelopeSettings:
-    """Settings of `Envelope`."""
+    """Parameters of `Envelope`."""
 
     lam: Positive = 15.0
     inner: Count = 5
@@ -40,7 +40,7 @@ class EnvelopeSettings:
 
 @m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
 def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
-    """Move the shared model w towards personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
+    """Let the shared model w follow personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
     For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
     w - outer lam (w - theta). Server: w+ = (1 - beta) w + beta mean_S w_k. w (global) and theta_k (personal) are
@@ -58,7 +58,7 @@ def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
 
 @parameters("fedloom.methods.personal.aggregation:Attention")
 class AttentionSettings:
-    """Settings of `Attention`."""
+    """Parameters of `Attention`."""
 
     alpha: Positive = 1.0
     sigma: Positive = 1.0
@@ -102,7 +102,7 @@ def fedamp(
 
 @parameters("fedloom.methods.personal.aggregation:TaskCovariance")
 class TaskCovarianceSettings:
-    """Settings of `TaskCovariance`."""
+    """Parameters of `TaskCovariance`."""
 
     centre: bool = True
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
@@ -110,7 +110,7 @@ class TaskCovarianceSettings:
 
 @parameters("fedloom.methods.personal.rules:TaskCoupling")
 class TaskCouplingSettings:
-    """Settings of `TaskCoupling`."""
+    """Parameters of `TaskCoupling`."""
 
     lam: NonNegative = 1e-3
 

@@ -33,7 +33,7 @@ class Anchor(LocalRule):
         return state
 
     def grad(self, view: View, state: State) -> None:
-        """Change the gradient of one step."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.mu == 0 or "anchor" not in view.broadcast:
             return
         for s in view.shared:
@@ -47,7 +47,7 @@ class TaskCoupling(TaskCouplingSettings, LocalRule):
     needs = frozenset({"broadcast:relation", "broadcast:peers"})
 
     def grad(self, view: View, state: State) -> None:
-        """Change the gradient of one step."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.lam == 0 or "peers" not in view.broadcast:
             return
         relation = float(view.broadcast["relation"])
@@ -80,7 +80,7 @@ class Envelope(EnvelopeSettings, LocalRule):
         return {"w": view.base.clone()}
 
     def grad(self, view: View, state: State) -> None:
-        """Change the gradient of one step."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if view.step and view.step % self.inner == 0:
             self._move(view, state)
         for s in view.trained:
@@ -91,7 +91,7 @@ class Envelope(EnvelopeSettings, LocalRule):
             state["w"][s].lerp_(view.params[s], self.outer * self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return theta as the state; w is the client's model."""
+        """theta is kept, w is the client's model."""
         if view.step:
             self._move(view, state)
         theta = view.params.clone()

@@ -50,7 +50,9 @@ def _stages(method: Method) -> tuple[Stage, ...]:
 
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
-    """Return the method's aggregation with a private mean as its mean, which must be the first to see rows."""
+    """Return the method's aggregation with a private mean in place of its plain one, which must be the first to see
+    rows.
+    """
     first, *after = _stages(method)
     if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
         if first.first == "groups":

@@ -82,7 +82,7 @@ def fedtgp(
 
 @parameters("fedloom.methods.prototypes.aggregation:MovingAnchors")
 class MovingAnchorsSettings:
-    """Settings of `MovingAnchors`."""
+    """Parameters of `MovingAnchors`."""
 
     momentum: UnitInterval = 0.9999
 
@@ -117,14 +117,14 @@ def fedsa(
 
 @parameters("fedloom.methods.prototypes.aggregation:ClusteredPrototypes")
 class ClusteredPrototypesSettings:
-    """Settings of `ClusteredPrototypes`."""
+    """Parameters of `ClusteredPrototypes`."""
 
     partition: Literal["last", "first"] = "last"
 
 
 @parameters("fedloom.methods.prototypes.rules:ClusterContrast")
 class ClusterContrastSettings:
-    """Settings of `ClusterContrast`."""
+    """Parameters of `ClusterContrast`."""
 
     temperature: Positive = 0.02
     over: Literal["known", "batch"] = "known"
@@ -193,7 +193,7 @@ def fedrcl(
 
 @parameters("fedloom.methods.prototypes.rules:ModelContrast")
 class ModelContrastSettings:
-    """Settings of `ModelContrast`."""
+    """Parameters of `ModelContrast`."""
 
     mu: NonNegative = 1.0
     temperature: Positive = 0.5

@@ -35,13 +35,13 @@ from fedloom.methods.prototypes.maths import (
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The allowed prototype labels received from a node: (points x 3) of whole numbers, task by task.
+    """The values that prototype labels may have where a node sends them: (points x 3) of whole numbers, task by task.
 
     In the order of tasks; of each of the sender's own there are all classes in their order, or none.
     """
 
     def read(self, value: Any, sender: Sender) -> Tensor:
-        """Validate prototype labels received from a node."""
+        """Return the checked value."""
         labels = Array(("points", 3), torch.int64, 0, 1 << 53).read(value, sender)
         tasks = labels[:, 0].unique().tolist()
         if labels[:, :2].tolist() != [[task, c] for task in tasks for c in range(sender.classes.get(task, 0))]:
@@ -62,7 +62,7 @@ def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
 
 
 class KeepsPrototypes(Identity):
-    """Base class of the prototype stages. State: task -> the result of `update`; `points` is the broadcast part."""
+    """Base of these stages. State: task -> the result of `update`; `points` is what is broadcast of it."""
 
     traits = Traits(
         "mix",
@@ -98,7 +98,7 @@ class KeepsPrototypes(Identity):
         return {client: dict(every) for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         tasks = dict(state["tasks"])
         for task, prototypes in by_task(updates).items():
             tasks[task] = self.update(tasks.get(task), prototypes, task, ctx)
@@ -183,7 +183,7 @@ class TrainedPrototypes(KeepsPrototypes):
             return {"generator": parameters, "known": known, "points": generator()}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return the generator's output for the known classes."""
+        """Return what the generator gives for the known classes."""
         return state["points"][state["known"]], state["known"].nonzero()[:, 0]
 
 

@@ -40,7 +40,7 @@ class Prototypes:
 
     @property
     def known(self) -> Tensor:
-        """Return a mask (C, bool) of the classes with a prototype."""
+        """Return which classes (C, bool) have a prototype."""
         return self.counts > 0
 
 
@@ -91,7 +91,7 @@ def prototype_pull(
 
 
 def _share(judged: int, labels: Tensor, over: Over) -> float:
-    """Return the factor from a mean over the judged examples to a loss of the batch (`Over`)."""
+    """Return what turns a mean over the judged examples into a loss of the batch (`Over`)."""
     return judged / int((labels >= 0).sum()) if over == "batch" else 1.0
 
 
@@ -203,7 +203,7 @@ def fpl_loss(
     temperature: float = 0.02,
     over: Over = "known",
 ) -> Tensor:
-    """Return FPL's addition to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
+    """Return what FPL adds to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
     pull = prototype_pull(features, labels, clusters.unbiased(classes), over=over)
     return cluster_contrast(features, labels, clusters, temperature, over) + pull
 

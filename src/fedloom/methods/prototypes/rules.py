@@ -154,7 +154,7 @@ class PrototypePull(LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if self.lam == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -176,7 +176,7 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -205,7 +205,7 @@ class SemanticAnchors(CollectPrototypes):
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -251,7 +251,7 @@ class TapLevels(Checked):
     levels: tuple[str, ...] | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Return the changed updates and the new state."""
+        """Apply the stage."""
         names: tuple[str, ...] = ()
         if self.levels != ():
             if isinstance(model.encoder, Linearised):
@@ -286,7 +286,7 @@ class RelaxedContrast(LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         assert view.module is not None
         levels = [features_now(view)]
         for tap in view.module.encoder.levels:  # type: ignore[union-attr]
@@ -319,7 +319,7 @@ class ModelContrast(ModelContrastSettings, LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return the term added to the loss of a batch, if any."""
+        """Return a scalar to add to the loss, or None."""
         if self.mu == 0 or "previous" not in state:
             return None
         assert view.features is not None

@@ -13,7 +13,7 @@ RULES = ("Krum", "MultiKrum", "NearestMix", "GeometricMedian", "ClipNorms", "Tri
 
 @parameters(*(f"fedloom.methods.robust.aggregation:{rule}" for rule in RULES))
 class RobustSettings:
-    """Settings of `Robust`."""
+    """Parameters of `Robust`."""
 
     f: Natural | None = None
     within: Literal["tasks", "all"] = "tasks"
@@ -96,7 +96,7 @@ def rfa(method: m.Method, rule: stages.GeometricMedian) -> m.Method:
 
 @parameters("fedloom.methods.robust.aggregation:CentredClip")
 class CentredClipSettings(RobustSettings):
-    """Settings of `CentredClip`."""
+    """Parameters of `CentredClip`."""
 
     limit: Positive | None = None
     steps: Count = 5

@@ -128,7 +128,7 @@ Problem = tuple[list[slice], Tensor]
 
 @dataclass(frozen=True)
 class Robust(RobustSettings, Stage):
-    """Base class of robust rules: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
+    """Base of robust rules: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
 
     `f` is how many rows of a group may be hostile, None for as many as a majority bears, (K - 1) // 2. Rows that have
     different blocks of the model are compared in those that they share. A group, or a block that only some rows of a
@@ -138,7 +138,7 @@ class Robust(RobustSettings, Stage):
 
     @property
     def robust(self) -> bool:  # type: ignore[override]
-        """Return whether one row may be hostile."""
+        """True if one row may be hostile."""
         return self.f != 0
 
     @property
@@ -174,7 +174,7 @@ class Robust(RobustSettings, Stage):
             yield from ((columns, group[rows]) for columns, rows in found if len(rows))
 
     def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
-        """Return (the problems with enough rows, whether no row is in two problems). Other problems are logged."""
+        """Return (the problems with enough rows, whether no row is in two problems). Of problems without is told."""
         fit, all_ = [], list(self._problems(updates, together=ctx.peer is not None))
         once = sum(len(members) for _, members in all_) <= len(updates)
         for columns, members in all_:
@@ -196,7 +196,7 @@ class ByGram(Robust):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("mix", wants=wants, separable=True, presence="row")
 
@@ -205,7 +205,7 @@ class ByGram(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         fit, once = self._fit(updates, ctx)
         if not len(updates):
             return updates, state
@@ -238,7 +238,7 @@ class Krum(ByGram):
     """Every row becomes the one that is nearest to its K - f nearest rows (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[0]] = 1.0
         return W
@@ -249,7 +249,7 @@ class MultiKrum(ByGram):
     """Every row becomes the mean of the K - f rows with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[: len(G) - f]] = 1 / (len(G) - f)
         return W
@@ -262,7 +262,7 @@ class NearestMix(ByGram):
     robust = False  # a hostile row stays a part of its own mean
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return torch.zeros_like(G).scatter_(1, nearest(G, len(G) - f), 1 / (len(G) - f))
 
 
@@ -271,7 +271,7 @@ class GeometricMedian(ByGram):
     """Every row becomes the group's geometric median (RFA: Pillutla et al., IEEE TSP 2022)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return geometric_median(G).expand(len(G), -1)
 
 
@@ -283,7 +283,7 @@ class CentredClip(CentredClipSettings, AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)
 
 
@@ -295,7 +295,7 @@ class ClipNorms(AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return the weights W (K x K) for the Gram matrix G."""
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         centre = torch.zeros(len(G), dtype=G.dtype)
         if own is not None:
             centre[own] = 1.0
@@ -308,7 +308,7 @@ class ByCoordinate(Robust):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the fields that the stage reads and writes."""
+        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("matrix", wants=wants, separable=True, presence="block")
 
@@ -317,7 +317,7 @@ class ByCoordinate(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the changed updates and the new state."""
+        """Return the new rows and the new state."""
         X = updates.empty(len(updates)).zero_()
         for columns, members in self._fit(updates, ctx)[0]:
             f = self._bears(len(members))
@@ -333,7 +333,7 @@ class TrimmedMean(ByCoordinate):
     """Each coordinate is the mean without its f smallest and f largest values (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
-        """Return one value per column from the sorted rows."""
+        """One value a column, from a column's values in ascending order (K x columns)."""
         return ordered[f : len(ordered) - f].mean(0)
 
 
@@ -342,6 +342,6 @@ class Median(ByCoordinate):
     """Each coordinate is the median, of an even number of rows the mean of the middle two (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
-        """Return one value per column from the sorted rows."""
+        """One value a column, from a column's values in ascending order (K x columns)."""
         k = len(ordered)
         return ordered[(k - 1) // 2 : k // 2 + 1].mean(0)

@@ -90,7 +90,7 @@ def ipm(*, factor: Factor = 2.0) -> Attack:
 
 @ATTACKS.register("alie", source="Baruch, Baruch, Goldberg, NeurIPS 2019")
 def alie(*, factor: Factor | None = None) -> Attack:
-    """Send mean - factor * standard deviation of the honest updates, per coordinate (a little is enough).
+    """Send a little that is enough: mean - factor * standard deviation of the honest updates, coordinate by coordinate.
 
     Without a factor the paper's z: the largest at which more honest updates lie further away than a majority needs. It
     follows from the size of a group, and is refused where it is 0. Knows the honest updates.
