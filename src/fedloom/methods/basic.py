@@ -14,7 +14,7 @@ from fedloom.methods import registry as m
 
 @m.METHODS.register("local")
 def local() -> m.Method:
-    """Every client trains alone; nothing is sent.
+    """Train each client alone; nothing is sent.
 
     The reference of Delta_m: same optimiser and number of local epochs as the federated runs. Mixing with the
     identity matrix (`Method(stage=Identity())`) gives the same models, bit for bit.
@@ -24,7 +24,7 @@ def local() -> m.Method:
 
 @m.METHODS.register("fedavg", source="McMahan et al., AISTATS 2017")
 def fedavg() -> m.Method:
-    """Weighted mean of the clients' updates.
+    """Average the clients' updates, with weights.
 
     u = sum_k p_k Delta_k, theta+ = theta + u, with p_k proportional to a client's examples (or uniform).
 
@@ -36,7 +36,7 @@ def fedavg() -> m.Method:
 
 @m.METHODS.register("fedprox", source="Li et al., MLSys 2020")
 def fedprox(*, mu: NonNegative = 0.01) -> m.Method:
-    """FedAvg with (mu/2) |y - theta|^2 in the local loss, theta being the model received this round.
+    """Add (mu/2) |y - theta|^2 to FedAvg's local loss; theta is the model received this round.
 
     mu = 0.01 follows the FedHCA2 supplement; the authors of FedProx tune it over 0.001 .. 1 and name no default.
     mu = 0 is FedAvg, bit for bit. The term covers the shared parameters only.
@@ -46,7 +46,7 @@ def fedprox(*, mu: NonNegative = 0.01) -> m.Method:
 
 @m.METHODS.register("separate")
 def separate() -> m.Method:
-    """One FedAvg for each task: a whole model per task, averaged among the clients that hold the task.
+    """Run one FedAvg per task: a whole model per task, averaged among the clients that hold it.
 
     What sharing between tasks adds is what other methods gain over this one. A client with k tasks trains k models one
     after another, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
@@ -85,7 +85,7 @@ def constant() -> m.Method:
 
 @m.METHODS.register("centralised")
 def centralised(*, by: Literal["all", "task"] = "all") -> m.Method:
-    """One multi-task model, trained on the examples of all clients in one place: what collaboration can hope for.
+    """Train one multi-task model on all clients' examples in one place: an upper reference for collaboration.
 
     The examples have the labels that some client holds. A round makes as many steps as the largest client does and
     passes over all examples as often, so its batches are larger than the recipe's: as many times as there are more

@@ -86,7 +86,7 @@ CODECS = Registry("codec", "fedloom.codecs", ("fedloom.core.codecs:Codec",))
 
 @CODECS.register("raw")
 def raw() -> Codec:
-    """Every value as it is."""
+    """Send every value unchanged."""
     from fedloom.core.codecs import Raw
 
     return Raw()
@@ -94,7 +94,7 @@ def raw() -> Codec:
 
 @CODECS.register("sparse")
 def sparse() -> Codec:
-    """Return the values that are not zero, and one bit per coordinate that says where they are."""
+    """Send the values that are not zero, and one bit per coordinate for their places."""
     from fedloom.core.codecs import Sparse
 
     return Sparse()

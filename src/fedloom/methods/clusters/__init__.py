@@ -21,7 +21,7 @@ def cfl(
     linkage: Literal["single", "complete"] = "single",
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """FedAvg in every cluster; a cluster whose mean update is short, although its members' are long, is split in two.
+    """Run FedAvg per cluster; split a cluster whose mean update is short although its members' are long.
 
     From round `start` + 1 on, for each cluster of more than two members:
     |sum_k p_k Delta_k| < eps1 r  and  max_k |Delta_k| > eps2 r  ->  the two parts with the smallest largest similarity
@@ -117,7 +117,7 @@ def rr_cluster(
     noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """IFCA in which at least `least` clients move each model: large clusters lend clients to small ones, at random.
+    """Run IFCA with at least `least` clients per model: large clusters lend random clients to small ones.
 
     j_k as in ifca; while a cluster has fewer than B = `least` participants, one drawn from those with more counts there
     theta_j <- theta_j + sum_{k counted in j} p_k Delta_k, Delta_k from the model that k chose
@@ -166,7 +166,7 @@ def fedsoft(
     noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Each client keeps its own model and is drawn to C cluster models, to each by the share of data that it fits best.
+    """Pull each client's own model to C cluster models, to each by the share of data that it fits best.
 
     u_ks = share of client k's training examples for which c_s has the smallest loss of all, at least `floor`;
     client: loss + lam/2 sum_s u_ks |w - c_s|^2, from its own model of the last round;
@@ -211,7 +211,7 @@ def fedspd(
     noise: NonNegative = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Examples, not clients, are in clusters: a client trains one of C models a round, on the examples that it fits.
+    """Cluster examples, not clients: a client trains one of C models per round, on the examples that it fits.
 
     s(x) = argmin_s loss(x; c_s) for each training example x of client k;  u_ks = share of them with s(x) = s;
     client k draws s_k, trains c_s on {x: s(x) = s_k};  c_s <- mean of what those with s_k = s trained;
@@ -244,7 +244,7 @@ def fedspd(
 
 @m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")
 def fedsta(*, every: Count | None = None) -> m.Method:
-    """One encoder for all tasks; decoders and heads stay personal or are averaged among clients with the same task.
+    """Share one encoder; keep decoders and heads personal or average them among clients with the same task.
 
     theta_enc <- theta_enc + mean_k Delta_k,enc;  every `every` rounds, for each task: theta_k,dec <- the mean of the
     trained decoders (and heads) of the participants that trained the task. `every: null` never averages them.
@@ -345,7 +345,7 @@ class TaskLeadersSettings:
 
 @m.METHODS.register("colnet", source="Feng et al., 2025 (arXiv 2501.10347)")
 def colnet(leaders: stages.TaskLeaders) -> m.Method:
-    """Clients with the same tasks average their encoders; the groups' leaders mix them and resolve conflicts.
+    """Average encoders among clients with the same tasks; the groups' leaders mix them and resolve conflicts.
 
     v_g and Delta_g: uniform means of a group's encoders before the round and of its updates. All clients of g end at
     v_g + Delta_g + alpha U(Delta_1 .. Delta_G) with U = (g_0 + c |g_0| g_w / |g_w|) / (1 + c^2), g_0 the mean of the
@@ -382,7 +382,7 @@ class SimilarGroupsSettings:
 
 @m.METHODS.register("matfl", source="MaT-FL: Cai et al., CVPR Workshops 2023")
 def matfl(mix: stages.SimilarGroups) -> m.Method:
-    """Each round clients are grouped by their encoders; a client receives the mean encoder of its group.
+    """Group clients by their encoders each round; a client receives the mean encoder of its group.
 
     r_k = w_k - mean_j w_j over the participants' trained encoders; average linkage on 1 - cos(r_j, r_k) until `groups`
     are left; w_k <- mean of the group. `soft`: w_k <- sum_j m_kj w_j, m_kj proportional to relu(cos(r_j, r_k) +

@@ -254,7 +254,7 @@ class Weighting(Stage):
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Return packages that are not installed."""
+        """Yield the packages that are not installed."""
         try:
             self.made(torch.ones(1, dtype=torch.float64))
         except UserError as error:

@@ -97,7 +97,7 @@ class NormaliseStepsSettings:
 
 @m.METHODS.register("fednova", source="Wang et al., NeurIPS 2020")
 def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Method:
-    """Normalised averaging: clients that take more local steps do not pull the optimum to themselves.
+    """Normalise updates by local steps, so that clients with more steps do not pull the optimum to themselves.
 
     u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k, both over the rows that have a block. a_k is the sum
     of the weights with which the local gradients enter Delta_k: tau_k for plain SGD, with momentum r
@@ -123,7 +123,7 @@ def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Met
 
 @m.METHODS.register("scaffold", source="Karimireddy et al., ICML 2020")
 def scaffold() -> m.Method:
-    """Control variates: every local gradient is corrected by c - c_k.
+    """Correct every local gradient by the control variates c - c_k.
 
     Client: g + c - c_k at every step; c_k+ = mean of the round's raw gradients. Server: theta+ = theta + mean_S Delta_k
     (uniform), c+ = c + (1/N) sum_S (c_k+ - c_k), N counting absent clients. c and c_k start at 0. c travels down and
@@ -183,7 +183,7 @@ def feddyn(rule: training.Dual) -> m.Method:
     "ntk-fedavg", source="NTK-FedAvg: Muhamed, Mankikar, Smith, 2024; linearisation: Ortiz-Jimenez et al., NeurIPS 2023"
 )
 def ntk_fedavg() -> m.Method:
-    """FedAvg on the encoder's first-order expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
+    """Run FedAvg on the encoder's expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
 
     Features are linear in theta, so averaging the clients' encoders averages their features: models of different tasks
     interfere less than those of a network. theta <- theta + sum_k p_k Delta_k.

@@ -23,7 +23,7 @@ class SimilarityMixSettings:
 def dfmtl(
     mix: stages.SimilarityMix, *, warmup: Count = 1, share: Literal["everything", "encoder"] = "everything"
 ) -> m.Method:
-    """Every client's trained model becomes a mean of itself and of the `top` most similar ones.
+    """Average every client's trained model with the `top` most similar ones.
 
     sim(i, j) = alpha sum_t min(w_it, w_jt) + (1 - alpha) (cos(Delta_i, Delta_j) + 1) / 2 (eqs. 4.3, 4.4, 4.7),
     s_ij = max(sim, 0), s_ii = 1, w_ij = s_ij / sum over the `top` and i (eqs. 4.8 to 4.10), theta_i <- theta_i +
@@ -58,7 +58,7 @@ def dpsgd(
     every: Natural = 0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Every client's trained model becomes a mean of itself and its neighbours' on an undirected graph.
+    """Average every client's trained model with its neighbours' on an undirected graph.
 
     w_k <- sum_j W_kj w_j with Metropolis weights W_kj = 1 / (1 + max(deg_k, deg_j)), W_kk the rest: symmetric and
     doubly stochastic, so the mean of all models stays. `topology` and `options` are as for `fedloom.peers.candidates`;
@@ -92,7 +92,7 @@ class StalenessSettings:
 
 @m.ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
 def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
-    """Old models count less: every weight is multiplied by (1 + s)^-a.
+    """Weigh old models less: multiply every weight by (1 + s)^-a.
 
     s is the number of own local rounds that a peer has ended since a neighbour's model was made; 0 for its own model.
     Then the method divides weights by their sum.

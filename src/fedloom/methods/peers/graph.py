@@ -160,7 +160,7 @@ def _must(fits: bool, text: str) -> None:
 
 @TOPOLOGIES.register("full")
 def full(peers: Names, seed: int) -> Any:
-    """Everybody may hear everybody."""
+    """Let every peer hear every other peer."""
     return _nx().complete_graph(len(peers))
 
 
@@ -207,7 +207,7 @@ def star(peers: Names, seed: int) -> Any:
 
 @TOPOLOGIES.register("random-k")
 def random_k(peers: Names, seed: int, *, k: Count = 3, directed: bool = True) -> Any:
-    """Everybody picks k others to hear, all choices alike (the thesis' random topology with budget k, Figure 2.1).
+    """Let each peer hear k others, chosen uniformly at random (the thesis' random topology with budget k, Figure 2.1).
 
     `directed: false` makes every pick a link both ways, so that a peer has k or more.
     """
@@ -224,7 +224,7 @@ def random_k(peers: Names, seed: int, *, k: Count = 3, directed: bool = True) ->
 
 @TOPOLOGIES.register("erdos-renyi", source="Erdős and Rényi, 1959; Gilbert, 1959")
 def erdos_renyi(peers: Names, seed: int, *, p: Probability, directed: bool = False) -> Any:
-    """Every pair is linked with probability p, independently; it may fall apart into components."""
+    """Link every pair with probability p, independently; the graph may have several components."""
     return _nx().gnp_random_graph(len(peers), p, seed=seed, directed=directed)
 
 
@@ -245,7 +245,7 @@ def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, 
 
 @TOPOLOGIES.register("groups")
 def groups(peers: Names, seed: int, *, groups: Annotated[list[list[str]], Field(min_length=1)]) -> Any:
-    """Everybody may hear everybody of the same group, and nobody else.
+    """Let every peer hear the peers of its own group only.
 
     `groups` are lists of names, in which * stands for anything: [["digit-*", "parity-*"], ["depth-*"]]. Peers of no
     group have no link; a name that fits in two groups is an error, as is one that fits no peer.

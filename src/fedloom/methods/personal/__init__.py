@@ -13,7 +13,7 @@ from fedloom.methods import registry as m
 
 @m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
 def ditto(*, lam: NonNegative = 0.1) -> m.Method:
-    """FedAvg, and beside it each client trains a model of its own that is held near the global one.
+    """Run FedAvg; beside it, each client trains its own model, held near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
     in the round, for as many steps. v starts as the first received model and never leaves the client.
@@ -150,7 +150,7 @@ def fedmtl(
 
 @m.METHODS.register("fedper", source="Arivazhagan et al., 2019")
 def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple[str, ...] = ()) -> m.Method:
-    """FedAvg on the base of the network; the layers after it never leave a client and are trained with it.
+    """Run FedAvg on the base of the network; train the later layers with it, but never send them.
 
     theta_base <- theta_base + sum_k p_k Delta_k,base;  personal layers start from the common initialisation.
 
@@ -177,7 +177,7 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
 
 @m.METHODS.register("fedrep", source="Collins et al., ICML 2021")
 def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
-    """Every round trains the client's own head with the encoder frozen, then the encoder with the head frozen.
+    """Train the client's own head with the encoder frozen, then the encoder with the head frozen, every round.
 
     Decoders and heads never leave a client; the encoder is averaged. `head` is the first phase's share of a round's
     batches; each phase has at least one.
@@ -220,7 +220,7 @@ def fedbabu(*, tune: Natural = 5) -> m.Method:
 
 @m.METHODS.register("fedbn", source="Li et al., ICLR 2021")
 def fedbn(*, norms: Literal["batch", "all"] = "batch") -> m.Method:
-    """FedAvg on everything but batch norm, whose weights and running statistics never leave a client.
+    """Run FedAvg on everything but batch norm, whose weights and running statistics never leave a client.
 
     paper    every batch norm layer local
     release  finds them by the text "bn" in their names, which misses `downsample.1` in residual networks; uniform mean

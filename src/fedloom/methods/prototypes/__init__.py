@@ -19,7 +19,7 @@ def fedproto(
     by: Literal["clients", "counts"] = "clients",
     share: Literal["everything", "nothing"] = "everything",
 ) -> m.Method:
-    """Features are drawn to global prototypes: the clients' mean features of each class, averaged.
+    """Pull features to global prototypes: the clients' mean features of each class, averaged.
 
     Client: loss + lam mean over the batch of d(z, P_y), z = encoder features; it sends the mean z of each class over
     its last local epoch, as seen in training. Server: P_c = the mean of the prototypes of the clients that have c.
@@ -54,7 +54,7 @@ def fedtgp(
     limit: NonNegative = 100.0,
     over: Literal["known", "batch"] = "known",
 ) -> m.Method:
-    """As FedProto, with global prototypes that a generator at the server learns from the clients'.
+    """Run FedProto with global prototypes that a generator at the server learns from the clients'.
 
     Client: loss + lam mean over examples of |z - P_y|^2, averaged over the dimensions. Server: P = a vector per class
     through linear, ReLU, linear; trained on the clients' prototypes (p, y) with cross entropy of the logits
@@ -95,7 +95,7 @@ def fedsa(
     calibration: NonNegative = 1.0,
     anchors: stages.MovingAnchors,
 ) -> m.Method:
-    """Features are drawn to one anchor a class, apart from the others by a margin; heads must classify the anchors.
+    """Pull features to one anchor per class, apart from others by a margin; heads must classify the anchors.
 
     loss + lam |z - A_y|^2 + margin CE(-(|z - A_c| + g [c = y]), y) + calibration CE(head(A), 1..C), z = encoder
     features, |.|^2 averaged over the dimensions; g = the mean distance to the nearest other among the anchors or, if
@@ -132,7 +132,7 @@ class ClusterContrastSettings:
 
 @m.METHODS.register("fpl", source="Huang et al., CVPR 2023", order=("temperature", "partition", "over"))
 def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.Method:
-    """Features are drawn to the clusters of their class's prototypes, away from other classes', and to their mean.
+    """Pull features to the clusters of their class's prototypes and their mean, away from other classes'.
 
     loss + mean over examples of -log( sum_{c in P_y} e^(cos(z, c)/T) / sum_{c in P} e^(cos(z, c)/T) ) + |z - u_y|^2,
     z = encoder features, P_y = FINCH's cluster means of the clients' prototypes of class y, u_y = the mean of P_y;
@@ -169,7 +169,7 @@ def fedrcl(
     levels: tuple[str, ...] | None = None,
     over_levels: Literal["sum", "mean"] = "sum",
 ) -> m.Method:
-    """Features of a class are drawn together, away from other classes'; pairs that are too alike are pushed apart.
+    """Pull features of a class together, away from other classes'; push apart pairs that are too alike.
 
     loss + lam sum over levels of mean over the batch of -log( e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T)) ) + penalty
     log(1 + sum_q e^((s_q - 1)/T)); s = cosine similarities within the batch, p = the `positives` least similar of the
@@ -201,7 +201,7 @@ class ModelContrastSettings:
 
 @m.METHODS.register("moon", source="Li, He, Song, CVPR 2021")
 def moon(rule: training.ModelContrast) -> m.Method:
-    """Features are drawn to those of the received model and away from those of the client's own last model.
+    """Pull features to those of the received model, away from those of the client's own last model.
 
     loss + mu mean over the batch of -log( e^(s_g/T) / (e^(s_g/T) + e^(s_p/T)) ), s_g = cos(z, z_global),
     s_p = cos(z, z_previous), z = encoder features. For dense tasks z is the mean of the last map over its area.

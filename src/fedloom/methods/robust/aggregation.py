@@ -147,7 +147,7 @@ class Robust(RobustSettings, Stage):
         return 3 if self.f is None else 2 * self.f + 1
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Return groups that would never have enough rows, and peers, which hear too few."""
+        """Yield groups that would never have enough rows, and peers, which hear too few."""
         if rows is None:
             yield (
                 f"{self!r} chooses among the rows of a group, of which a peer hears too few to outvote a liar; at "
