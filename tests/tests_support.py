@@ -28,6 +28,7 @@ def named(name: str) -> str:
     """The keys of a method that runs quickly, also where clients have heads of their own tasks only."""
     # models whose heads nobody trained are not compared; tuning before every measurement takes long
     more = {"fedamp": ", share: encoder", "fedmtl": ", share: encoder", "fedbabu": ", tune: 1", "fedspd": ", tune: 0"}
+    more |= {"fedtgp": ", server_epochs: 5"}
     return f"name: {name}{more.get(name, '')}"
 
 

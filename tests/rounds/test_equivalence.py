@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,48 @@ POOL_CASES = [
     "method={name: fedper, add: {by-task: }}",
     "method={name: fedavg, add: {feature-modules: {scope: local}}}",
 ]
-MODULES = ("", "feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
+KINDS = {
+    "no updates": ("centralised", "constant", "local", "simple"),
+    "one mean": (
+        *("f2dc", "fedacg", "fedavg", "feddyn", "fedga", "fednova", "fedopt", "fedprox", "fedrcl", "moon"),
+        "ntk-fedavg",
+    ),
+    "broadcasts": ("fedproto", "fedsa", "fedtgp", "fpl", "scaffold"),
+    "private blocks": ("fedbabu", "fedbn", "fedbone", "fedper", "fedrep", "fedsta"),
+    "a model of the client's own": ("ditto", "fedamp", "fedmtl", "fedsoft", "pfedme"),
+    "a row for each client": (
+        *("cfl", "colnet", "dfmtl", "dpsgd", "fdse", "fedhca2", "fedpmt", "fedspd", "ifca", "matfl"),
+        "rr-cluster",
+    ),
+    "a row for each task": ("matu", "separate"),
+}
+ADDED = {
+    "at the client": ("dare", "feddea"),
+    "changes or weighs rows": (
+        *("activated-dimensions", "clip", "domain-weights", "famo", "gradvac", "heal", "nnm", "pcgrad", "staleness"),
+    ),
+    "replaces the mean": (
+        *("cagrad", "config", "min-norm", "support-mean", *TORCHJD),
+        *(name for name in (*ROBUST, *MERGING) if name not in ("clip", "nnm", "dare")),
+    ),
+    "changes the model": ("feature-modules", "fedex-lora", "fedsa-lora", "flora"),
+    "other rows": ("across-tasks", "by-task"),
+    "server rule": ("server-step",),
+}
+
+
+NAMES = sorted(METHODS.entries)
+# Pairs of a method and an add-on, and whether they run or are built only: each add-on runs with a method of each kind,
+# and each method is built with an add-on of each kind.
+PAIRS: dict[str, dict[str, bool]] = {name: {} for name in NAMES}
+for kind, added in product(KINDS.values(), ADDED.values()):
+    for i in range(max(len(kind), len(added))):
+        PAIRS[kind[i % len(kind)]][added[i % len(added)]] = i < len(added)
+MODULES = ("feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
+# Each method alone, and each module with one method of each kind, in turn.
 MATRIX = [
-    pytest.param(
-        *(name, module),
-        id=f"{name}-{module.split(':')[0] or 'alone'}",
-        # by default each method alone and with one module, another one than the method beside it
-        marks=() if not i or i == 1 + number % (len(MODULES) - 1) else pytest.mark.slow,
-    )
-    for number, name in enumerate(sorted(METHODS.entries))
-    for i, module in enumerate(MODULES)
+    *((name, "") for name in NAMES),
+    *((kind[i % len(kind)], module) for kind in KINDS.values() for i, module in enumerate(MODULES)),
 ]
 # How a combination may be refused when it is built.
 WHY = (
@@ -132,7 +165,7 @@ class TwoInDisorder(InProcess):
             yield self.workers[i % 2].run(job, **options)
 
 
-@pytest.mark.parametrize(("name", "module"), MATRIX)
+@pytest.mark.parametrize(("name", "module"), MATRIX, ids=[f"{n}-{m.split(':')[0] or 'alone'}" for n, m in MATRIX])
 def test_every_method_with_every_module(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
@@ -194,49 +227,60 @@ def test_the_global_random_state_is_left_alone(quick: Quick) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-NAMES = sorted(METHODS.entries)
-
-
 def with_addon(name: str, addon: str) -> tuple[str, ...]:
-    """What a recipe's method is with an add-on, for one short round."""
+    """Return what makes a recipe's method one with an add-on, for one short round."""
     given = ", ".join(f"{key}: {value}" for key, value in needed(addon).items())
-    return f"method={{{named(name)}, add: {{{addon}: {{{given}}}}}}}", "training.rounds=1", "evaluation.splits=[test]"
+    method = named(name).replace("tune: 1", "tune: 0")
+    return f"method={{{method}, add: {{{addon}: {{{given}}}}}}}", "training.rounds=1", "evaluation.splits=[test]"
 
 
-def part_of(name: str, addon: str) -> int:
-    """In which of four parts a method runs with an add-on; those that are much alike not in the first."""
-    number = sorted(ADDONS.entries).index(addon) + NAMES.index(name)
-    return 1 + number % 3 if addon in (*ROBUST, *TORCHJD, *MERGING) else number % 4
+def refusal(name: str, addon: str) -> str:
+    """Return why the method itself refuses an add-on, before any data are seen; empty if it does not."""
+    try:
+        ADDONS[addon].make(METHODS[name].make(), **needed(addon))
+    except (ValueError, fedloom.errors.RecipeError) as error:
+        return str(error)
+    return ""
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 4))])
+def test_the_kinds_cover_every_method_and_every_add_on_once() -> None:
+    assert sorted(name for kind in KINDS.values() for name in kind) == NAMES
+    assert sorted(name for kind in ADDED.values() for name in kind) == sorted(ADDONS.entries)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str, part: int) -> None:
-    """Every pair is built, and a quarter of them, another one for each method, also run.
-
-    Of add-ons that are much alike, and have tests of their own, a third is built.
-    """
+def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str) -> None:
     refused = {}
-    for addon in sorted(ADDONS.entries):
-        if part == 0 and addon in (*TORCHJD, *MERGING) and part_of(name, addon) != 1:
-            continue
+    for addon, runs in PAIRS[name].items():
         try:
-            if part_of(name, addon) == part:
+            if runs:
                 models = trained_models(quick(*with_addon(name, addon)).folder).values()
-                assert all(bool(v.isfinite().all()) for m in models for v in m.values() if v.is_floating_point())
-            elif part == 0:
+                assert all(bool(v.isfinite().all()) for m in models for v in m.values() if v.is_floating_point()), addon
+            else:
                 build(load_recipe(*with_addon(name, addon)))
         except fedloom.errors.RecipeError as error:
             refused[addon] = str(error)
     assert all(any(why in text for why in WHY) for text in refused.values()), refused
-    elsewhere = ("which is not installed", "expected low-rank factors")  # for another environment, another model
-    refused = {addon: text for addon, text in refused.items() if not any(why in text for why in elsewhere)}
-    assert name not in ("fedavg", "fedprox") or part or set(refused) == {"staleness"}
-    assert part or ("feddea" in refused) == (name in ("local", "simple"))
-    robust = set(refused) & set(ROBUST)
-    assert part or robust in (set(), set(ROBUST), set(ROBUST) - {"clip", "nnm"}), (
-        "those that take a mean's place, or all"
-    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_a_plain_mean_goes_with_all_add_ons_but_staleness(name: str) -> None:
+    refused = set()
+    for addon in ADDONS.entries:
+        try:
+            build(load_recipe(*with_addon(name, addon)))
+        except fedloom.errors.RecipeError as error:
+            # for another environment, another model
+            if not any(why in str(error) for why in ("which is not installed", "expected low-rank factors")):
+                refused.add(addon)
+    assert refused == {"staleness"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_refuse_feddea_if_they_send_nothing_and_robust_rules_alike(name: str) -> None:
+    assert bool(refusal(name, "feddea")) == (name in ("local", "simple"))
+    robust = {addon for addon in ROBUST if refusal(name, addon)}
+    assert robust in (set(), {*ROBUST}, {*ROBUST} - {"clip", "nnm"}), "those that take a mean's place, or all"
 
 
 def test_heads_of_other_tasks_are_untouched_by_weight_decay(quick: Quick) -> None:
