@@ -50,7 +50,7 @@ class Codec:
     def read(self, packed: Any, like: Updates) -> Packed:
         """Return packed tensors from a sender, if `pack` could have made them of rows like these; values are finite.
 
-        Raises ValueError that names the tensor. A codec that says nothing of its tensors tries to unpack them.
+        Raises ValueError that names the tensor. A codec without `fields` tries to unpack them.
         """
         X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
         Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
@@ -90,7 +90,7 @@ def _values(updates: Updates) -> Tensor:
 
 
 def _count(like: Updates) -> int:
-    """How many values there are in the columns that the rows have."""
+    """Return how many values there are in the columns that the rows have."""
     if like.present is None:
         return len(like) * like.layout.d
     sizes = torch.tensor([block.size for block in like.layout.blocks])
@@ -248,13 +248,13 @@ class Cropped(Codec):
 
 
 def _pieces(like: Updates) -> list[tuple[int, Block]]:
-    """(row, block) for all blocks that the rows have."""
+    """Yield (row, block) for all blocks that the rows have."""
     have = None if like.present is None else like.present.tolist()
     return [(k, b) for k in range(len(like)) for i, b in enumerate(like.layout.blocks) if have is None or have[k][i]]
 
 
 def _sides(block: Block) -> tuple[int, int]:
-    """Rows and columns of a block as a matrix: a row for each output, or one row."""
+    """Return rows and columns of a block as a matrix: a row for each output, or one row."""
     rows = block.shape[0] if len(block.shape) > 1 and block.size else 1
     return rows, block.size // rows
 

@@ -64,7 +64,7 @@ class ErasedLayer(nn.Module):
         return both + self.shift.view(-1, *[1] * (x.ndim - 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the layer and its norm: the same shapes."""
+        """Compute the outputs of the layer and its norm, in the same shapes."""
         y = self.before_norm(x)
         if self.training:
             self.seen = moments(y)

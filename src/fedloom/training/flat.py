@@ -51,7 +51,7 @@ class FlatModel:
 
     @classmethod
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
-        """Return a copy of a module that nobody trains: `initial` are that module's own values where it is bound."""
+        """Return a copy of a module that is not trained: `initial` are that module's own values where it is bound."""
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 
@@ -85,7 +85,7 @@ class FeatureRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within this context the encoder's input and output are kept."""
+        """Store the encoder's input and output within this context."""
 
         def keep(_module: nn.Module, args: tuple[Tensor, ...], outputs: Any) -> None:
             self._inputs, self._outputs = args[0], outputs

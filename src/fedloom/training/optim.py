@@ -49,7 +49,7 @@ class Stepper(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step along the gradients."""
+        """Take one step along the gradients."""
         for group in self.param_groups:
             for piece in group["params"]:
                 self._move(piece, piece.grad, group["lr"])

@@ -223,7 +223,7 @@ class Matching:
         self.size += sum(map(self._placed, nodes.tolist()))
 
     def _placed(self, node: int) -> bool:
-        """Add one left node, and say whether it found a partner: a free one, or one whose partner finds another."""
+        """Add one left node and return whether it found a partner: a free one, or one whose partner finds another."""
         partner, closed = self.partner, self.closed
         queue, given_up = [node], [-1]  # left nodes, and the right node that each would give up
         seen: dict[int, int] = {}  # right node -> the place in the queue of the left node that asks for it

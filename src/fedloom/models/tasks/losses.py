@@ -64,7 +64,7 @@ def read_normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def real(x: Tensor) -> Tensor:
-    """As float32, or float64 where it is."""
+    """Return a tensor as float32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
