@@ -90,7 +90,7 @@ def at(where: str) -> Iterator[None]:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """' Did you mean ...?' for the closest allowed word, or an empty string."""
+    """Return ' Did you mean ...?' for the closest allowed word, or an empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

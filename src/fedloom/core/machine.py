@@ -44,7 +44,7 @@ def need_memory(count: int, what: str) -> None:
 
 
 def keep_memory() -> None:
-    """From now on memory that is freed stays with this process, up to 2 GB at once, for the next large tensor.
+    """Keep freed memory in this process, up to 2 GB at once, for the next large tensor.
 
     Without it a large tensor is new to the process each time, and a round of large models spends most of its time on
     touching fresh pages. Only the C library of Linux (glibc) is asked; elsewhere nothing happens.

@@ -1,6 +1,6 @@
 """Validation of untrusted input: the schema and parsers for everything that a node or peer may send.
 
-Nothing that came is used before it was read here. Floating-point tensors are cast before they are tested, because a
+Nothing received is used before it was read here. Floating-point tensors are cast before they are tested, because a
 finite float64 may be infinite as float32.
 """
 

@@ -152,7 +152,7 @@ def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:
 
 
 def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Parameter name in the model -> its role, or (role, task); guessed ones are printed."""
+    """Return parameter name -> its role, or (role, task); guessed ones are printed."""
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     if roles is None:
         found: dict[str, Any] = {name: _guess(name, [t.name for t in tasks]) for name in names}

@@ -70,7 +70,7 @@ def told(shape: Sequence[int], whole: bool) -> Signal | None:
 
 
 def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
-    """One input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
+    """Return one input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
     import torch
 
     whole = signal is not None and signal.kind == "tokens"

@@ -91,7 +91,7 @@ class TimmPyramid(PyramidEncoder):
         return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Load timm's own weights, or a segmentation network whose backbone has the original Swin names.
+        """Convert timm's own weights, or those of a segmentation network whose backbone has the original Swin names.
 
         A classifier and what else is cut off are left out; norms of the maps that the file lacks stay as they are.
         """
@@ -170,5 +170,5 @@ class TimmEncoder(Encoder):
         return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Load timm's own weights too: position embeddings are resized, a classifier is left out."""
+        """Convert timm's own weights too: position embeddings are resized, a classifier is left out."""
         return state if own(self, state) else converted(self.net, state, ())

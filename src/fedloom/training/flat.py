@@ -62,7 +62,7 @@ class FlatModel:
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
+    """Return integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
     saved = module.state_dict(keep_vars=True)
     return {
         name: b
@@ -123,6 +123,6 @@ class FeatureRecorder:
 
 
 def pooled(outputs: Tensor | list[Tensor]) -> Tensor:
-    """B x F from an encoder's output: features, a map, or a list of maps, whose last one counts."""
+    """Return B x F from an encoder's output: features, a map, or a list of maps, whose last one counts."""
     last = outputs if isinstance(outputs, Tensor) else outputs[-1]
     return last.mean((2, 3)) if last.ndim == 4 else last

@@ -358,7 +358,7 @@ class _Turn:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images (B x C x H x W) with the channels innermost in memory.
+    """Return images (B x C x H x W) with the channels innermost in memory.
 
     With one channel both orders are the same memory; torch then takes the usual one, unless the strides differ.
     """

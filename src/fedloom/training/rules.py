@@ -180,7 +180,7 @@ def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LabelMeans(LocalRule):
-    """The answers of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
+    """The predictions of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """Discard the trained parameters; in the first round, set the predictions to the means of the labels."""

@@ -98,7 +98,7 @@ def _steps(client: Stackable, training: Training) -> int:
 
 
 def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor:
-    """Positions of each client's batches, as `fedloom.training.loop.batches` draws them (K x steps x batch size).
+    """Draw positions of each client's batches, as `fedloom.training.loop.batches` draws them (K x steps x batch size).
 
     -1 stands where a batch has no more examples, or a client no more batches.
     """
