@@ -28,7 +28,7 @@ def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
 def inner_products(
     updates: Updates, vector: Tensor | None, columns: Sequence[slice] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return in one pass (`gram`, inner products of the rows with a vector (d)): K x K and K; zeros without a vector."""
+    """Return in one pass (`gram`, inner products of the rows with a vector (d)): K x K and K; 0 without a vector."""
     X, k = updates.data, len(updates)
     G = torch.zeros(k, k, dtype=torch.float64, device=X.device)
     h = torch.zeros(k, dtype=torch.float64, device=X.device)

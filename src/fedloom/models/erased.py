@@ -73,7 +73,7 @@ class ErasedLayer(nn.Module):
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (n - 1, as running statistics have it) per channel: C and C, from B x C or B x C x H x W.
+    """Return mean and variance (n - 1, as in running statistics) per channel: C and C, from B x C or B x C x H x W.
 
     In single precision at least.
     """
