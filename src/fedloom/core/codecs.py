@@ -37,11 +37,11 @@ class Codec:
         raise NotImplementedError
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        """Named tensors to send; blocks that a row does not have are left out."""
+        """Return the named tensors to send; blocks that a row does not have are left out."""
         raise NotImplementedError
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed] | None:
-        """Rows (K x d) of as many senders, all with the blocks `present` (1 x blocks; None: all), each packed alone.
+        """Pack rows (K x d) of as many senders, each alone, all with the blocks `present` (1 x blocks; None: all).
 
         None: this codec packs them one at a time.
         """
@@ -50,7 +50,7 @@ class Codec:
     def read(self, packed: Any, like: Updates) -> Packed:
         """Return packed tensors from a sender, if `pack` could have made them of rows like these; values are finite.
 
-        Raises ValueError that names the tensor. A codec that says nothing of its tensors tries to unpack them.
+        Raises ValueError that names the tensor. By default the codec tries to unpack them.
         """
         X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
         Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
@@ -58,16 +58,16 @@ class Codec:
         return known
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        """X (K x d) again; `like` has the layout, rows and presence, and an X of zeros that is filled."""
+        """Return X (K x d) again; `like` has the layout, rows and presence, and an X of zeros that is filled."""
         raise NotImplementedError
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        """Bytes by role and task; the sum is exactly the size of the tensors."""
+        """Count the bytes by role and task; the sum is exactly the size of the tensors."""
         raise NotImplementedError
 
 
 def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCount:
-    """Bytes of the values that the rows have, or of those of them that are `sent` (K x d, bool), by role and task."""
+    """Count the bytes of the rows' values, or of the values `sent` (K x d, bool), by role and task."""
     if like.present is None and sent is None:
         return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
     bytes_: ByteCount = {}
@@ -90,7 +90,7 @@ def _values(updates: Updates) -> Tensor:
 
 
 def _count(like: Updates) -> int:
-    """How many values there are in the columns that the rows have."""
+    """Return how many values there are in the columns that the rows have."""
     if like.present is None:
         return len(like) * like.layout.d
     sizes = torch.tensor([block.size for block in like.layout.blocks])
@@ -248,13 +248,13 @@ class Cropped(Codec):
 
 
 def _pieces(like: Updates) -> list[tuple[int, Block]]:
-    """(row, block) for all blocks that the rows have."""
+    """Yield (row, block) for all blocks that the rows have."""
     have = None if like.present is None else like.present.tolist()
     return [(k, b) for k in range(len(like)) for i, b in enumerate(like.layout.blocks) if have is None or have[k][i]]
 
 
 def _sides(block: Block) -> tuple[int, int]:
-    """Rows and columns of a block as a matrix: a row for each output, or one row."""
+    """Return rows and columns of a block as a matrix: a row for each output, or one row."""
     rows = block.shape[0] if len(block.shape) > 1 and block.size else 1
     return rows, block.size // rows
 
@@ -391,7 +391,7 @@ class Folded:
         return Folded(tuple(kept))
 
     def norms(self) -> Tensor:
-        """Bounds of the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
+        """Bound the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
         found = []
         for packed, like in self.parts:
             common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()

@@ -58,7 +58,7 @@ class Aggregation(Around):
             )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """With the change inside."""
+        """Return the stage with the change applied to the stage inside."""
         return replace(self, stage=self.stage.at_combiner(change))  # type: ignore[type-var]
 
 
@@ -269,7 +269,7 @@ class Switch(Inner):
 
     @cached_property
     def traits(self) -> Traits:
-        """It reads extras that either stage reads, other fields only if both do: none may be lost in some rounds."""
+        """Return traits that read extras of either stage, other fields only if both do: no round may lose a field."""
         a, b = self.before.traits, self.after.traits
         reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f == "rounds" or f.startswith("extra:")}
         return replace(Traits.around(inner(self), a.reduces and b.reduces), reads=reads)
@@ -357,7 +357,7 @@ class PartlyShared(Inner):
             )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """With the change in the shared columns."""
+        """Return the stage with the change applied to the shared columns."""
         return replace(self, shared=self.shared.at_combiner(change))
 
     def _parts(self, layout: Layout) -> tuple[Layout, Layout]:

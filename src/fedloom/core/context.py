@@ -86,7 +86,7 @@ class Ctx:
     held: Mapping[str, int] | None = None
 
     def trainers(self, task: str | None, present: int) -> int:
-        """How many of all clients train the blocks of a task (None: of no task), at least 1; `present` if unknown."""
+        """Return how many clients train the blocks of a task (None: of no task), at least 1; `present` if unknown."""
         known = self.population if task is None or self.held is None else self.held.get(task, 0)
         return max(present if known is None else known, 1)
 

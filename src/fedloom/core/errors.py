@@ -27,12 +27,12 @@ class StateError(UserError):
 
 
 class InUseError(StateError):
-    """A folder that another process is at work in."""
+    """A folder that another process is using."""
 
 
 @contextmanager
 def writing(where: str | Path) -> Iterator[None]:
-    """Turn what goes wrong while a file or folder is written into a UserError that names it."""
+    """Turn an error while a file or folder is written into a UserError that names the file or folder."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def of_system(error: OSError) -> str:
 
 
 class RunWarning(UserWarning):
-    """A run went on with less than it was given: updates dropped, rounds lost, inputs that look wrong."""
+    """A warning about a run that continues with less: dropped updates, lost rounds, inputs that look wrong."""
 
 
 def warn(text: str) -> None:
@@ -90,7 +90,7 @@ def at(where: str) -> Iterator[None]:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """' Did you mean ...?' for the closest allowed word, or an empty string."""
+    """Return ' Did you mean ...?' for the closest allowed word, or an empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -18,7 +18,7 @@ _EPS = 2.0**-52
 
 
 def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
-    """Inner products of the rows (K x K, float64, on the CPU), over all columns or over some slices of them.
+    """Return inner products of the rows (K x K, float64, on the CPU), over all columns or over some slices of them.
 
     Works chunk by chunk, so no float64 copy of the matrix is made; a mixing is applied to the result.
     """
@@ -28,7 +28,7 @@ def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
 def inner_products(
     updates: Updates, vector: Tensor | None, columns: Sequence[slice] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(`gram`, inner products of the rows with a vector (d)): K x K and K, in one pass; zeros without a vector."""
+    """Return in one pass (`gram`, inner products of the rows with a vector (d)): K x K and K; 0 without a vector."""
     X, k = updates.data, len(updates)
     G = torch.zeros(k, k, dtype=torch.float64, device=X.device)
     h = torch.zeros(k, dtype=torch.float64, device=X.device)
@@ -69,7 +69,7 @@ def cancels(G: Tensor, w: Tensor) -> bool:
 
 
 def simplex_minimum(Q: Tensor, b: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-    """argmin of 1/2 w'Qw + b'w over w >= 0, sum w = 1, for a positive semidefinite Q (K x K, float64, K up to ~100).
+    """Return argmin of w'Qw / 2 + b'w over w >= 0, sum w = 1, positive semidefinite Q (K x K, float64, K up to ~100).
 
     Wolfe's active-set method (Math. Programming 11, 1976): exact but for round-off, for singular Q too. No tolerance
     is absolute, so rows of very different sizes are no problem. `start` is a solution of a similar problem.
@@ -149,7 +149,7 @@ def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tup
 
 
 def min_norm(G: Tensor, unit: bool = True) -> Tensor:
-    """Coefficients q (K) of the shortest convex combination of the rows, from their Gram matrix.
+    """Return coefficients q (K) of the shortest convex combination of the rows, from their Gram matrix.
 
     With `unit` the rows are first made unit vectors and the combination is multiplied by the rows' mean norm (q still
     belongs to the rows as they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly

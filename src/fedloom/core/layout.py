@@ -225,7 +225,7 @@ class Layout:
 
     @cached_property
     def _selected(self) -> dict[Any, Layout]:
-        """The results of `select`, which is called for each client: a layout computes a lot when it is used."""
+        """Cached results of `select`, which is called for each client: a layout is expensive to compute."""
         return {}
 
     def without(self, other: Layout) -> Layout:

@@ -53,7 +53,7 @@ _kept: list[Any] = []  # operator schemas must outlive their declaration
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import `module`, or say which extra of fedloom brings it."""
+    """Import `module`, or raise an error that names the extra of fedloom that installs it."""
     if module.split(".")[0] in {"torchvision", "timm", "peft", "torchmetrics"}:
         _mend_torchvision()
     try:

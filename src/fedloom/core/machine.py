@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
 
 
 def free_memory() -> int | None:
-    """Bytes that may still be used: of the machine, or less where a container has a limit; None if nobody says."""
+    """Return the bytes that are free on the machine or within its container's limit; None if unknown."""
     found = []
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -30,7 +30,7 @@ def free_memory() -> int | None:
 
 
 def available_memory() -> int:
-    """Return the same; if unknown, all memory of the machine, or 8 GB if that is unknown too."""
+    """Return the free bytes; if unknown, all memory of the machine, or 8 GB if that is unknown too."""
     free = free_memory()
     if free is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -44,7 +44,7 @@ def need_memory(count: int, what: str) -> None:
 
 
 def keep_memory() -> None:
-    """From now on memory that is freed stays with this process, up to 2 GB at once, for the next large tensor.
+    """Keep freed memory in this process, up to 2 GB at once, for the next large tensor.
 
     Without it a large tensor is new to the process each time, and a round of large models spends most of its time on
     touching fresh pages. Only the C library of Linux (glibc) is asked; elsewhere nothing happens.

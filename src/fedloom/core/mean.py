@@ -39,7 +39,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
 
 
 def _normalised(weight: Tensor) -> Tensor:
-    """Weights that sum to 1, so that a single row comes back bit for bit; zeros where the sum is 0."""
+    """Return weights that sum to 1, so that a single row comes back bit for bit; zeros where the sum is 0."""
     total = float(weight.sum())
     return weight / total if total > 0 else torch.zeros_like(weight)
 
@@ -76,7 +76,7 @@ def problems(layout: Layout, present: Tensor | None, k: int) -> list[tuple[list[
 
 
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
-    """Presence per column (K x d, a broadcast if possible), or None if every row has all blocks."""
+    """Return presence per column (K x d, a broadcast if possible), or None if every row has all blocks."""
     groups = column_groups(updates.layout, updates.present, support)
     if groups == [] or groups[0][1] is None:
         return None

@@ -32,7 +32,7 @@ class Box:
 
 
 def listed(boxes: Iterable[Box]) -> str:
-    """One line a box, indented; a heading ends with a colon and what is inside it follows, indented further."""
+    """Return one line per box, indented; a heading ends with a colon; its boxes follow, indented further."""
     return "\n".join(f"  {line}" for box in boxes for line in str(box).split("\n"))
 
 

@@ -102,7 +102,7 @@ class Stage(Checked):
         return Traits()
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield why it could not work, in sentences: with the rows of all clients, without values; None at a peer.
+        """Yield the reasons why it could not work: with the rows of all clients, without values; None at a peer.
 
         There are `most` rows at most. Stages inside answer for themselves (see `every`).
         """
@@ -190,7 +190,7 @@ class Chain(Stage):
         return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """With the change to the first member that leaves one row, else to the last member."""
+        """Return the chain with its first member that leaves one row changed, else its last member."""
         i = next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
         changed = self.stages[i].at_combiner(change)
         return Chain((*self.stages[:i], *_flat(changed), *self.stages[i + 1 :]))

@@ -145,9 +145,9 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
     top = np.maximum.reduce(np.multiply(x, sign, out=y), axis=0)
     if T > 1:
         bound = top * x.dtype.type(2 * T * T * np.finfo(x.dtype).eps)
-        settled = np.abs(total) > bound
-        settled &= np.isfinite(total)
-        again = np.flatnonzero(~settled)
+        certain = np.abs(total) > bound
+        certain &= np.isfinite(total)
+        again = np.flatnonzero(~certain)
         if len(again) and len(again := again[(x[:, again] != 0).any(0)]):
             sign[again] = _exact_sgn(x[:, again])
             y[:, again] = x[:, again] * sign[again]

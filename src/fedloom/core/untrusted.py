@@ -1,6 +1,6 @@
-"""Values from elsewhere: what each must be, and how it is read. The one schema of all that a node or peer may send.
+"""Validation of untrusted input: the schema and parsers for everything that a node or peer may send.
 
-Nothing that came is used before it was read here. Floating-point tensors are cast before they are tested, because a
+Nothing received is used before it was read here. Floating-point tensors are cast before they are tested, because a
 finite float64 may be infinite as float32.
 """
 
@@ -41,13 +41,13 @@ class Untrusted(Protocol):
 
 
 def shown(value: Any) -> str:
-    """Return a value from elsewhere, short and in one line, as an error text may repeat it."""
+    """Return an untrusted value, short and in one line, for an error message."""
     text = f"shape {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else _repr(value)
     return plain(text, _SHOWN)
 
 
 def plain(text: str, most: int) -> str:
-    """Return a text from elsewhere in one line without control characters, of at most about `most` characters."""
+    """Return an untrusted text in one line without control characters, of at most about `most` characters."""
     cut = text[: most + 1]
     clean = "".join(c if c.isprintable() else " " for c in cut[:most])
     return f"{clean} ..." if len(cut) > most else clean

@@ -113,7 +113,7 @@ class Distributed(Rows, Protocol):
         ...
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-        """As `Updates.summed`."""
+        """Return the sums, as `Updates.summed` does."""
         ...
 
     def take(self, index: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class Updates:
         return out
 
     def mixed(self, W: Tensor) -> Updates:
-        """Every row becomes a combination of the rows: W X (W is K x K). The product is computed when X is read."""
+        """Replace each row by a combination of the rows: W X (W is K x K). The product is computed when X is read."""
         W = W.double()
         return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
 

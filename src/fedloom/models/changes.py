@@ -75,7 +75,7 @@ class Linearised(Encoder):
         return features
 
     def train(self, mode: bool = True) -> Linearised:
-        """Stays in evaluation mode, since the network is expanded as it is used."""
+        """Stay in evaluation mode, since the network is expanded as it is used."""
         return super().train(False)
 
 

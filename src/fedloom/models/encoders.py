@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.own:Own"))
 """Functions `f(input_shape, tasks, signal, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys.
 
-They take as many of the others as they need; `signal` says what an input is, None if nobody knows.
+They take as many of the others as they need; `signal` is the kind of input, None if unknown.
 """
 
 DropPath = Annotated[float, Field(ge=0, lt=1)]
@@ -34,7 +34,7 @@ DropPath = Annotated[float, Field(ge=0, lt=1)]
 
 @ENCODERS.register("small-cnn")
 def small_cnn(input_shape: tuple[int, ...], *, width: Count = 16, hidden: Count = 64) -> Encoder:
-    """Two 3 x 3 convolutions and one hidden layer, for images of 8 to 64 pixels; no norm layers, no dropout.
+    """Build two 3 x 3 convolutions and one hidden layer, for images of 8 to 64 pixels; no norm layers, no dropout.
 
     The second pooling leaves at most 5 x 5 positions, so the size of the hidden layer hardly grows with the image.
     It holds no state beside its parameters, so torch.func.vmap can train many clients at once.
@@ -136,7 +136,7 @@ def transformer(
 
 @ENCODERS.register("resnet10", source="He et al. (2016); the small-image form of the FedHEAL and F2DC releases")
 def resnet10(input_shape: tuple[int, ...], *, width: Count = 64, norm: Norm = "batch") -> Encoder:
-    """ResNet with one basic block per stage: widths w, 2w, 4w, 8w, strides 1, 2, 2, 2, a 3 x 3 stem, no max-pooling.
+    """Build a ResNet, one basic block per stage: widths w, 2w, 4w, 8w, strides 1, 2, 2, 2, 3 x 3 stem, no max-pooling.
 
     With width 64, colour images and 7 classes the whole model has 4,901,703 parameters. `norm: group` has no running
     statistics to aggregate; its groups hold at least 16 channels.
@@ -207,7 +207,7 @@ def timm(
     decoder: Decoding = "pyramid",
     decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
-    """Any hierarchical architecture of timm, for example swin_tiny_patch4_window7_224, resnet18 or convnext_tiny.
+    """Build any hierarchical architecture of timm, for example swin_tiny_patch4_window7_224, resnet18 or convnext_tiny.
 
     Its maps at strides of 4 and more are used; sides must be multiples of 32. `dim`, the decoders' width, is by default
     the finest map's number of channels, at least 32 and at most 128: 96 for Swin-T and Swin-S, 128 for Swin-B, 64 for

@@ -64,7 +64,7 @@ class ErasedLayer(nn.Module):
         return both + self.shift.view(-1, *[1] * (x.ndim - 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the layer and its norm: the same shapes."""
+        """Compute the outputs of the layer and its norm, in the same shapes."""
         y = self.before_norm(x)
         if self.training:
             self.seen = moments(y)
@@ -73,7 +73,7 @@ class ErasedLayer(nn.Module):
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (n - 1, as running statistics have it) of each channel: C and C, from B x C or B x C x H x W.
+    """Return mean and variance (n - 1, as in running statistics) per channel: C and C, from B x C or B x C x H x W.
 
     In single precision at least.
     """

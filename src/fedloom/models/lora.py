@@ -37,7 +37,7 @@ class Lora(Section):
 
 
 def add_lora(encoder: Encoder, lora: Lora) -> None:
-    """Freeze an encoder and put factors beside the linear layers that `lora.targets` name, in place.
+    """Freeze an encoder and add factors to the linear layers that `lora.targets` name, in place.
 
     A is drawn from torch's global generator (Kaiming uniform with a = sqrt 5, as nn.Linear), B is 0. Their names are
     those of their layer and lora_A.default.weight or lora_B.default.weight; W is then called base_layer.weight.

@@ -77,7 +77,7 @@ class ThesisDecoder(Decoder):
         return x
 
     def head(self, task: Task) -> nn.Module:
-        """One 3x3 convolution."""
+        """Return one 3x3 convolution."""
         return nn.Conv2d(self.width, task.channels, 3, padding=1)
 
 
@@ -220,7 +220,7 @@ class MultiTask(nn.Module):
         return outputs
 
     def train(self, mode: bool = True) -> MultiTask:
-        """As usual, but for frozen statistics."""
+        """Set the training mode, except for frozen statistics."""
         super().train(mode)
         if self.frozen_statistics:
             for module in self.encoder.modules():

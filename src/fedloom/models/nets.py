@@ -87,7 +87,7 @@ class MLP(Encoder):
 
 
 def norm_layer(kind: Norm, channels: int) -> nn.Module:
-    """Batch norm, or group norm with groups of at least 16 channels."""
+    """Return batch norm, or group norm with groups of at least 16 channels."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(channels, max(1, channels // 16)), channels)
@@ -157,7 +157,7 @@ class TinyPyramid(PyramidEncoder):
 
 
 def pass_zeros(encoder: nn.Module, shape: tuple[int, ...], hooks: Sequence[RemovableHandle]) -> None:
-    """One example of zeros in evaluation mode, for hooks that look; they are removed afterwards in any case."""
+    """Pass one example of zeros in evaluation mode, for observing hooks, which are removed afterwards in any case."""
     mode = encoder.training
     try:
         with torch.no_grad():

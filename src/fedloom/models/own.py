@@ -27,7 +27,7 @@ GUESSES = {
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """A module, and what `model` was told of it."""
+    """A module, and its description by `model`."""
 
     module: nn.Module
     heads: Mapping[str, nn.Module] | None = None
@@ -152,16 +152,16 @@ def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:
 
 
 def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Parameter name in the model -> its role, or (role, task); guessed ones are printed."""
+    """Return parameter name -> its role, or (role, task); guessed ones are printed."""
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     if roles is None:
         found: dict[str, Any] = {name: _guess(name, [t.name for t in tasks]) for name in names}
-        told: dict[Any, list[str]] = {}
+        by_role: dict[Any, list[str]] = {}
         for name, _ in module.named_parameters():
-            told.setdefault(found[name], []).append(name)
+            by_role.setdefault(found[name], []).append(name)
         lines = [
             f"  {' of '.join(role) if isinstance(role, tuple) else role}: {', '.join(each)}"
-            for role, each in told.items()
+            for role, each in by_role.items()
         ]
         _tell("\n".join(["roles guessed from names (fl.model(net, roles=...) sets them):", *lines]))
     else:

@@ -33,7 +33,7 @@ class Signal(Section):
     vocabulary: Count | None = None
     """Of tokens: they are whole numbers from 0 to below it; null: the largest in the data and one."""
     padding: Annotated[int, Field(ge=0)] | None = None
-    """Of tokens: the one that fills up what is shorter than others, and that models leave out; null: there is none."""
+    """The token that pads shorter inputs, and that models ignore; null: there is none."""
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     """Of tokens: what tells one list of words from another of the same size, where there is such a list."""
@@ -70,7 +70,7 @@ def told(shape: Sequence[int], whole: bool) -> Signal | None:
 
 
 def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
-    """One input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
+    """Return one input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
     import torch
 
     whole = signal is not None and signal.kind == "tokens"

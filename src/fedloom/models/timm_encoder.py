@@ -87,11 +87,11 @@ class TimmPyramid(PyramidEncoder):
 
     @property
     def seen(self) -> tuple[Sequence[float], Sequence[float]]:
-        """As timm says."""
+        """Return the mean and standard deviation that timm states."""
         return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Timm's own weights, or a segmentation network whose backbone has the original Swin names.
+        """Convert timm's own weights, or those of a segmentation network whose backbone has the original Swin names.
 
         A classifier and what else is cut off are left out; norms of the maps that the file lacks stay as they are.
         """
@@ -166,9 +166,9 @@ class TimmEncoder(Encoder):
 
     @property
     def seen(self) -> tuple[Sequence[float], Sequence[float]]:
-        """As timm says."""
+        """Return the mean and standard deviation that timm states."""
         return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Timm's own weights too: position embeddings are resized, a classifier is left out."""
+        """Convert timm's own weights too: position embeddings are resized, a classifier is left out."""
         return state if own(self, state) else converted(self.net, state, ())

@@ -51,7 +51,7 @@ class FlatModel:
 
     @classmethod
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
-        """Return a copy of a module that nobody trains: `initial` are that module's own values where it is bound."""
+        """Return a copy of a module that is not trained: `initial` are that module's own values where it is bound."""
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 
@@ -62,7 +62,7 @@ class FlatModel:
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
+    """Return integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
     saved = module.state_dict(keep_vars=True)
     return {
         name: b
@@ -85,7 +85,7 @@ class FeatureRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within this context the encoder's input and output are kept."""
+        """Store the encoder's input and output within this context."""
 
         def keep(_module: nn.Module, args: tuple[Tensor, ...], outputs: Any) -> None:
             self._inputs, self._outputs = args[0], outputs
@@ -123,6 +123,6 @@ class FeatureRecorder:
 
 
 def pooled(outputs: Tensor | list[Tensor]) -> Tensor:
-    """B x F from an encoder's output: features, a map, or a list of maps, whose last one counts."""
+    """Return B x F from an encoder's output: features, a map, or a list of maps, whose last one counts."""
     last = outputs if isinstance(outputs, Tensor) else outputs[-1]
     return last.mean((2, 3)) if last.ndim == 4 else last

@@ -106,7 +106,7 @@ class Work:
     """The examples at `index` in groups, if a batch may hold examples of one group only."""
 
     def labels_in(self, batch: Tensor, task: str) -> int:
-        """How many examples of a batch (positions) have a label of the task."""
+        """Return how many examples of a batch (positions) have a label of the task."""
         return int(torch.isin(batch, self.labelled[task]).sum()) if task in self.labelled else len(batch)
 
 
@@ -161,7 +161,7 @@ def ordered(index: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def passes(groups: Sequence[int], training: Training, skip_single: bool = False) -> int:
-    """How many batches one pass over groups of so many examples has (see `batches`)."""
+    """Return how many batches one pass over groups of so many examples has (see `batches`)."""
     size, all_examples = training.batch_size, sum(groups)
     alone = sum(skip_single and examples % size == 1 and min(size, all_examples) > 1 for examples in groups)
     return sum(-(-examples // size) for examples in groups) - alone
@@ -287,7 +287,7 @@ class _Applied:
         self.states = {str(i): rule.begin(self.view, states[str(i)]) for i, rule in enumerate(self.rules)}
 
     def recording(self, lr: float, step: int) -> AbstractContextManager[None]:
-        """Inside, features are recorded for rules that ask for them; a step with this learning rate begins."""
+        """Record features inside the context for rules that ask for them; a step with this learning rate begins."""
         self.view.lr, self.view.step = lr, step
         return self.view.features.recording() if self.view.features else _NOTHING
 
@@ -358,7 +358,7 @@ class _Turn:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images (B x C x H x W) with the channels innermost in memory.
+    """Return images (B x C x H x W) with the channels innermost in memory.
 
     With one channel both orders are the same memory; torch then takes the usual one, unless the strides differ.
     """

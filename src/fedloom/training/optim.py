@@ -15,13 +15,13 @@ from fedloom.training.config import Optimizer, Schedule, Training
 
 
 def local_epochs(training: Training) -> int:
-    """Epochs per round, by default 1. Settings by domain must have been chosen before (see `Training.of`)."""
+    """Return epochs per round, by default 1. Settings by domain must have been chosen before (see `Training.of`)."""
     assert not isinstance(training.epochs, dict)
     return training.epochs or 1
 
 
 def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
-    """Factor on the learning rate in local epoch `epoch` (from 0, over all rounds) of `epochs`."""
+    """Return the factor on the learning rate in local epoch `epoch` (from 0, over all rounds) of `epochs`."""
     warmup = schedule.warmup or schedule.warmup_share * epochs
     if epoch < warmup:
         return schedule.warmup_start + (1 - schedule.warmup_start) * min(1.0, (epoch + 1) / warmup)
@@ -49,7 +49,7 @@ class Stepper(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step along the gradients."""
+        """Take one step along the gradients."""
         for group in self.param_groups:
             for piece in group["params"]:
                 self._move(piece, piece.grad, group["lr"])
@@ -135,7 +135,7 @@ def _pieces(optimizer: Stepper | torch.optim.Optimizer) -> list[Tensor]:
 
 
 def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
-    """Moments and step counts by position of the slice, for a checkpoint."""
+    """Return moments and step counts by position of the slice, for a checkpoint."""
     pieces = _pieces(optimizer)
     return {
         str(i): {k: v for k, v in optimizer.state[piece].items() if v is not None}

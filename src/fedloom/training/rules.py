@@ -180,7 +180,7 @@ def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LabelMeans(LocalRule):
-    """The answers of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
+    """The predictions of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """Discard the trained parameters; in the first round, set the predictions to the means of the labels."""
@@ -197,7 +197,7 @@ class LabelMeans(LocalRule):
 
 
 def label_means(tasks: Mapping[str, Task], batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Task -> the answer (channels x ...) that the mean of all its labels is (`Task.constant`).
+    """Return task -> the prediction (channels x ...) that the mean of all its labels is (`Task.constant`).
 
     Tasks without a label are left out. A pixel without a label gets the mean over all pixels.
     """
@@ -225,7 +225,7 @@ class Attack:
     """True if it needs the honest clients' updates, and so a place where all of them are."""
 
     def unfit(self, tasks: Mapping[str, Task]) -> str | None:
-        """Why it would do nothing at a client with these tasks; None if it does something."""
+        """Return why the rule would do nothing at a client with these tasks; None if it does something."""
         return None
 
     def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
@@ -259,7 +259,7 @@ HONEST = Attack()
 
 
 def within(updates: Updates, X: Tensor) -> Updates:
-    """Rows X with zeros in blocks that the rows lack."""
+    """Return rows X with zeros in blocks that the rows lack."""
     if updates.present is not None:
         X = X.clone()
         for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):

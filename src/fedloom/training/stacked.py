@@ -78,7 +78,7 @@ def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Trainin
 
 
 def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:
-    """Clients that can share a stack, those with the most steps first.
+    """Group clients that can share a stack, those with the most steps first.
 
     They have examples of the same data set and the same tasks and weights. Their batches may be of different sizes if
     the losses can be masked (`Task.masks`), and their passes of different lengths if the learning rate does not change.
@@ -98,7 +98,7 @@ def _steps(client: Stackable, training: Training) -> int:
 
 
 def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor:
-    """Positions of each client's batches, as `fedloom.training.loop.batches` draws them (K x steps x batch size).
+    """Draw positions of each client's batches, as `fedloom.training.loop.batches` draws them (K x steps x batch size).
 
     -1 stands where a batch has no more examples, or a client no more batches.
     """

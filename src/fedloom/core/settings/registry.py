@@ -49,7 +49,7 @@ class Registered:
     """The word for it in messages."""
 
     def make(self, *given: Any, **params: Any) -> Any:
-        """Call it, with as many of the given values as it takes.
+        """Call the function with those of the given values that it takes.
 
         Raises RecipeError where it takes more, and where a function that is not fedloom's own fails.
         """
@@ -86,7 +86,7 @@ class Registry:
     older: Mapping[str, str] = field(default_factory=dict)
     """Names of older versions, and what they are called now."""
     waiting: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
-    """Registered functions that nobody has asked for yet: `--help` does not pay for their schemas."""
+    """Registered functions not used so far: `--help` does not build their schemas."""
 
     @cached_property
     def _entries(self) -> dict[str, Registered]:
@@ -164,7 +164,7 @@ class Registry:
 
     @property
     def names(self) -> list[str]:
-        """All names, but for those that are imported."""
+        """Return all names except imported ones."""
         return sorted({*self.waiting, *self._entries, *self.announced})
 
     def current(self, name: str) -> str:

@@ -96,7 +96,7 @@ def carry(problems: Sequence[Problem]) -> PydanticCustomError:
 
 
 def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, Any] | None = None) -> list[Problem]:
-    """Everything that is wrong, one problem a key. `also` holds keys that are allowed beside the model's fields."""
+    """Return the problems, one per key. `also` holds keys that are allowed beside the model's fields."""
     result: dict[str, str] = {}
     for one in error.errors(include_url=False):
         kind, value = one["type"], one["input"]
@@ -134,7 +134,7 @@ def join(path: str, key: str) -> str:
 
 
 def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, FieldInfo | None]:
-    """(key path, type, field) at pydantic's `loc`, as far as the types can be followed.
+    """Return (key path, type, field) at pydantic's `loc`, as far as the types can be followed.
 
     What cannot be followed is pydantic's own: the tag of a union's member, or the unknown key itself.
     """
@@ -310,7 +310,7 @@ ClientId = Annotated[str, AfterValidator(client_name)]
 
 
 def differs(path: str, one: Any, two: Any) -> list[str]:
-    """Key paths of the leaves in which two plain values differ."""
+    """Return the key paths of the leaves in which two plain values differ."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         return [
             key

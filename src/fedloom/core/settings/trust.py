@@ -50,7 +50,7 @@ def is_import(name: str) -> bool:
 
 
 def source(thing: Any) -> dict[str, str | None]:
-    """Where a function, a class or an object of one comes from.
+    """Return the origin of a function, a class or an object of a class.
 
     Its module; the version of the package that brings it; 16 hexadecimal digits over the module's file, or over the
     text of what a notebook defines. None where that is not known.
@@ -76,7 +76,7 @@ def source(thing: Any) -> dict[str, str | None]:
 
 
 class Origin(Enum):
-    """Where a name of code came from."""
+    """The origin of a name of code."""
 
     TYPED = "typed"
     """On the command line or in Python: allowed."""
@@ -250,7 +250,7 @@ def _agreed(where: str, codes: Collection[Code]) -> bool:
 
 
 def keep_run(names: Iterable[str]) -> None:
-    """Remember that this user began a run with this code, so that resuming it asks nothing."""
+    """Remember that this user began a run with this code, so that resuming it needs no confirmation."""
     for name in names:
         _keep(located(name), "runs")
 

@@ -16,12 +16,12 @@ MOST, DEEPEST = 100_000, 100
 
 
 def to_yaml(value: Any) -> str:
-    """Plain values as YAML; `parse` reads equal values back."""
+    """Return plain values as YAML; `parse` reads equal values back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def parse(text: str, where: str) -> Any:
-    """YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
+    """Convert YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
 
     Keys that occur twice are errors, and so is what would be larger than `MOST` values or deeper than `DEEPEST` once
     its aliases are written out.

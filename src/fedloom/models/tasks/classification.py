@@ -101,7 +101,7 @@ class Classification(Task):
         return counts, counts.sum(0, keepdim=True)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Logarithms of the classes' shares."""
+        """Return the logarithms of the classes' shares."""
         return log_share(mean)
 
 
@@ -135,7 +135,7 @@ class Ordinal(Classification):
 
 
 def log_share(p: Tensor) -> Tensor:
-    """Its logarithm; shares below a millionth count as one."""
+    """Return the logarithm of a share; shares below a millionth count as one."""
     return p.clamp(min=1e-6).log()
 
 
@@ -198,5 +198,5 @@ class Multilabel(Task):
         return target.nan_to_num(0.0).sum(0, dtype=torch.float64), (~target.isnan()).sum(0).double()
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Return the log odds of the shares; even odds for a label that nobody knows."""
+        """Return the log odds of the shares; even odds for a label without known examples."""
         return mean.nan_to_num(0.5).clamp(1e-6, 1 - 1e-6).logit()

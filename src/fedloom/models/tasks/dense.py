@@ -74,7 +74,7 @@ class DenseTask(Task):
             raise RecipeError(f"task {self.name!r}: {self.kind} has {wanted} channels, not {self.channels}")
 
     def head(self, features: int) -> nn.Module:
-        """From features at stride 4 to predictions at full size."""
+        """Return a head from features at stride 4 to predictions at full size."""
         return UpHead(features, self.channels)
 
 
@@ -97,12 +97,12 @@ class BinaryTask(DenseTask):
     widths: ClassVar[tuple[int, ...]] = (1, 2)
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """How often each pixel is (1 x H x W), and how often it has a label."""
+        """Count how often each pixel is (1 x H x W), and how often it has a label."""
         y, valid = read_binary(target, _like(self, target))
         return _total(y.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Logarithms of the shares of both, or their difference."""
+        """Return the logarithms of both shares, or their difference."""
         no, yes = log_share(1 - mean), log_share(mean)
         return yes - no if self.channels == 1 else torch.cat([no, yes])
 
@@ -132,14 +132,14 @@ class Semseg(DenseTask):
         return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """How often each pixel is of each class (C x H x W), and how often it has a label."""
+        """Count how often each pixel is of each class (C x H x W), and how often it has a label."""
         y = read_classes(target, _like(self, target))
         valid = (y != IGNORE).double()
         counts = torch.zeros(self.channels, *y.shape[1:], dtype=torch.float64)
         return counts.scatter_add_(0, torch.where(y == IGNORE, 0, y), valid), valid.sum(0, keepdim=True)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Logarithms of the classes' shares."""
+        """Return the logarithms of the classes' shares."""
         return log_share(mean)
 
 

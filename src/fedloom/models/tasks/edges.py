@@ -102,7 +102,7 @@ def suppress(soft: Floats) -> Floats:
 
 
 def thin(maps: Bools) -> Bools:
-    """Each map of N x H x W reduced to lines of one pixel, with the same connected parts and holes.
+    """Reduce each map of N x H x W to lines of one pixel, with the same connected parts and holes.
 
     Up to 64 maps are thinned at once, each in a bit of its own of one number a pixel.
     """
@@ -139,7 +139,7 @@ def _thin(bits: NDArray[np.uint64], places: Ints, width: int) -> None:
 
 
 def _removable(x: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
-    """In which of 64 maps each of P pixels may go in this half of a thinning pass, by its neighbours x (8 x P).
+    """Return in which of 64 maps each of P pixels may go in this half of a thinning pass, by its neighbours x (8 x P).
 
     The conditions are G1 to G3 of Lam, Lee and Suen (1992), after Guo and Hall (1989). Neighbours are counted from the
     east against the clock.
@@ -223,7 +223,7 @@ class Matching:
         self.size += sum(map(self._placed, nodes.tolist()))
 
     def _placed(self, node: int) -> bool:
-        """Add one left node, and say whether it found a partner: a free one, or one whose partner finds another."""
+        """Add one left node and return whether it found a partner: a free one, or one whose partner finds another."""
         partner, closed = self.partner, self.closed
         queue, given_up = [node], [-1]  # left nodes, and the right node that each would give up
         seen: dict[int, int] = {}  # right node -> the place in the queue of the left node that asks for it

@@ -19,7 +19,7 @@ from fedloom.models.tasks.task import IGNORE
 
 
 def _flat(labels: Tensor, pred: Tensor) -> Tensor:
-    """Labels as B x H x W, from that or from B x 1 x H x W; DataError where they are not of the prediction's size."""
+    """Return labels as B x H x W, from that or from B x 1 x H x W; DataError for another size than that of `pred`."""
     if labels.ndim == 4 and labels.shape[1] == 1:
         labels = labels[:, 0]
     _same(labels, (pred.shape[0], *pred.shape[2:]))
@@ -35,27 +35,27 @@ def _same(labels: Tensor, expected: Sequence[int]) -> None:
 
 
 def read_classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
-    """Class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
+    """Return class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
     found = _flat(labels, pred).long()
     return torch.where(found == -1, ignore, found)
 
 
 def read_binary(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
-    """(y in [0, 1], valid), both B x H x W. What is outside 0..1, so 255 and -1, is not valid; y is 0 there."""
+    """Return (y in [0, 1], valid), both B x H x W. What is outside 0..1, so 255 and -1, is not valid; y is 0 there."""
     found = real(_flat(labels, pred))
     valid = (found >= 0) & (found <= 1)
     return torch.where(valid, found, 0.0), valid
 
 
 def read_depth(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
-    """(metres, valid), both B x H x W. Valid: finite, above 0 and not 255; the depth is 1 elsewhere."""
+    """Return (metres, valid), both B x H x W. Valid: finite, above 0 and not 255; the depth is 1 elsewhere."""
     found = real(_flat(labels, pred))
     valid = found.isfinite() & (found > 0) & (found != IGNORE)
     return torch.where(valid, found, 1.0), valid
 
 
 def read_normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
-    """(vectors B x 3 x H x W as given, valid B x H x W). Valid: finite, no channel 255, not the zero vector; the
+    """Return (vectors B x 3 x H x W as given, valid B x H x W). Valid: finite, no channel 255, not the zero vector; the
     vector is 0 elsewhere."""
     _same(labels, pred.shape)
     found = real(labels)
@@ -64,7 +64,7 @@ def read_normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def real(x: Tensor) -> Tensor:
-    """As float32, or float64 where it is."""
+    """Return a tensor as float32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -142,7 +142,7 @@ def logit(pred: Tensor) -> Tensor:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors (channels second) scaled to length 1; zero, and what is shorter than 1e-12, stays as it is.
+    """Scale vectors (channels second) to length 1; vectors shorter than 1e-12 stay as they are.
 
     With u the unit roundoff (2^-24, in float64 2^-53), each component of up to three is within 4 u of the exact one,
     relative to it: three roundings of the sum of squares count half, then one of the root and one of the quotient.

@@ -198,7 +198,7 @@ class NormalError(Measure):
 
 
 def levels(count: int) -> Tensor:
-    """`count` thresholds at equal steps strictly between 0 and 1: 19 give 0.05, 0.10, ..., 0.95."""
+    """Return `count` thresholds at equal steps strictly between 0 and 1: 19 give 0.05, 0.10, ..., 0.95."""
     return torch.arange(1, count + 1, dtype=torch.float64) / (count + 1)
 
 
@@ -240,7 +240,7 @@ class _BestF(Measure):
 
 
 def _reaching(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """(other, positive) pixels at or above each threshold, from counts ... x 2 x (thresholds + 1)."""
+    """Return (other, positive) pixels at or above each threshold, from counts ... x 2 x (thresholds + 1)."""
     above = counts.flip(-1).cumsum(-1).flip(-1)[..., 1:]
     return above[..., 0, :], above[..., 1, :]
 

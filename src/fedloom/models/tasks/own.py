@@ -32,7 +32,7 @@ class Measured:
 
     @staticmethod
     def of(task: str, name: str, value: Any) -> Measured:
-        """From a function, an object of torchmetrics, or (either, "max" or "min").
+        """Build it from a function, an object of torchmetrics, or (either, "max" or "min").
 
         Without a direction a torchmetrics object has its own (`higher_is_better`), and for others more is better.
         """
@@ -70,7 +70,7 @@ class OwnMetric(Kept):
                     each.update(output, target)
 
     def compute(self) -> dict[str, float]:
-        """One's own metrics, then the usual ones; nan where there was no label."""
+        """Return the user's metrics, then the usual ones; nan where there was no label."""
         found = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
         if self.kept is not None:
             output, target = self.kept
@@ -112,17 +112,17 @@ class Own(Task):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
-        """One's own first."""
+        """Return the user's metrics first, then the usual ones."""
         return {**{m.name: m.direction for m in self.measured}, **self.base.metrics}
 
     @property
     def primary(self) -> str:
-        """The first metric of one's own, if there is one."""
+        """Return the user's first metric, if there is one, else the usual one."""
         return self.measured[0].name if self.measured else self.base.primary
 
     @property
     def known(self) -> Task:
-        """The task without what is one's own."""
+        """Return the task without the user's functions."""
         return self.base
 
     def on(self, base: Task) -> Task:
@@ -130,11 +130,11 @@ class Own(Task):
         return replace(self, name=base.name, weight=base.weight, base=base)
 
     def head(self, features: int) -> nn.Module:
-        """As the base's."""
+        """Return the result of the base task."""
         return self.base.head(features)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """One's own loss of the examples that have a label, averaged over them."""
+        """Return the user's loss of the examples that have a label, averaged over them."""
         if self.own_loss is None:
             return self.base.loss(output, target)
         output, target = labelled(output, target)
@@ -162,11 +162,11 @@ class Own(Task):
         return OwnMetric(self) if self.measured else self.base.metric()
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As the base's."""
+        """Return the result of the base task."""
         return self.base.sums(target)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """As the base's."""
+        """Return the result of the base task."""
         return self.base.constant(mean)
 
     @contextmanager
@@ -297,5 +297,5 @@ def task(
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
         raise RecipeError(f"task: ignore={ignore!r} found, expected a number, and none for normals")
     made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore)
-    made.named("task")  # what is no function is said here
+    made.named("task")  # raises an error for anything but a function
     return made

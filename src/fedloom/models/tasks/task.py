@@ -88,7 +88,7 @@ class Task(ABC):
 
     @property
     def known(self) -> Task:
-        """The task as far as a file can hold it: without functions that a user wrote."""
+        """The task as a file can store it: without functions that a user wrote."""
         return self
 
     def on(self, base: Task) -> Task:
