@@ -1,6 +1,6 @@
 """Every sentence that a user may read stands in messages.txt, so that a bad one is seen in review.
 
-Where one is to change, write the file again with `PYTHONPATH=src:tests python -m test_messages` and read the difference.
+Where one is to change, run `PYTHONPATH=src:tests python -m test_messages` and read the difference of the file.
 """
 
 from __future__ import annotations
