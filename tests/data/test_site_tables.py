@@ -323,3 +323,28 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(DataError, match="no column 'w'"):
         predict(tmp_path / "run", tmp_path / "less.csv")
+
+
+def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
+    from fedloom.experiments.export.table import predict
+
+    rng = np.random.default_rng(0)
+    age = rng.normal(60, 10, 300)
+    grade = np.clip(np.round((age - 40) / 10 + rng.normal(0, 0.4, 300)), 0, 10).astype(int)
+    table = pandas.DataFrame({"site": ["a", "b", "c"] * 100, "age": age, "grade": np.minimum(grade, 4)})
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    task = fl.task(kind="ordinal", classes=5, metric="kappa")
+    fed = fl.Federation.from_table(path, site="site", tasks={"grade": task})
+    assert [(t.kind, t.channels) for t in fed.tasks] == [("ordinal", 5)]
+    result = fl.run(fed, tmp_path / "run", model="mlp", method="fedavg", rounds=30, lr=0.1)
+    assert result.run.final().values["grade"]["kappa"] > 0.6
+    data = {"name": "table", "path": str(path), **draft(path, ["grade"], "site").section}
+    data["tasks"]["grade"] |= {"kind": "ordinal", "metric": "mae"}
+    model = {"model": {"name": "mlp", "hidden": []}, "method": "fedavg", "training": {"rounds": 2}}
+    again = fl.run({"name": "t", "data": data, "partition": "own", **model}, tmp_path / "again")
+    assert "mae" in again.run.final().values["grade"]
+    assert {"grade"} < set(predict(tmp_path / "again", path).columns)
+    table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
+    with pytest.raises(DataError, match="the order of all, mild, much, none, some is not known; write numbers"):
+        fl.Federation.from_table(table, site="site", tasks={"grade": task})

@@ -183,8 +183,9 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     kind, metric, count = known.get("kind"), known.get("metric"), known.get("classes")
     if column.is_date:
         raise DataError(f"{about}: dates found, expected a label; make a number of it, such as days since admission")
-    if kind not in (None, "binary", "classification", "regression"):
-        raise DataError(f"{about}: kind {kind!r} found, expected binary, classification or regression for a column")
+    if kind not in (None, "binary", "classification", "ordinal", "regression"):
+        expected = "binary, classification, ordinal or regression"
+        raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
@@ -224,6 +225,13 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         classes = [str(number) for number in range(count)]
     if kind == "binary" and len(classes) != 2:
         raise DataError(f"{about}: {len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
+    if kind == "ordinal":
+        if texts:
+            raise DataError(
+                f"{about}: the order of {', '.join(classes[:5])} is not known; write numbers in their place, or "
+                f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
+            )
+        return Label(kind=kind, classes=tuple(sorted(classes, key=float)), metric=metric)
     two = len(classes) == 2 and known.get("kind") in (None, "binary")
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 

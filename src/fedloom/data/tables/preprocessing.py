@@ -34,8 +34,10 @@ class Input(Section):
     """True: a further place says where the value is missing."""
 
 
+_OF_CLASSES = ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy")
 METRICS = {
-    "classes": ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy"),
+    "classes": _OF_CLASSES,
+    "ordered": (*_OF_CLASSES, "kappa", "mae"),
     "numbers": ("rmse", "mae", "r2"),
 }
 """Metrics of the tasks of columns."""
@@ -49,7 +51,7 @@ class Label(Section):
 
     column: str | None = None
     """null: the task's name."""
-    kind: Literal["binary", "classification", "regression"]
+    kind: Literal["binary", "classification", "ordinal", "regression"]
     classes: tuple[str, ...] = ()
     metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
@@ -63,12 +65,12 @@ class Label(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Label:
-        known = METRICS["numbers" if self.kind == "regression" else "classes"]
+        known = METRICS[{"regression": "numbers", "ordinal": "ordered"}.get(self.kind, "classes")]
         for name in self.judge:
             if name not in known:
                 raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
-        few = {"binary": 2, "classification": 2, "regression": 0}[self.kind]
-        if len(self.classes) < few or (self.kind != "classification" and len(self.classes) > few):
+        few = 0 if self.kind == "regression" else 2
+        if len(self.classes) < few or (self.kind in ("binary", "regression") and len(self.classes) > few):
             raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (few == 2)}{few}")
         return self
 

@@ -202,12 +202,13 @@ def _some(names: Sequence[str]) -> str:
 
 def task_of(name: str, label: Label) -> Task:
     """Return the task that a label describes."""
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification, Ordinal
     from fedloom.models.tasks.regression import Regression
 
     if label.kind == "regression":
         return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
-    return Classification(name, len(label.classes), judge=label.judge)
+    kind = Ordinal if label.kind == "ordinal" else Classification
+    return kind(name, len(label.classes), judge=label.judge)
 
 
 def build(
