@@ -115,21 +115,18 @@ def demo(
 
 
 def _gains(folder: Path) -> list[str]:
-    """Return what the demo's grid says of FedAvg and of all data in one place, a sentence each."""
+    """Return a sentence per method of the demo's grid: its change against training alone, over all tasks."""
     from fedloom.study.grid import open_folder
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.tables.results import of_grid
 
-    found = {test.method: test for test in contrasts(of_grid(*open_folder(folder))).tests if test.row is None}
-    sentences = []
-    for name, subject in {
-        "FedAvg": "Training together (FedAvg)",
-        "centralised": "Training on all data in one place",
-    }.items():
-        test = found[name]
-        interval = f" (95 % CI {test.found.low:+.1f} to {test.found.high:+.1f})" if test.found else ""
-        sentences.append(f"{subject} changes the metrics by {test.mean:+.1f} %{interval} compared with training alone.")
-    return sentences
+    return [
+        f"{test.method} changes the metrics by {test.mean:+.1f} %"
+        + (f" (95 % CI {test.found.low:+.1f} to {test.found.high:+.1f})" if test.found else "")
+        + " compared with training alone."
+        for test in contrasts(of_grid(*open_folder(folder))).tests
+        if test.row is None and test.gains
+    ]
 
 
 def pretrain(
