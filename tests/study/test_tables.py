@@ -19,11 +19,14 @@ import pytest
 import yaml
 
 import fedloom as fl
+from fedloom.cli import train
 from fedloom.cli.app import main
 from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
 from fedloom.study.grid import Cell, open_folder, save
+from fedloom.study.significance.contrasts import contrasts
 from fedloom.study.tables.compare import compare as side_by_side
+from fedloom.study.tables.results import of_grid
 from fedloom.study.tables.table import of_seeds
 from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
@@ -315,3 +318,12 @@ def test_every_seed_is_a_line(tmp_path: Path) -> None:
     assert lines["PASCAL_x", "constant", 0, "semseg", "miou"] == drawn("PASCAL_x", "constant", "-", 0)["semseg"] / 2
     assert ("NYUD", "FedProx +DEA", 2, "depth", "rmse") not in lines
     assert len(lines) == len(made.to_csv().splitlines()) - 1
+
+
+def test_the_demo_says_each_methods_change(tmp_path: Path) -> None:
+    thesis(tmp_path / "g")
+    complete(tmp_path / "g")
+    sentences = train._gains(tmp_path / "g")
+    tested = [t for t in contrasts(of_grid(*open_folder(tmp_path / "g"))).tests if t.row is None and t.gains]
+    assert len(sentences) == len(tested) > 0
+    assert all(s.startswith(t.method) and f"{t.mean:+.1f} %" in s for s, t in zip(sentences, tested, strict=True))
