@@ -48,6 +48,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "scaffold": (*HARD, "method=scaffold"),
     "personal": (*HARD, "method=fedhca2"),
     "tasks": (*HARD, "method=matu"),
+    "tasks with batch norm": (*HARD, NORM[0], "method=separate"),
     "by task": (*HARD, "method={name: fedprox, add: {by-task: }}"),
     "told": (*HARD, "method={name: fedamp, share: encoder}"),
     "norm": (*HARD, *NORM, "method.buffers=pooled"),

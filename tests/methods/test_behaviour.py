@@ -432,11 +432,12 @@ def test_personal_methods_refuse_what_would_be_lost() -> None:
         methods.feddea(methods.fedamp(), rho=0.5, at="server")
 
 
-def test_separate_is_one_fedavg_for_each_task() -> None:
+@pytest.mark.parametrize(("encoder", "shape"), [({"name": "mlp"}, (5,)), ({"name": "resnet10", "width": 4}, (1, 8, 8))])
+def test_separate_is_one_fedavg_for_each_task(encoder: dict[str, Any], shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     labels = {"a": 2, "b": 3}
     data = {
-        who: (rng.normal(size=(20, 5)).astype("float32"), {t: rng.integers(0, labels[t], 20) for t in tasks})
+        who: (rng.normal(size=(20, *shape)).astype("float32"), {t: rng.integers(0, labels[t], 20) for t in tasks})
         for who, tasks in {"ann": "a", "bob": "ab", "cleo": "b"}.items()
     }
 
@@ -448,11 +449,13 @@ def test_separate_is_one_fedavg_for_each_task() -> None:
             if set(y) & set(tasks)
         }
         federation = fl.Federation(clients, {t: fl.task(classes=n) for t, n in tasks.items()}, test=data["bob"])
-        result = fl.run(federation, model={"name": "mlp", "heads": "own"}, method=method, rounds=3, **more)
+        model = {**encoder, "heads": "own"}
+        result = fl.run(federation, model=model, method=method, rounds=3, **more)
         module = result.model(task=task) if method == "separate" else result.model("bob")
         return {name: v for name, v in module.state_dict().items() if name.startswith(("encoder", f"heads.{task}"))}
 
     for task in labels:
-        mine, alone = models(task, "separate", batch_size=20), models(task, "fedavg", batch_size=20)
+        # a small rate, because batch norm magnifies rounding
+        mine, alone = (models(task, method, batch_size=20, lr=0.001) for method in ("separate", "fedavg"))
         for name, value in alone.items():
-            torch.testing.assert_close(mine[name], value, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=1e-4)

@@ -176,7 +176,7 @@ def test_unrelated_parts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
         fedloom.Method(name="mine", stage=Identity(), turn=EachTask())
     with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
-        build(load_recipe("method=matu", "model={name: resnet10, width: 4}"))
+        build(load_recipe("method.add.by-task={}", "model={name: resnet10, width: 4}"))
     with pytest.raises(fedloom.errors.RecipeError, match="no one model 'trained'"):
         build(load_recipe("method=matu", "evaluation.models=[trained]"))
     with pytest.raises(fedloom.errors.RecipeError, match="stacked"):

@@ -55,6 +55,8 @@ def _second_round(built: Built) -> State:
     if built.method.task_vectors:
         vector = torch.zeros_like(state["model"])
         state["tasks"] = {task.name: vector for task in built.federation.tasks}
+        if state["buffers"] is not None and len(state["buffers"]):
+            state["task_buffers"] = dict.fromkeys(state["tasks"], state["buffers"])
     return state
 
 

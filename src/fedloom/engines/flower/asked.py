@@ -63,9 +63,10 @@ def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
     rows: tuple[Row, ...] = tuple((client, task) for task in tasks)
     like = blank(shared, built.federation, rows or ((client, None),), nothing(max(len(rows), 1), shared.d))
     own = method.task_vectors or (method.turn.start == "own" and value["vector"] is None)
+    by_task = (len(tasks),) if tasks and buffers.d else ()
     fields: dict[str, Untrusted] = {
         "vector": Nothing() if own else Array((shared.d,)),
-        "buffers": Nothing() if method.buffers == "local" else Array((buffers.d,)),
+        "buffers": Nothing() if method.buffers == "local" else Array((*by_task, buffers.d)),
         "integers": Named({} if method.buffers == "local" else integer_fields(built)),
         "broadcast": Named({name: _AnyTensor() for name in value["broadcast"]}),
         "packed": Packed(method.codec, like) if tasks else Named({}),

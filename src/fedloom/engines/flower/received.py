@@ -48,16 +48,18 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """The float buffers of a layout, end to end; variances are not negative."""
+    """The float buffers of a layout, end to end, in as many rows where rows are by task; variances are not negative."""
 
     layout: Layout
+    rows: tuple[int, ...] = ()
 
     def read(self, value: Any, sender: Sender) -> Tensor:
         """Return the buffers, in float32."""
-        read = Array((self.layout.d,)).read(value, sender)
+        read = Array((*self.rows, self.layout.d)).read(value, sender)
         for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
-            if block.name.endswith("running_var") and bool((read[s] < 0).any()):
-                raise ValueError(f"expected variances of at least 0 in {block.name}, found {float(read[s].min()):g}")
+            if block.name.endswith("running_var") and bool((read[..., s] < 0).any()):
+                least = float(read[..., s].min())
+                raise ValueError(f"expected variances of at least 0 in {block.name}, found {least:g}")
         return read
 
 
@@ -86,7 +88,9 @@ def payload_fields(
         "extra": Named(extras),
         "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
         "support": support if method.wants_support else Nothing(),
-        "buffers": Statistics(buffers) if sent and method.shared_buffers(built.layout).d else Nothing(),
+        "buffers": Statistics(buffers, (len(tasks),) if tasks else ())
+        if sent and method.shared_buffers(built.layout).d
+        else Nothing(),
         "integers": Named(integer_fields(built) if sent else {}),
     }
     return Named(fields), sender_of(built, client)
@@ -212,7 +216,7 @@ def limit_of(built: Built, client: str) -> int:
     sender = sender_of(built, built.federation.clients[client])
     points = 8 * sum(sender.classes.values()) * (sender.sizes.get("features", 0) + 3)
     beside = len(method.auxiliary) * vector + rows * (len(method.extras) * (_BESIDE + points) + len(shared.blocks))
-    buffers = 8 * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
+    buffers = 8 * rows * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
     return packed + beside + buffers + ANSWER
 
 

@@ -63,9 +63,10 @@ def rows_by_task(built: Built) -> None:
     method, buffers = built.method, built.layout.buffers
     if not method.turn.by_task:
         return
-    if buffers.blocks:
+    if buffers.blocks and not (method.task_vectors and built.recipe.peers is None):
+        where = "with one model for all" if built.recipe.peers is None else "among peers"
         raise RecipeError(
-            f"model: {method.name} trains each task alone, so running statistics cannot be shared "
+            f"model: {method.name} trains each task alone, so running statistics cannot be shared {where} "
             f"({buffers.names[0]}); use a model without, for example norm: group"
         )
     if "trained" in built.recipe.evaluation.models:

@@ -59,7 +59,7 @@ def matu(
 
     Heads (and decoders) belong to their task and are no part of tau: `shared` among the clients that hold the task
     (weighted mean), `local`, or `frozen` at their initial values. For the paper's setting let the model have `lora`;
-    without it, task vectors cover all parameters of the encoder. Models with running statistics are refused.
+    without it, task vectors cover all parameters of the encoder. Running statistics are averaged per task.
 
     With `lora` the paper does not say what tau is of: here it is of the factors A and B, the "adapter" that is sent.
     With `delta_w` it is of their product: local training adds B A to the frozen weight W and begins again from the
