@@ -219,7 +219,8 @@ def apply_update(
         # views keep the whole matrix alive, so they are only used if they replace every vector
         whole = len(rows) == len(federation.tasks)
         vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
-        new = _counted({**new, "tasks": {**state["tasks"], **vectors}}, received)
+        new["tasks"] = {**state["tasks"], **vectors}
+        new = _counted(new, received) if state["integers"] else new
         if state["buffers"] is not None and len(state["buffers"]):
             known, apart = state.get("task_buffers", {}), [one for p in received for one in _by_task(p)]
             new["task_buffers"] = known | {
@@ -256,13 +257,11 @@ def apply_update(
                 new["personal"][name] = after
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, received, state["buffers"])
-    return _counted(new, received)
+    return _counted(new, received) if state["integers"] else new
 
 
 def _counted(state: State, received: Sequence[Payload]) -> State:
     """Return the state with the largest of the integer buffers, counters, of which a mean would say nothing."""
-    if not state["integers"]:
-        return state
     return {**state, "integers": {k: torch.stack([p.integers[k] for p in received]).amax(0) for k in state["integers"]}}
 
 
