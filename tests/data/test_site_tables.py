@@ -166,7 +166,7 @@ def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
     assert found["tasks"]["x"]["std"] > 0
     for change, message in (
         ({"inputs": {"kind": "category"}}, "the recipe must list the categories"),
-        ({"tasks": {"x": {"kind": "regression"}}}, "must say about which mean and standard deviation"),
+        ({"tasks": {"x": {"kind": "regression"}}}, "must state the approximate mean and standard deviation"),
     ):
         params = DATASETS["table"].params.model_validate({"path": str(tmp_path / "t.csv"), **found, **change})
         with pytest.raises(DataError, match=message):
@@ -346,5 +346,5 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     assert "mae" in again.run.final().values["grade"]
     assert {"grade"} < set(predict(tmp_path / "again", path).columns)
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
-    with pytest.raises(DataError, match="the order of all, mild, much, none, some is not known; write numbers"):
+    with pytest.raises(DataError, match="the order of all, mild, much, none, some is unknown: replace them by numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})

@@ -73,9 +73,9 @@ def test_a_share_becomes_the_test_part(tmp_path):
         (
             [ROWS[0], ROWS[4]],
             {"split": "part"},
-            "task 'topic': expected texts of two classes or more in the train part",
+            "task 'topic': expected texts of two or more classes in the train part",
         ),
-        ([], {}, "expected a line of names and a line for each example"),
+        ([], {}, "expected a line of names and one line per example"),
     ],
 )
 def test_tables_that_are_wrong(tmp_path, rows, params, message):
@@ -84,12 +84,12 @@ def test_tables_that_are_wrong(tmp_path, rows, params, message):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         texts(0, path=str(tmp_path / "none.csv"))
     (tmp_path / "b.csv").write_bytes(b"text,topic\n\xff,a\n")
     with pytest.raises(DataError, match="is not a .csv file in UTF-8"):
         texts(0, path=str(tmp_path / "b.csv"))
-    with pytest.raises(RecipeError, match="test_fraction has no use beside split"):
+    with pytest.raises(RecipeError, match="split names the test part"):
         texts(0, path=write(tmp_path / "t.csv"), split="part", test_fraction=0.5)
 
 

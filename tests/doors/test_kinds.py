@@ -193,7 +193,7 @@ def test_folders_of_pictures_are_images_and_masks(tmp_path: Path) -> None:
     assert torch.equal(read[1:].long(), mask[1:])
     assert fl.run(fed, model=Net({"mask": 2}, {"size": 1}), rounds=1).status == "finished"
     (tmp_path / "masks" / "stray.png").write_bytes((tmp_path / "masks" / "001.png").read_bytes())
-    with pytest.raises(DataError, match=r"task 'mask': .*'stray' has no image of that name"):
+    with pytest.raises(DataError, match=r"task 'mask': .*'stray' belongs to no image"):
         fl.Federation({"a": fl.Client(train)}, tasks)
     (tmp_path / "masks" / "stray.png").write_text("no picture")
     (tmp_path / "images" / "stray.png").write_text("no picture")

@@ -67,7 +67,7 @@ class Broken(nn.Module):
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "nothing": (lambda: fl.Federation(tasks=TASKS), "Federation: neither of clients= and data= found"),
+    "nothing": (lambda: fl.Federation(tasks=TASKS), "Federation: expected clients= or data=, found neither"),
     "no tasks": (lambda: federation(tasks=None), r"Federation: tasks=None found, expected \{name: fl.task\(...\)\}"),
     "a number as task": (lambda: federation(tasks={"sort": 3}), r"tasks: 'sort' is 3, expected fl.task\(...\)"),
     "a list of clients": (
@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "data without partition": (lambda: fl.Federation(data=DATA, tasks=TASKS), "data= needs partition="),
     "partition without data": (
         lambda: fl.Federation(clients={"ann": fl.Client(DATA)}, tasks=TASKS, partition="iid"),
-        r"partition= deals out data=, but there are clients=",
+        r"partition= is only for data=, but clients= have their own data",
     ),
     "a misspelt partition": (
         lambda: fl.Federation(data=DATA, tasks=TASKS, partition="idd"),
@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mappings without keys": (
         lambda: federation(train=Pairs({"image": X[0], "label": 1})),
-        r"client 'ann', train, example 0: a mapping with image, label found; name the input and the labels",
+        r"client 'ann', train, example 0: a mapping with image, label found: add the keys of the input and the labels",
     ),
     "items of one part": (
         lambda: federation(train=Pairs((X[0],))),
@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a task that nobody holds": (
         lambda: run(fl.model(nn.Linear(4, 3), "linear"),
                     fl.Federation({"ann": fl.Client((X, {"sort": Y, "odd": Y % 2}), tasks=["sort"])}, TWO)),
-        "task 'odd' is held by no client",
+        "no client holds the task 'odd'",
     ),
     "a task without labels": (
         lambda: run(fl.model(nn.Linear(4, 3), "linear"), federation((X, {"sort": Y}), TWO, None)),
@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a name twice": (
         lambda: fl.Federation({1: fl.Client(DATA), "1": fl.Client(DATA)}, TASKS),
-        "Federation, clients: the name '1' found a second time, expected one for each client",
+        "Federation, clients: expected different names, found '1' twice",
     ),
     "a name that is a path": (
         lambda: fl.Federation({"../x": fl.Client(DATA)}, TASKS),
@@ -295,7 +295,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a model of two precisions": (
         lambda: run(Twice()),
-        "model: blocks of one dtype on one device expected, found torch.float32 on cpu, torch.float64 on cpu",
+        "model: expected blocks of one dtype on one device, found torch.float32 on cpu, torch.float64 on cpu",
     ),
     "a model without parameters": (
         lambda: run(nn.Softmax(1), federation((X[:, :3], Y), TASKS, None)),
@@ -312,7 +312,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an add-on as method": (
         lambda: run(method=fl.methods.feddea),
-        "method feddea: a function with 1 arguments without a default found, expected at most 0",
+        "method feddea: expected a function with at most 0 required arguments, found 1",
     ),
     "a stage as method": (
         lambda: run(method=fl.stages.TopMagnitude(0.5)), "method: TopMagnitude found, expected a function that returns"

@@ -55,10 +55,10 @@ def test_what_follows_what() -> None:
     ("make", "message"),
     [
         (lambda: pcgrad(local()), r"local: PCGrad\(.*would change nothing, for everything is private"),
-        (lambda: cagrad(local()), r"local: CAGrad\(.*takes the place of a mean, but Identity\(\) has none"),
+        (lambda: cagrad(local()), r"local: CAGrad\(.*would replace a mean, but Identity\(\) has none"),
         (lambda: min_norm(cagrad(fedavg())), r"fedavg \+ cagrad: MinNorm\(.*but CAGrad\(.*has none"),
-        (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) takes the place of a mean"),
-        (lambda: config(min_norm(fedavg())), r"fedavg \+ min-norm: ConFIG\(\) takes the place of a mean"),
+        (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) would replace a mean"),
+        (lambda: config(min_norm(fedavg())), r"fedavg \+ min-norm: ConFIG\(\) would replace a mean"),
         (lambda: famo(fedga()), r"LossWeights\(.*overwrites it without reading it"),
         (lambda: server_step(local(), step=2), r"local: a server step would change nothing"),
         (

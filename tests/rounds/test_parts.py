@@ -210,7 +210,7 @@ def federation_of(*shares: Share) -> BuiltFederation:
         ({}, [0], "client 'x' has no task"),
         ({"digits": 1.0}, [0], "client 'x': task 'digits' is unknown; tasks: digit, parity, large, holes"),
         ({"digit": 1.0}, [], "client 'x' has no train examples"),
-        ({"digit": 1.0}, [0], "task 'parity' is held by no client"),
+        ({"digit": 1.0}, [0], "no client holds the task 'parity'"),
     ],
 )
 def test_a_federation_that_cannot_train_is_refused(tasks: dict[str, float], train: list[int], message: str) -> None:

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.app import app, told
+from fedloom.cli.app import app, message_of
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
@@ -164,7 +164,7 @@ def test_a_position_that_is_not_in_the_data_set_is_refused(
     file.write_text(json.dumps(saved))
     out = ["--out", str(tmp_path / "out")] if command == "export" else []
     error = CliRunner().invoke(app, [command, str(run), *out]).exception
-    text = told(error) or ""  # None for a bug
+    text = message_of(error) or ""  # None for a bug
     assert text.startswith(str(file))
     assert "all-0" in text
     assert "tasks digit, parity, large, holes" in text

@@ -149,9 +149,9 @@ def test_group_by_keeps_groups_and_their_state_apart() -> None:
     assert state["y"]["0"] == {"rounds": 1}
     with pytest.raises(ValueError, match="no extra 'domain'"):
         run(stage)
-    with pytest.raises(ValueError, match="beside the updates; there: none"):
+    with pytest.raises(ValueError, match="Extras: none"):
         GroupBy("domain", Mean()).on(torch.eye(2))
-    with pytest.raises(ValueError, match="beside the updates; there: age, size"):
+    with pytest.raises(ValueError, match="Extras: age, size"):
         GroupBy("domain", Mean()).on(torch.eye(2), age=[1, 2], size=[3, 4])
 
 
@@ -281,7 +281,7 @@ def test_attention_across_tasks_counts_absent_clients_too() -> None:
 
 
 def test_traits_are_sets_of_names_in_one_value() -> None:
-    with pytest.raises(TypeError, match="Traits: reads is a set of names, found the text 'weight'"):
+    with pytest.raises(TypeError, match="Traits: reads: expected a set of names, found the text 'weight'"):
         Traits(reads="weight")  # type: ignore[arg-type]
     assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True, presence="block")
 

@@ -152,7 +152,7 @@ def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
         assert result.exit_code != 0
         return " ".join(str(result.exception or result.output).split())
 
-    assert "--most 2 found, expected at least --seeds, 3" in said(
+    assert "--most 2 found, expected at least 3 (--seeds)" in said(
         "benchmarks/digits", "--most", 2, "--out", tmp_path / "x"
     )
     wrong = {

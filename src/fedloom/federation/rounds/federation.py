@@ -184,7 +184,7 @@ class BuiltFederation:
             )
         for name in known:
             if not any(name in c.tasks for c in clients.values()):
-                raise DataError(f"task {name!r} is held by no client")
+                raise DataError(f"no client holds the task {name!r}")
         return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
     def pooled(self, by: Pooled) -> BuiltFederation:
