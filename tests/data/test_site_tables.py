@@ -216,7 +216,7 @@ def test_what_sends_counts_is_refused_beside_a_privacy_budget_and_at_nodes(tmp_p
         fl.plan(recipe(tmp_path / "t.csv", privacy=private, method={"name": "fedavg", "weights": "uniform"}))
     checked = load(recipe(tmp_path / "t.csv"))
     data = DataSection.model_validate(recipe(tmp_path / "t.csv")["data"])
-    with pytest.raises(DataError, match="nodes with data of their own send no"):
+    with pytest.raises(DataError, match="nodes with their own data send no"):
         own_data(checked.seed, checked.tasks, NodeConfig(client="a", data=data))
 
 
@@ -317,7 +317,7 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().to_csv(path, index=False)
     fl.run(recipe(path, method="local"), tmp_path / "run")
     frame().assign(site="new").to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(UserError, match="site 'new' is no client of the run, and it has no model for all"):
+    with pytest.raises(UserError, match="site 'new' is no client of the run, and the run has no global model"):
         predict(tmp_path / "run", tmp_path / "new.csv")
     assert len(predict(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)

@@ -131,7 +131,7 @@ def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
     run: Any = SimpleNamespace(recipe=recipe, dataset=recipe.data.make(0))
     assert _data(run, "topic", ["data.labels={topic: topic}"]).signal == run.dataset.signal
     with pytest.raises(
-        DataError, match=r"inputs are tokens \(vocabulary 7, .*, but the run's are tokens \(vocabulary 1"
+        DataError, match=r"expected the inputs of the run, tokens \(vocabulary 1.*, found tokens \(vocabulary 7"
     ):
         _data(run, "topic", ["data.vocabulary=7"])
 

@@ -308,7 +308,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a model in the folder's place": (
         lambda: fl.run(federation(), nn.Linear(4, 3)),
-        "run: folder=Linear.* found, expected a path; give a model as model=",
+        "run: folder=Linear.* found, expected a path; give the model as model=",
     ),
     "an add-on as method": (
         lambda: run(method=fl.methods.feddea),
@@ -325,7 +325,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no seeds": (
         lambda: fl.compare(federation(), model="mlp", methods=["local"], seeds=0),
-        "compare: seeds=0 found, expected how many, or a list of seeds",
+        "compare: seeds=0 found, expected the number of seeds, or a list of them",
     ),
 }  # fmt: skip
 
@@ -347,7 +347,7 @@ def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the data set is not what it was"):
         fl.resume(tmp_path / "a", federation=federation((X, Y.flip(0))), model=net)
     fl.run("digits-tasks", tmp_path / "b", training={"rounds": 1, "epochs": 1})
-    with pytest.raises(UserError, match="federation= is given, but the run has data: digits; leave it out"):
+    with pytest.raises(UserError, match="the run has data: digits, so federation= has no place: leave it out"):
         fl.resume(tmp_path / "b", federation=fed)
     # the weights of the model that is given again do not count
     again = fl.resume(tmp_path / "a", federation=fed, model=nn.Linear(4, 3), rounds=2)

@@ -414,7 +414,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(whole: Path, tmp_path: P
     heard = Heard()
     outcome = run_prepared(prepare(grid, tmp_path), heard, jobs=2)
     assert (set(outcome.finished), outcome.failed) == ({AVG, DEA}, {})
-    assert heard.said == [f"{AVG}: another process runs it; this grid tries again until it is free"]
+    assert heard.said == [f"{AVG}: another process runs this cell; this grid waits until it is free"]
     assert_equal(whole, tmp_path)
 
 
