@@ -166,7 +166,7 @@ def test_what_a_kind_cannot_have_is_said() -> None:
         ({"kind": "segmentation"}, "classes=None"),
         ({"classes": 3, "class_weights": [1, 2]}, "3 numbers"),
         ({"kind": "regression", "class_weights": [1]}, "regression has no classes"),
-        ({"kind": "normals", "ignore": 1}, "none for normals"),
+        ({"kind": "normals", "ignore": 1}, r"\(for normals: None\)"),
         ({"kind": "depth", "metric": "auc"}, "unknown metric 'auc'"),
     ):
         with pytest.raises(RecipeError, match=said):

@@ -189,7 +189,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a head that is missing": (
         lambda: run(fl.model(nn.Linear(4, 8), heads={"sorts": nn.Linear(8, 3)})),
-        r"model, heads: none for task 'sort'. Did you mean 'sorts'\? Found: sorts",
+        r"model, heads: no head for task 'sort'. Did you mean 'sorts'\? Found: sorts",
     ),
     "a role that is not": (
         lambda: run(fl.model(nn.Linear(4, 3), roles={"*": "body"})),
@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("torch.nn:Linearr"), r"model.name: 'torch.nn:Linearr': torch.nn has no 'Linearr'. Did you mean 'Lin"
     ),
     "data that are none": (lambda: fl.run(DATA, model="mlp"), "run: TensorDataset found, expected a fl.Federation"),
-    "a method for parts": (lambda: run(method="moon"), "model: moon looks at features, .* give an encoder: fl.model"),
+    "a method for parts": (lambda: run(method="moon"), "model: moon uses features, .* give an encoder: fl.model"),
     "methods as text": (
         lambda: fl.compare(federation(), model="mlp", methods="local"),
         r"compare: methods='local' found, expected a list of methods, such as \['local', 'fedavg'\]",
@@ -279,7 +279,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a metric called loss": (
         lambda: fl.task(classes=3, metrics={"loss": lambda o, t: 0.0}),
-        "metrics: the name 'loss' found, expected a text other than 'loss'",
+        "metrics: the name 'loss' found, expected a text that is not 'loss'",
     ),
     "a metric of many numbers": (
         lambda: run(what=federation(tasks={"sort": fl.task(classes=3, metrics={"all": lambda o, t: o})})),
@@ -299,7 +299,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a model without parameters": (
         lambda: run(nn.Softmax(1), federation((X[:, :3], Y), TASKS, None)),
-        "model: Softmax found, which has no parameters to train, expected some",
+        "model: Softmax found, which has no parameters to train",
     ),
     "a class that needs more": (lambda: run(nn.Linear), "encoder Linear: TypeError: "),
     "a head for other features": (
@@ -340,9 +340,9 @@ def test_a_wrong_call_is_answered(name: str) -> None:
 def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:
     fed, net = federation(), nn.Linear(4, 3)
     fl.run(fed, tmp_path / "a", model=net, rounds=1, steps=1)
-    with pytest.raises(UserError, match=r"data: 'federation, 24 examples, .*' was given in Python, .* as federation="):
+    with pytest.raises(UserError, match=r"data: 'federation, 24 examples, .*' is a Python object, .* as federation="):
         fl.resume(tmp_path / "a")
-    with pytest.raises(UserError, match=r"model: 'Linear, .*' was given in Python, .* give it as model="):
+    with pytest.raises(UserError, match=r"model: 'Linear, .*' is a Python object, .* pass it as model="):
         fl.resume(tmp_path / "a", federation=fed)
     with pytest.raises(UserError, match="the data set is not what it was"):
         fl.resume(tmp_path / "a", federation=federation((X, Y.flip(0))), model=net)

@@ -90,7 +90,7 @@ WHY = (
     "overwrites it without reading it",
     "leaves no row a task",
     "do not go together",
-    "are there already",
+    "already has ",
     "running statistics",
     "are of one instant",
     "so it is for all",

@@ -239,7 +239,7 @@ def test_refusals_of_what_makes_no_sense() -> None:
         fedloom.Method(turn=InOnePlace("task"))
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
-    with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
+    with pytest.raises(DataError, match="client 'together': this name is reserved for the pool of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
     assert [centralised().turn.pool, centralised(by="task").turn.pool, constant().turn.pool] == ["all", "task", "all"]
 

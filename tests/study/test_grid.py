@@ -470,7 +470,7 @@ def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> Non
     value = TINY | {"bases": {"Local": {"method": "local"}, "FedAvg": {"method": "fedavg"}}}
     prepared = prepare(load_grid(value), tmp_path)
     reason = prepared.refused["Digits / Local / +DEA"]
-    assert "would change nothing, for everything is private" in reason
+    assert "would have no effect, because everything is private" in reason
     assert [str(cell) for cell in prepared.todo] == [
         "Digits / Local s0",
         "Digits / FedAvg s0",
