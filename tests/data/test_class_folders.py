@@ -153,7 +153,7 @@ def test_damaged_files_of_cifar(batches):
     with pytest.raises(DataError, match=r"data_batch_3.bin: expected labels in 0\.\.9, found 11"):
         cifar10(0, root=str(batches))
     batch.unlink()
-    with pytest.raises(DataError, match=r"there is no file .*data_batch_3.bin"):
+    with pytest.raises(DataError, match=r"the file .*data_batch_3.bin does not exist"):
         cifar10(0, root=str(batches))
 
 

@@ -250,7 +250,7 @@ def test_refused() -> None:
         fedsa_lora(fedper())
     with pytest.raises(ValueError, match=r"takes the place of Plain\(step=1.0\)"):
         fedex_lora(fedopt())
-    with pytest.raises(ValueError, match="phases and fedex-lora do not go together"):
+    with pytest.raises(ValueError, match="fedex-lora cannot be combined with training in phases"):
         fedex_lora(fedrep())
     with pytest.raises(ValueError, match="flora cannot be combined with training in phases"):
         flora(fedrep())

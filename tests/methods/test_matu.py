@@ -288,7 +288,7 @@ def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
     [
         ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
         ("{name: ditto, add: {by-task: }}", "Beside.* and rows"),
-        ("{name: fedamp, add: {by-task: }}", r"Own\(\) and rows \(client, task\) do not go together"),
+        ("{name: fedamp, add: {by-task: }}", r"one row per client and task cannot be combined with Own\(\)"),
         ("{name: matu, add: {by-task: }}", r"already has one row per client and task"),
     ],
 )

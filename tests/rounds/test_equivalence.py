@@ -83,17 +83,17 @@ MATRIX = [
 ]
 # How a combination may be refused when it is built.
 WHY = (
-    "would change nothing",
-    "takes the place of",
+    "would have no effect",
+    "replaces ",
+    "would replace ",
     "would be lost",
     "does not read it",
     "overwrites it without reading it",
-    "leaves no row a task",
-    "do not go together",
+    "cannot be combined",
     "already has ",
     "running statistics",
-    "are of one instant",
-    "so it is for all",
+    "which only asynchronous peers have",
+    "train one model for all clients",
     "an encoder with maps",
     "need a task with one class per example",
     "which is not installed",

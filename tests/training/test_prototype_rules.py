@@ -232,5 +232,5 @@ def test_taps_by_name() -> None:
     TapLevels()(flat, (4,))
     assert flat.encoder.levels == []
     flat.encoder = Linearised(flat.encoder)  # type: ignore[arg-type]
-    with pytest.raises(RecipeError, match="do not go together"):
+    with pytest.raises(RecipeError, match="cannot be combined"):
         TapLevels()(flat, (4,))

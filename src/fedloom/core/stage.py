@@ -277,4 +277,4 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
     for name, writer in pending.items():
         after = stages[stages.index(writer) + 1 :]
         blame = f"{after[-1]!r} after it does not read it" if after else "nothing comes after it"
-        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would change nothing")
+        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would have no effect")

@@ -106,14 +106,16 @@ class EachTask(Received):
         """Yield why a method cannot have such turns, in sentences."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
-            f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
+            f"{method.stage!r}, which returns one row per client": not method.stage.traits.reduces,
             "tuning": method.tune is not None,
             "the client's own model": method.own_model,
             "auxiliary vectors": bool(method.auxiliary),
             "what rows started from": "base" in method.stage.traits.reads,
             "what the server broadcasts": any(rule.needs for rule in method.rules),
         }
-        yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
+        yield from (
+            f"one row per client and task cannot be combined with {what}" for what, there in reasons.items() if there
+        )
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
         """Return the keys of the rows that a client with these tasks sends."""
