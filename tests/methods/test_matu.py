@@ -171,7 +171,7 @@ def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
 
 
 def test_unrelated_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
+    with pytest.raises(ValueError, match="the method has one row per client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
     with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
         fedloom.Method(name="mine", stage=Identity(), turn=EachTask())

@@ -233,9 +233,9 @@ def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
 
 
 def test_refusals_of_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="train one model, so it is for all"):
+    with pytest.raises(ValueError, match="train one model for all clients"):
         fedloom.Method(stage=Identity(), private="*", turn=InOnePlace())
-    with pytest.raises(ValueError, match="train a model a task, so there is nothing to share"):
+    with pytest.raises(ValueError, match="train one model per task, so clients share nothing"):
         fedloom.Method(turn=InOnePlace("task"))
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
