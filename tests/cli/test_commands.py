@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedloom.core.machine
 from fedloom.cli import deploy as cli_doctor
-from fedloom.cli.app import app, main, told
+from fedloom.cli.app import app, main, message_of
 from fedloom.errors import UserError
 from folders_support import nyud
 
@@ -36,7 +36,7 @@ from folders_support import nyud
     ids=repr,
 )
 def test_what_can_be_mended_is_a_sentence(error: Exception, text: str | None) -> None:
-    assert told(error) == text
+    assert message_of(error) == text
 
 
 def test_a_bug_shows_its_traceback_and_says_so(
@@ -92,7 +92,9 @@ def test_without_an_extra_the_demo_lacks_only_its_page(
         monkeypatch.setitem(sys.modules, package, None)
     code, out, err = fedloom_("demo", "training.rounds=1", "seeds=[0,1]", "--tests", "--out", tmp_path / "demo", "-q")
     assert code == 0, err
-    assert err.startswith("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'")
+    assert err.startswith(
+        "The demo will end without a page, because vl-convert is not installed: pip install 'fedloom[report]'"
+    )
     assert "paired tests" in out
     assert not (tmp_path / "demo" / "report.html").exists()
 

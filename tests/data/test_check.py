@@ -72,5 +72,5 @@ def test_an_empty_folder_and_an_unknown_name(tmp_path):
     report = check("nyud", str(tmp_path))
     assert len(report.problems) == 1
     assert "gt_sets is not in" in report.problems[0]
-    with pytest.raises(RecipeError, match=r"'nyudd' is not kept in a folder .* Did you mean 'nyud'"):
+    with pytest.raises(RecipeError, match=r"'nyudd' has no folder of files.* Did you mean 'nyud'"):
         check("nyudd", str(tmp_path))

@@ -217,7 +217,7 @@ def test_authors_files_that_are_not_as_stated(labeled):
     with pytest.raises(DataError, match=r"splits\.mat, trainNdxs: expected 1\.\.5, found 6\.\.6"):
         load(root, "nyud-labeled")
     (root / "splits.mat").unlink()
-    with pytest.raises(DataError, match="no image is in the part 'val'; it holds 5"):
+    with pytest.raises(DataError, match="none of its 5 images is in the part 'val'"):
         load(root, "nyud-labeled")
     (root / "classMapping40.mat").unlink()
     with pytest.raises(DataError, match=r"classMapping40\.mat: absent\. .*first_ids: true"):

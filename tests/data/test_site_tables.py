@@ -166,7 +166,7 @@ def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
     assert found["tasks"]["x"]["std"] > 0
     for change, message in (
         ({"inputs": {"kind": "category"}}, "the recipe must list the categories"),
-        ({"tasks": {"x": {"kind": "regression"}}}, "must say about which mean and standard deviation"),
+        ({"tasks": {"x": {"kind": "regression"}}}, "must state the approximate mean and standard deviation"),
     ):
         params = DATASETS["table"].params.model_validate({"path": str(tmp_path / "t.csv"), **found, **change})
         with pytest.raises(DataError, match=message):
@@ -216,7 +216,7 @@ def test_what_sends_counts_is_refused_beside_a_privacy_budget_and_at_nodes(tmp_p
         fl.plan(recipe(tmp_path / "t.csv", privacy=private, method={"name": "fedavg", "weights": "uniform"}))
     checked = load(recipe(tmp_path / "t.csv"))
     data = DataSection.model_validate(recipe(tmp_path / "t.csv")["data"])
-    with pytest.raises(DataError, match="nodes with data of their own send no"):
+    with pytest.raises(DataError, match="nodes with their own data send no"):
         own_data(checked.seed, checked.tasks, NodeConfig(client="a", data=data))
 
 
@@ -317,7 +317,7 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().to_csv(path, index=False)
     fl.run(recipe(path, method="local"), tmp_path / "run")
     frame().assign(site="new").to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(UserError, match="site 'new' is no client of the run, and it has no model for all"):
+    with pytest.raises(UserError, match="site 'new' is no client of the run, and the run has no global model"):
         predict(tmp_path / "run", tmp_path / "new.csv")
     assert len(predict(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
@@ -346,5 +346,5 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     assert "mae" in again.run.final().values["grade"]
     assert {"grade"} < set(predict(tmp_path / "again", path).columns)
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
-    with pytest.raises(DataError, match="the order of all, mild, much, none, some is not known; write numbers"):
+    with pytest.raises(DataError, match="the order of all, mild, much, none, some is unknown: replace them by numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})

@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom as fl
-from fedloom.cli.app import app, told
+from fedloom.cli.app import app, message_of
 from fedloom.core.lazy import need
 from fedloom.core.settings import trust
 from fedloom.core.settings.registry import Registry
@@ -108,7 +108,7 @@ def refuses(*command: str) -> str:
     """What the command line says; it must refuse, in a sentence, with the names that it would import."""
     done = CliRunner().invoke(app, list(command))
     assert isinstance(done.exception, Exception), done.output
-    text = told(done.exception)
+    text = message_of(done.exception)
     assert text is not None, done.exception
     assert "Nothing was imported" in text
     assert "--allow-code" in text

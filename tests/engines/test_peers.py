@@ -318,7 +318,7 @@ def test_recency_gives_others_a_turn() -> None:
         assert about["neighbours"] == [max(score, key=score.__getitem__)]
         last[me, about["neighbours"][0]] = round
     assert len({(a["peer"], *a["neighbours"]) for a in plain.recorded("peer")}) < len(last)
-    with pytest.raises(ValueError, match="recency is about whom top and threshold choose, found neither"):
+    with pytest.raises(ValueError, match="recency applies to the peers that top or threshold choose"):
         Valleys({"choose": {"recency": 1}}, 1.0, b)
     with pytest.raises(ValueError, match=r"choose\.recency needs similarities of at least 0"):
         Valleys({**section, "similarity": {"normalise": "z-score"}}, 1.0, b)

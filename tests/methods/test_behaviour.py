@@ -315,7 +315,7 @@ def test_fedamp_across_tasks_shares_decoders_but_no_heads() -> None:
     assert method.stage == AttentionAcrossTasks(1.0, 3.0, "median")
     assert method.local == methods.fedamp(lam=0.5).local
     assert method.private == Select(role="head")
-    with pytest.raises(ValueError, match="fedamp: across-tasks takes the place of one mean or one attention"):
+    with pytest.raises(ValueError, match="fedamp: across-tasks replaces one mean or one attention"):
         methods.across_tasks(methods.fedamp(share="encoder"))
 
 

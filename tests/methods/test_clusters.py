@@ -577,7 +577,7 @@ def test_with_enough_clients_everywhere_it_is_ifca() -> None:
 
 
 def test_more_clients_than_there_are_is_refused() -> None:
-    with pytest.raises(RecipeError, match="2 clusters of at least 3 clients need as many, but there are 5"):
+    with pytest.raises(RecipeError, match="2 clusters of at least 3 clients each need 6 clients, found 5"):
         build(load_recipe("method={name: rr-cluster, least: 3}"))
 
 
@@ -585,7 +585,8 @@ def test_peers_that_hear_fewer_than_the_clusters_ask_for_are_refused() -> None:
     """On a ring each of five hears two others; where all hear all, or choose among them, it is their number."""
     rings = "method={name: rr-cluster, first: noise}", "peers={graph: ring, weights: {kind: uniform}}"
     heard = (
-        "at peer 'all-0', which hears at most 2 others: 2 clusters of at least 2 clients need as many, but there are 3"
+        "at peer 'all-0', which hears at most 2 other peers: 2 clusters of at least 2 clients each need 4 "
+        "clients, found 3"
     )
     with pytest.raises(RecipeError, match=heard):
         build(load_recipe(*rings))

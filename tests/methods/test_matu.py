@@ -171,7 +171,7 @@ def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
 
 
 def test_unrelated_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
+    with pytest.raises(ValueError, match="the method has one row per client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
     with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
         fedloom.Method(name="mine", stage=Identity(), turn=EachTask())
@@ -288,8 +288,8 @@ def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
     [
         ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
         ("{name: ditto, add: {by-task: }}", "Beside.* and rows"),
-        ("{name: fedamp, add: {by-task: }}", r"Own\(\) and rows \(client, task\) do not go together"),
-        ("{name: matu, add: {by-task: }}", r"rows \(client, task\) are there already"),
+        ("{name: fedamp, add: {by-task: }}", r"one row per client and task cannot be combined with Own\(\)"),
+        ("{name: matu, add: {by-task: }}", r"already has one row per client and task"),
     ],
 )
 def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: str) -> None:
@@ -298,7 +298,7 @@ def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: s
 
 
 def test_by_task_needs_a_server() -> None:
-    with pytest.raises(fedloom.errors.RecipeError, match="sends an update for each task to one model, which needs"):
+    with pytest.raises(fedloom.errors.RecipeError, match="sends one update per task to one model, which needs"):
         build(load_recipe(BY_TASK, "peers={}"))
 
 

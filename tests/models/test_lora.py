@@ -126,9 +126,13 @@ def test_only_linear_layers_are_targets():
 @pytest.mark.parametrize(
     ("encoder", "targets", "message"),
     [
-        ("tiny-vit", ["qkv", "fc3"], r"'fc3' names no linear layer of the encoder; it has: net\.blocks\.\*\.attn\.qkv"),
+        (
+            "tiny-vit",
+            ["qkv", "fc3"],
+            r"'fc3' names no linear layer of the encoder; its linear layers: net\.blocks\.\*\.attn\.qkv",
+        ),
         ("tiny-vit", ["kv"], "'kv' names no linear layer"),
-        ("resnet10", ["conv1"], "'conv1' names no linear layer of the encoder; it has: none"),
+        ("resnet10", ["conv1"], "'conv1' names no linear layer of the encoder; its linear layers: none"),
     ],
 )
 def test_targets_that_are_no_layers(encoder, targets, message):

@@ -34,7 +34,7 @@ def test_a_deadline() -> None:
 
 
 def test_rounds_refuse_nonsense() -> None:
-    with pytest.raises(ValueError, match="sender 'z' takes no part; there are a, b, c"):
+    with pytest.raises(ValueError, match="sender 'z' takes no part; the participants are a, b, c"):
         synchronous(0, TRAINING, {("z", "a"): 1.0})
     with pytest.raises(ValueError, match="training of 'a': expected finite seconds >= 0, found -1"):
         synchronous(0, {"a": -1.0}, {})

@@ -193,7 +193,7 @@ def test_combined() -> None:
     parts["gradient"] = torch.tensor([NAN, 0.8])
     assert torch.isnan(combined(parts, {"overlap": 1, "gradient": 1})).tolist() == [True, False]
     assert combined(parts, {"overlap": 1, "gradient": 0}).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="'features' has a weight but is not given; given: overlap, gradient"):
+    with pytest.raises(ValueError, match="'features' has a weight but no value; values: overlap, gradient"):
         combined(parts, {"features": 1})
     for weights in ({}, {"overlap": 0}, {"overlap": -1, "gradient": 2}):
         with pytest.raises(ValueError, match="with a positive sum"):

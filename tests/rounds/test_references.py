@@ -233,13 +233,13 @@ def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
 
 
 def test_refusals_of_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="train one model, so it is for all"):
+    with pytest.raises(ValueError, match="train one model for all clients"):
         fedloom.Method(stage=Identity(), private="*", turn=InOnePlace())
-    with pytest.raises(ValueError, match="train a model a task, so there is nothing to share"):
+    with pytest.raises(ValueError, match="train one model per task, so clients share nothing"):
         fedloom.Method(turn=InOnePlace("task"))
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
-    with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
+    with pytest.raises(DataError, match="client 'together': this name is reserved for the pool of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
     assert [centralised().turn.pool, centralised(by="task").turn.pool, constant().turn.pool] == ["all", "task", "all"]
 

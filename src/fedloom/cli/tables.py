@@ -22,29 +22,29 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="GRID",
-        help="A grid that ran in its default folder: its name or its file; or a grid's folder.",
+        help="A grid that has run: its name or file (if it ran in the default folder), or its folder.",
         autocompletion=complete.grid,
     ),
 ]
 AtOption = Annotated[
     Literal["last", "best-validation"] | None,
     typer.Option(
-        help="Which model of a run counts: the one kept at the end, or the best on validation data.",
+        help="The model of a run that counts: the last one, or the best one on validation data.",
         show_default="as the grid says",
     ),
 ]
 LossesOption = Annotated[
     Literal["best", "rounds"] | None,
     typer.Option(
-        help="Instead, of a grid: the best validation loss of each cell with its round, the rounds run and the "
+        help="Print the best validation loss of each cell of a grid instead, with its round, the rounds run and the "
         "variation over seeds; or the losses of each round and task."
     ),
 ]
 MetricsOption = Annotated[
-    bool, typer.Option("--metrics", help="Instead, of a grid: every metric of every task, with ranks.")
+    bool, typer.Option("--metrics", help="Print every metric of every task of a grid instead, with ranks.")
 ]
 SeedsOption = Annotated[
-    bool, typer.Option("--seeds", help="Instead, of a grid: the number of every seed, method and task.")
+    bool, typer.Option("--seeds", help="Print the number of every seed, method and task of a grid instead.")
 ]
 
 WIDE = 200
@@ -56,8 +56,10 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN|GRID|RECIPE...",
-            help="Run folders; runs that differ only in the seed become one column. Or one grid that ran: its name, "
-            "its file or its folder. Or one recipe, to learn whether training together pays; its runs are kept in "
+            help="Run folders; runs that differ only in the seed become one column. Or one grid that has run: its "
+            "name, "
+            "its file or its folder. Or one recipe, to learn whether training together pays off; its runs are "
+            "stored in "
             "comparisons/NAME.",
         ),
     ],
@@ -65,7 +67,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="RUN|BASE/ADDON",
-            help="What changes (Δm) are compared with: a column or a run folder; of a grid a cell, or 'base' for the "
+            help="The baseline of the changes (Δm): a column or a run folder; for a grid a cell, or 'base' for the "
             "same base with the first add-on.",
             show_default="the first column, or as the grid says",
         ),
@@ -74,7 +76,9 @@ def compare(
     as_json: shared.Json = False,
     out: Out = None,
     split: shared.SplitOption = "test",
-    metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The metric to compare by.", show_default="each task's own")
+    ] = None,
     tests: shared.TestsOption = False,
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
@@ -86,8 +90,8 @@ def compare(
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
-    Of a grid: its table, with tasks as columns. Of a recipe: tune and run training alone, together in three ways, and
-    in one place, and say for whom it pays.
+    For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
+    methods and centralised training, and say which clients benefit.
     """
     from fedloom.federation.recipes.loader import load, names
 
@@ -97,7 +101,7 @@ def compare(
         return
     for name, value in {"at": at, "losses": losses, "metrics": metrics, "seeds": seeds}.items():
         if value:
-            raise UserError(f"--{name} is for a grid: its name, its file or its folder")
+            raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
     shared.one_of(tests, over, ranks, plot)
     from fedloom.study import compare as put_side_by_side
     from fedloom.study.significance.contrasts import contrasts
@@ -128,13 +132,15 @@ def table(
     at: AtOption = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Show this metric, of the tasks that have it: loss, say.", show_default="each task's own"),
+        typer.Option(
+            help="Show this metric (for example loss) for the tasks that have it.", show_default="each task's own"
+        ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
             metavar="BASE/ADDON",
-            help="What changes are against: a cell, or 'base' for the same base with the first add-on.",
+            help="The baseline of the changes: a cell, or 'base' for the same base with the first add-on.",
             show_default="as the grid says",
         ),
     ] = None,
@@ -161,7 +167,9 @@ def table(
     if base is not None:
         opened = against(opened, base)
     if base is not None and (losses or metrics or seeds):
-        raise UserError("--base says what changes are compared with, and --losses, --metrics and --seeds show none")
+        raise UserError(
+            "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
+        )
     made: HasTable
     if losses:
         made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
@@ -184,7 +192,7 @@ def figure(
     out: Annotated[Path, shared.out_option("The file to write: .png, .svg or .pdf.", metavar="FILE", dir_okay=False)],
     split: shared.SplitOption = "test",
     at: AtOption = None,
-    named: Annotated[str | None, typer.Option(metavar="NAME", help="One of the grid's `figures`.")] = None,
+    named: Annotated[str | None, typer.Option(metavar="NAME", help="The name of one of the grid's `figures`.")] = None,
 ) -> None:
     """Draw the figure of a grid, or one of its figures by its name."""
     from fedloom.study.figures import draw
@@ -197,8 +205,8 @@ def figure(
 def benchmark(source: Source, as_json: shared.Json = False) -> None:
     """Say whether a benchmark is sensitive enough, from a grid of Local, centralised and constant.
 
-    It reads validation data. The rules, and why, are in docs/benchmarks.md. Exit code 1 where a data set of the grid
-    fails one or has not been run.
+    It reads validation data. docs/benchmarks.md explains the rules. The exit code is 1 if a data set of the grid fails
+    one or has not been run.
     """
     from fedloom.study.benchmark import judge, verdict_lines
 
@@ -239,7 +247,7 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 
 def _print(made: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
-    """Write as asked for; on a terminal with the best in bold, and a comparison as wide as that."""
+    """Write in the format that was chosen; on a terminal the best numbers are bold."""
     from fedloom.study.tables.compare import Comparison
 
     if kind != "text" or out is not None or as_json:

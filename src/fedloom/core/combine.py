@@ -74,7 +74,7 @@ class Scope(Around):
         super().__post_init__()
         if self.stage.traits.reduces:
             raise ValueError(
-                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all; "
+                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all rows; "
                 "use Split with a stage for the rest"
             )
 
@@ -241,7 +241,7 @@ class GroupBy(Around):
             return [str(task) for _, task in updates.rows]
         if self.key not in updates.extra:
             known = ", ".join(updates.extra) or "none"
-            raise ValueError(f"GroupBy: no extra {self.key!r} beside the updates; there: {known}")
+            raise ValueError(f"GroupBy: the updates have no extra {self.key!r}. Extras: {known}")
         values = updates.extra[self.key]
         return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 

@@ -66,7 +66,8 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
     """
     if name not in CHECKABLE:
         raise RecipeError(
-            f"data set {name!r} is not kept in a folder that could be checked.{choices('Known', name, CHECKABLE)}"
+            f"data set {name!r} has no folder of files, so there is nothing to "
+            f"check.{choices('Known', name, CHECKABLE)}"
         )
     known, report = CHECKABLE[name], Report()
     for split, expected in known.expected.items():

@@ -312,7 +312,7 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
             raise DataError(f"{file}, {key}: expected 1..{total}, found {numbers.min()}..{numbers.max()}")
         positions = tuple((numbers - 1).tolist())
     if not positions:
-        raise DataError(f"{file.parent / LABELLED}: no image is in the part {split!r}; it holds {total}")
+        raise DataError(f"{file.parent / LABELLED}: none of its {total} images is in the part {split!r}")
     return positions
 
 
@@ -320,8 +320,9 @@ def _mapping(file: Path, classes: int) -> Array:
     """Read the table from the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
     if not file.is_file():
         raise DataError(
-            f"{file}: absent. It maps the 894 names to 40 classes (variable mapClass, published with the data set's "
-            "toolbox). Put it there, or set first_ids: true for the thesis' reading of the names"
+            f"{file} does not exist. It maps the 894 names to 40 classes (variable mapClass, published with the "
+            "data set's "
+            "toolbox). Put the file there, or set first_ids: true to read the names as the thesis does"
         )
     numbers = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
     if not len(numbers) or numbers.dtype.kind not in "uif" or numbers.min() < 0 or numbers.max() > 40:

@@ -221,7 +221,7 @@ class _CellJob:
         self.queue.append(cell)
         self.watch.put_off(cell)
         if cell not in self.elsewhere:
-            self.watch.event(f"{cell}: another process runs it; this grid tries again until it is free")
+            self.watch.event(f"{cell}: another process runs this cell; this grid waits until it is free")
         self.elsewhere[cell] = time.monotonic() + AGAIN
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ class Received:
     def refused(self, method: Method) -> Iterator[str]:
         """Yield why a method cannot have such turns, in sentences."""
         if method.task_vectors:
-            yield f"rows are client, but {method.stage!r} leaves one row a task"
+            yield f"the method has one row per client, but {method.stage!r} returns one row per task"
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
         """Return the keys of the rows that a client with these tasks sends."""
@@ -70,10 +70,10 @@ class Own(Received):
     def refused(self, method: Method) -> Iterator[str]:
         """Yield why a method cannot have such turns, in sentences."""
         if method.stage.traits.reduces:
-            yield f"clients start from their own models, but {method.stage!r} leaves one for all"
+            yield f"clients start from their own models, but {method.stage!r} returns one model for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
             blame = method.stage if "X" in method.stage.traits.writes else method.server
-            yield f"clients start from their own models, so what {blame!r} makes of updates would be lost"
+            yield f"clients start from their own models, so the result of {blame!r} would be lost"
 
     def kept(self, start: Tensor, update: Tensor) -> State:
         """Return what a client keeps for its next turn of the shared parameters, which the update has moved."""
@@ -106,14 +106,16 @@ class EachTask(Received):
         """Yield why a method cannot have such turns, in sentences."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
-            f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
+            f"{method.stage!r}, which returns one row per client": not method.stage.traits.reduces,
             "tuning": method.tune is not None,
             "the client's own model": method.own_model,
             "auxiliary vectors": bool(method.auxiliary),
             "what rows started from": "base" in method.stage.traits.reads,
             "what the server broadcasts": any(rule.needs for rule in method.rules),
         }
-        yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
+        yield from (
+            f"one row per client and task cannot be combined with {what}" for what, there in reasons.items() if there
+        )
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
         """Return the keys of the rows that a client with these tasks sends."""
@@ -133,9 +135,9 @@ class InOnePlace(Received):
         """Yield why a method cannot have such turns, in sentences."""
         apart = not method.stage.traits.reduces or method.private is not None or method.own_model
         if self.pool == "all" and apart:
-            yield "the examples of all clients train one model, so it is for all"
+            yield "the pooled examples of all clients train one model for all clients"
         if self.pool == "task" and not method.shares_nothing:
-            yield "the examples of all clients train a model a task, so there is nothing to share"
+            yield "the pooled examples of all clients train one model per task, so clients share nothing"
 
 
 @dataclass(frozen=True)
@@ -176,22 +178,22 @@ class Method:
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
         if self.edge.traits.kind != "row" or self.edge.traits.reduces:
-            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
+            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot run at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
-            raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {self.edge!r} would have no effect, because everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity):
-            raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {self.stage!r} would have no effect, because everything is private")
         lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
-                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
+                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which the client does not send"
             )
         for why in self.turn.refused(self):
             raise ValueError(f"{self.name}: {why}")
         check_closed([self.edge, self.stage], self.name)
         alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
         if alone:
-            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which is only there at the server")
+            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which exists only at the server")
         provided = PROVIDED.union(*(rule.provides for rule in self.rules))
         missing = {
             f for f in self.edge.traits.reads | self.stage.traits.reads if f.startswith(("extra:", "auxiliary:"))
@@ -217,7 +219,7 @@ class Method:
             edge = stage if isinstance(self.edge, Identity) else self.edge >> stage
             return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
-            raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {stage!r} would have no effect, because everything is private")
         return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:

@@ -282,7 +282,7 @@ def imported(name: str) -> Any:
     Importing runs the module's code. Raises RecipeError where the name was not allowed, or does not exist.
     """
     if not is_allowed(name):
-        raise RecipeError(f"{name!r} is code that was not allowed; allow it with --allow-code or {ALLOW}")
+        raise RecipeError(f"{name!r} is code that nobody has allowed; allow it with --allow-code or {ALLOW}")
     top = name.partition(":")[0].partition(".")[0]
     if _spec(top, None) is not None and not _spec(top, None, here=False):
         sys.path.append(os.getcwd())  # only for what is allowed: a module there could stand for one that is missing
@@ -296,7 +296,9 @@ def announced(name: str) -> Any:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise RecipeError(f"{name!r}: importing {module_name} needs {error.name!r}, which is not there") from None
+            raise RecipeError(
+                f"{name!r}: importing {module_name} needs {error.name!r}, which is not installed"
+            ) from None
         raise RecipeError(
             f"{name!r}: there is no module {error.name!r}, neither installed nor in the folder {os.getcwd()}"
         ) from None

@@ -108,7 +108,7 @@ class Share:
         if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         if len(np.unique(index)) < len(index):
-            raise DataError(f"{who} holds an example twice, in its train or validation part or in both")
+            raise DataError(f"{who} holds an example twice (in its train part, its validation part or both)")
         for task, weight in self.tasks.items():
             if task not in pool.labels:
                 raise DataError(f"{who}: {unknown('task', task, pool.tasks)}")
@@ -202,7 +202,7 @@ class Partition:
                 holder[s.index] = number
             for task in pool.tasks:
                 if not any(task in s.tasks for s in self.shares):
-                    raise DataError(f"task {task!r} is held by no client")
+                    raise DataError(f"no client holds the task {task!r}")
 
 
 class _Saved(BaseModel):

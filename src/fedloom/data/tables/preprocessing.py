@@ -117,7 +117,7 @@ def _numbers(column: Column, kind: Kind) -> Array:
     if kind != "yes/no":
         return column.finite()
     if column.yes is None:
-        raise DataError(f"{column.where}: {quoted(column.distinct)} found, expected yes and no")
+        raise DataError(f"{column.where}: expected yes and no, found {quoted(column.distinct)}")
     return column.yes
 
 
@@ -145,8 +145,8 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
         mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
     if not np.isfinite([mean, squares]).all():
         raise DataError(
-            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add up; "
-            "leave it out, or divide it"
+            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add: "
+            "leave the column out, or divide it"
         )
     return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)
 
@@ -182,8 +182,9 @@ class Preprocessing(Section):
         if ALL not in self.scales:
             for site in sites:
                 if site not in self.scales:
-                    raise DataError(f"{table.where}: site {site!r} found, but each site is scaled by its own numbers, "
-                                    f"and those of {', '.join(self.scales)} are known")  # fmt: skip
+                    raise DataError(f"{table.where}: site {site!r} is unknown. The model scales each site by its "
+                        "own numbers, "
+                                    f"and knows those of {', '.join(self.scales)}")  # fmt: skip
         rows = np.arange(len(table.frame)) if rows is None else rows
         scales = np.array([self.scales.get(ALL, self.scales.get(site)) for site in sites], np.float64)
         out = np.zeros((len(rows), len(self.names)), np.float32)
@@ -232,8 +233,9 @@ def fit(
         everyone = Statistics.total(sent.values())
         if federated and not everyone.count:
             raise DataError(
-                f"{column.where}: no site has {minimum} training rows with one value, so nothing of it is sent; leave "
-                "the column out, lower data.minimum, or take data.preprocess: local"
+                f"{column.where}: no site has {minimum} training rows with the same value, so no site sends counts: "
+                "leave "
+                "the column out, lower data.minimum, or set data.preprocess: local"
             )
         if kind == "category" and not values:
             if not federated:
@@ -268,8 +270,8 @@ def _scaled(table: Table, name: str, label: Label, rows: Mapping[str, Array], mo
         return label
     if mode == "local":
         raise DataError(
-            f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say about "
-            f"which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, mean: 0, "
+            f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must state the "
+            f"approximate mean and standard deviation of the label: data.tasks: {{{name}: {{kind: regression, mean: 0, "
             "std: 1}}"
         )
     column = table.column(label.column or name)
@@ -277,7 +279,7 @@ def _scaled(table: Table, name: str, label: Label, rows: Mapping[str, Array], mo
     if not everyone.count:
         raise DataError(
             f"{table.where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or "
-            "take data.preprocess: local"
+            "set data.preprocess: local"
         )
     mean, std = everyone.scale
     return label.model_copy(update={"mean": mean, "std": std})

@@ -126,7 +126,7 @@ def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
     if len(absent):
         rows = ", ".join(str(row + 1) for row in absent[:3])
         raise DataError(
-            f"{column.where}: {len(absent)} rows have no site, such as row {rows}; fill it in or remove them"
+            f"{column.where}: {len(absent)} rows have no site, such as row {rows}: fill in the site, or remove the rows"
         )
     names = [name_of(text) for text in column.distinct]
     for name, text in zip(names, column.distinct, strict=True):
@@ -145,7 +145,7 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
         if label.kind == "regression":
             labels[name] = column.finite()
             if (np.abs(labels[name]) > np.finfo(np.float32).max).any():
-                raise DataError(f"{column.where}: numbers above 3e38 found; divide the label")
+                raise DataError(f"{column.where}: numbers above 3e38 found, which are too large: divide the label")
             continue
         labels[name], strange = column.coded(label.classes)
         if strange:
@@ -231,7 +231,7 @@ def build(
     columns = [label.column or task for task, label in tasks.items()]
     for column in columns:
         if column in inputs:
-            raise DataError(f"{where}: column {column!r} is a label and an input; leave it out of one")
+            raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
     rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fit(table, inputs, tasks, trains, mode, minimum)

@@ -108,8 +108,9 @@ class AtNodes:
         least = min(self.config.min_clients, asked)
         if answered < least:
             raise StateError(
-                f"round {round_}: {answered} of {asked} clients answered, but runtime.flower.min_clients is {least}. "
-                f"The rounds before it are saved; resume continues from there. The last that failed: {self.failed}"
+                f"round {round_}: {answered} of {asked} clients answered, expected at least {least} "
+                "(runtime.flower.min_clients). "
+                f"The earlier rounds are saved; `fedloom resume` continues from there. The last failure: {self.failed}"
             )
 
     def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:

@@ -74,7 +74,7 @@ class NodeReport(Section):
             raise ValueError(f"client: expected {client!r}, found {report.client!r}")
         tasks = [as_task(plain) for plain in report.tasks]
         if sorted(report.weights) != sorted(task.name for task in tasks):
-            raise ValueError(f"weights: expected one for each task, found {shown(', '.join(report.weights))}")
+            raise ValueError(f"weights: expected one per task, found {shown(', '.join(report.weights))}")
         for task in tasks:
             check_name(task.name)
             if not 1 <= task.channels <= _CHANNELS:
@@ -137,7 +137,7 @@ class Elsewhere:
 
     def batch(self, index: Tensor, device: torch.device, rng: Any = None, tasks: Any = None) -> Batch:
         """Raise DataError: the examples are at a node."""
-        raise DataError("these examples lie at a node")
+        raise DataError("the examples are at a node, so this process cannot read them")
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """Return -1 for each: labels stay at the node."""
@@ -153,7 +153,7 @@ def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeCo
     dataset = loaded(config.data.entry, seed, config.data.arguments)
     if dataset.table is not None and dataset.table.mode == "federated":
         raise DataError(
-            f"client {config.client!r}: data.preprocess: federated found, but nodes with data of their own send no "
+            f"client {config.client!r}: data.preprocess: federated found, but nodes with their own data send no "
             "statistics; set data.preprocess: local, and list the categories in data.inputs"
         )
     known = {task.name: task for task in dataset.tasks}
@@ -163,7 +163,7 @@ def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeCo
     for name in weights:
         if name not in known:
             raise DataError(
-                f"client {config.client!r}: its data set {dataset.name!r} has no task {name!r}."
+                f"client {config.client!r}: the data set {dataset.name!r} has no task {name!r}."
                 f"{choices('Tasks', name, known)}"
             )
     everyone = PARTITIONERS["iid"].function(Pool.of(dataset), seed, clients=1, val_fraction=config.val_fraction)
@@ -263,7 +263,7 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
     Raises DataError that names a client whose report does not fit the others'.
     """
     if not reports:
-        raise DataError("no node has reported what it holds")
+        raise DataError("no node has reported its data")
     for name, why in agreed(reports)[1].items():
         raise DataError(f"client {name!r}: {why}")
     first = next(iter(reports.values()))

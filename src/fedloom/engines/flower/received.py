@@ -101,7 +101,9 @@ def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
     if not (
         isinstance(tasks, Mapping) and tasks and [*tasks] == [task for task in sorted(client.tasks) if task in tasks]
     ):
-        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(tasks)}")
+        raise ValueError(
+            f"tasks: expected a sorted selection of {', '.join(sorted(client.tasks))}, found {shown(tasks)}"
+        )
     return tuple(tasks)
 
 
@@ -245,7 +247,7 @@ class TurnResult:
 def turn_of(built: Built, community: Community, client: str, round: int, tree: Any) -> TurnResult:
     """Read the result of a peer's turn. Raises ValueError, with the field, for one that no honest peer could send."""
     if not isinstance(tree, dict) or tree.keys() != {"peer_messages", "records", "events", "up", "down"}:
-        raise ValueError("expected peer_messages, records, events, up, down")
+        raise ValueError("expected the fields peer_messages, records, events, up, down")
     terms, names = community.context.at(client), built.federation.clients
     peer_messages = []
     for receiver, data in _some(tree["peer_messages"], "peer_messages", len(names)):

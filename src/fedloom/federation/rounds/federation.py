@@ -173,7 +173,7 @@ class BuiltFederation:
                 if name not in known:
                     raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
             if not len(s.train):
-                raise DataError(f"client {s.client!r} has no train examples")
+                raise DataError(f"client {s.client!r} has no training examples")
             clients[s.client] = BuiltClient(
                 s.client,
                 {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
@@ -184,7 +184,7 @@ class BuiltFederation:
             )
         for name in known:
             if not any(name in c.tasks for c in clients.values()):
-                raise DataError(f"task {name!r} is held by no client")
+                raise DataError(f"no client holds the task {name!r}")
         return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
     def pooled(self, by: Pooled) -> BuiltFederation:
@@ -209,7 +209,9 @@ class BuiltFederation:
         pool = {}
         for name, (one, holders) in some.items():
             if name in self.clients:
-                raise DataError(f"client {name!r}: that is the name of who has the examples of all clients")
+                raise DataError(
+                    f"client {name!r}: this name is reserved for the pool of all clients' examples; rename the client"
+                )
             largest = max(len(client.train) for client in holders.values())
             pool[name] = replace(one, id=name, batches=len(one.train) / largest)
         return replace(self, pool=pool)

@@ -85,7 +85,7 @@ class Budget(Observer):
         recipe, terms = self.built.recipe, self.built.terms
         if terms is None or recipe.privacy is None:
             if "privacy" in state:
-                raise StateError("privacy: null found, but the rounds that are done were private; begin a new run")
+                raise StateError("privacy: null found, but the finished rounds were private; start a new run")
             return state
         terms.agree(state)
         terms.epsilon(1)  # without an accountant the run ends here, not after its first round

@@ -158,7 +158,8 @@ class Worker:
             if "more than 1 value per channel" in why:
                 why = (
                     f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "
-                    "examples): give it more, choose a batch_size that leaves no single one, or use a model without "
+                    "examples): give the client more, choose a batch_size that leaves no single example, or use a "
+                    "model without "
                     "batch norm"
                 )
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {why}") from error
@@ -253,11 +254,11 @@ def check_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"runtime.device: {name!r} is no device; examples: cpu, cuda, cuda:0") from error
+        raise UserError(f"runtime.device: {name!r} found, expected a device such as cpu, cuda or cuda:0") from error
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise UserError(f"runtime.device: {name!r} asked for, but {count} CUDA devices are here")
+            raise UserError(f"runtime.device: {name!r} found, but this machine has {count} CUDA devices")
     elif device.type != "cpu":
         raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
     return name

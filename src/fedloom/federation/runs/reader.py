@@ -131,7 +131,7 @@ class Run:
                 if entry["task"] not in tasks or entry["client"] not in clients:
                     raise StateError(
                         f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
-                        f"{entry['client']!r}, which run.json does not have"
+                        f"{entry['client']!r} found, which run.json does not list"
                     )
         return Run(folder, recipe, info, rounds, traffic)
 

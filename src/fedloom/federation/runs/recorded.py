@@ -201,7 +201,7 @@ def read_info(folder: Path) -> dict[str, Any]:
         raise StateError(f"{file}: expected an object, found {type(info).__name__}")
     check_ = info.pop("check", None)  # runs from before it have none
     if check_ not in (None, checksum(info)):
-        raise StateError(f"{file}: its checksum is not that of its content: it was changed")
+        raise StateError(f"{file}: the checksum does not match the content: the file was changed")
     return renamed.info(info)
 
 
@@ -270,7 +270,7 @@ def head_of(text: str) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(head)
     # the first format had no checksum
     if stated.strip() != digest_of(head) and not (value["format"] == 1 and not stated):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     return value
 
 
@@ -312,7 +312,7 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
             result[int(value["round"])] = value
         except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
-                raise StateError(f"{file}, line {number}: not a round's JSON") from None
+                raise StateError(f"{file}, line {number}: expected the JSON of a round") from None
             continue
         check(file.name, value, f"{file}, line {number}")
     return tuple(result.values())

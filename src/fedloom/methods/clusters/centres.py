@@ -131,7 +131,8 @@ class ChosenClusters(Aggregation):
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Fewer clients than the clusters' least sizes ask for."""
         if most < self.count * self.least:
-            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {most}"
+            needed = self.count * self.least
+            yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
         """No models yet."""

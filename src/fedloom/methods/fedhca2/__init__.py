@@ -123,7 +123,7 @@ def across_tasks(method: m.Method) -> m.Method:
         return replace(method, stage=across, private=heads)
     if not method.stage.traits.reduces or method.private is not None or method.stage.traits.broadcasts:
         raise ValueError(
-            f"{method.name}: across-tasks takes the place of one mean or one attention over all parameters, "
-            "but it has none"
+            f"{method.name}: across-tasks replaces one mean or one attention over all parameters, "
+            "but the method has neither"
         )
     return replace(method, stage=stages.Split({"encoder": method.stage, "*": stages.AcrossTasks()}), private=heads)

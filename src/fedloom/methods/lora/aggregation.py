@@ -67,7 +67,7 @@ class FactorProducts(Stage):
         names = set(layout.names)
         for layer in (name.removesuffix(_W) for name in layout.names if name.endswith(_W)):
             if lacking := sorted({layer + _A, layer + _B} - names):
-                raise ValueError(f"products and clients that keep {lacking[0]} do not go together")
+                raise ValueError(f"products cannot be computed where clients keep {lacking[0]}")
         most = min((layout.blocks[layout.names.index(w + _A)].shape[0] for w in _layers(layout)), default=None)
         for client, rank in self.ranks.items():
             if most is not None and rank > most:

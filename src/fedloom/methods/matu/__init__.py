@@ -114,7 +114,7 @@ def by_task(method: m.Method) -> m.Method:
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
     if method.turn.by_task:
-        raise ValueError(f"{method.name}: rows (client, task) are there already")
+        raise ValueError(f"{method.name}: the method already has one row per client and task")
     if method.turn != m.Received():
-        raise ValueError(f"{method.name}: {method.turn!r} and rows (client, task) do not go together")
+        raise ValueError(f"{method.name}: {method.turn!r} cannot be combined with one row per client and task")
     return replace(method, turn=m.EachTask())

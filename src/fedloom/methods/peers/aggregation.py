@@ -131,7 +131,7 @@ class ConflictAverseMix(Stage):
         out = weighted_mean(updates.replace(coef=None))
         targets = ctx.targets or ()
         if len(targets) != 1:
-            raise ValueError(f"{self!r} is for one peer; targets: {targets}")
+            raise ValueError(f"{self!r}: expected one peer as the target, found {targets}")
         own = targets[0][0]
         blocks = updates.layout.blocks
         common = [True] * len(blocks) if updates.present is None else updates.present.all(0).tolist()
@@ -178,7 +178,7 @@ class Gossip(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if resolved(self.topology, self.params).get("directed"):
-            raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
+            raise ValueError(f"{self!r}: gossip needs an undirected graph; set directed: false")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         """Return the new rows and the new state."""

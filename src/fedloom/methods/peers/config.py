@@ -77,7 +77,7 @@ class Choose(Section):
     @model_validator(mode="after")
     def _fits(self) -> Choose:
         if self.recency is not None and self.top is None and self.threshold is None:
-            raise ValueError("recency is about whom top and threshold choose, found neither")
+            raise ValueError("recency applies to the peers that top or threshold choose; set one of them")
         return self
 
 
@@ -96,9 +96,9 @@ class Weights(Section):
     @model_validator(mode="after")
     def _fits(self) -> Weights:
         if self.kind != "soft" and self.step != 1:
-            raise ValueError(f"step belongs to soft weights, not to {self.kind}")
+            raise ValueError(f"step is only for soft weights, found kind {self.kind}")
         if self.kind == "metropolis" and not self.include_self:
-            raise ValueError("metropolis weights include the peer itself")
+            raise ValueError("metropolis weights always include the peer itself; leave include_self out")
         return self
 
 
@@ -205,30 +205,33 @@ class PeersBase(Section):
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
-            raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+            raise ValueError("scope 'adaptive' reads cosines of updates: add 'gradient' to similarity.signals")
         groups = self.choose.groups
         if groups is not None:
             for signal in self.similarity.measured:
-                raise ValueError(f"choose.groups needs similarities between others, but {signal} is one to oneself")
+                raise ValueError(
+                    f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
+                    "peer itself"
+                )
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
             if groups.fine is not None and self.scope != "full":
                 raise ValueError(
-                    f"choose.groups.fine is about what is outside the encoder, but scope is {self.scope!r}"
+                    f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
                 )
             if self.mode == "asynchronous":
                 raise ValueError(
-                    "choose.groups looks at all candidates at once, but in mode 'asynchronous' they are judged one by "
-                    "one, as they are heard"
+                    "choose.groups compares all candidates at once, but mode 'asynchronous' judges them one by "
+                    "one, as their messages arrive"
                 )
         if self.choose.recency is not None and self.similarity.normalise == "z-score":
             raise ValueError("choose.recency needs similarities of at least 0, but similarity.normalise is z-score")
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
-                raise ValueError("mode 'asynchronous' needs scenario.speed, else nothing says who is done first")
+                raise ValueError("mode 'asynchronous' needs scenario.speed, which determines who finishes first")
             if self.similarity.normalise != "none":
                 raise ValueError(
-                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "
-                    "'asynchronous' they are judged one by one, as they are heard"
+                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
+                    "'asynchronous' judges them one by one, as their messages arrive"
                 )
         return self

@@ -211,7 +211,7 @@ def combined(
     if not used or min(used.values()) < 0 or not total > 0:
         raise ValueError(f"weights: expected numbers >= 0 with a positive sum, found {dict(weights)}")
     if missing := [name for name in used if name not in similarities]:
-        raise ValueError(f"similarity {missing[0]!r} has a weight but is not given; given: {', '.join(similarities)}")
+        raise ValueError(f"similarity {missing[0]!r} has a weight but no value; values: {', '.join(similarities)}")
     parts = []
     for name, w in used.items():
         how = normalise if isinstance(normalise, str) else normalise.get(name, "none")

@@ -255,13 +255,13 @@ class TapLevels(Checked):
         names: tuple[str, ...] = ()
         if self.levels != ():
             if isinstance(model.encoder, Linearised):
-                raise RecipeError("levels of features do not go together with a linearised encoder")
+                raise RecipeError("levels of features cannot be combined with a linearised encoder")
             maps = map_channels(model.encoder, shape)
             names = self.levels or tuple(name for name in maps if re.fullmatch(r"stages\.\d+", name))[:-1]
             for name in names:
                 if name not in maps:
                     known = ", ".join(maps) or "none"
-                    raise RecipeError(f"fedrcl: {name!r} is no map of the encoder; it has: {known}")
+                    raise RecipeError(f"fedrcl: {name!r} is not a map of the encoder; its maps: {known}")
         taps = [_Tap() for _ in names]
         for name, tap in zip(names, taps, strict=True):
             model.encoder.get_submodule(name).register_forward_hook(tap)
