@@ -332,8 +332,11 @@ def _cell(text: Any) -> str:
 
 
 def _docstring(site: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: show them so."""
-    lines[:] = prose.literal(lines)
+    """Docstrings are plain text: show them so, and those of stages, which have formulas, as on pages of methods."""
+    if what == "class" and issubclass(thing, Stage):
+        lines[:] = [".. raw:: html", "", *(f"   {line}" for line in prose.html("\n".join(lines)).split("\n")), ""]
+    else:
+        lines[:] = prose.literal(lines)
 
 
 def setup(site: Sphinx) -> dict[str, Any]:
