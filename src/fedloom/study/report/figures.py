@@ -190,7 +190,8 @@ def _thin(series: Series, most: int = POINTS) -> Series:
 
 def axis(of: Curves | TaskMetric) -> str:
     """Return 'mErr in degrees ↓': short, because it stands upright."""
-    return f"{words.metric(of.metric)} {ARROWS[of.direction]}"
+    unit = of.unit if isinstance(of, Curves) else ""
+    return f"{words.metric(of.metric, unit)} {ARROWS[of.direction]}"
 
 
 def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure:
@@ -275,7 +276,8 @@ def matrices(m: Matrices) -> Figure:
 
 def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
     """Draw heat maps of each layer group, and lines over the rounds."""
-    if lines := a.over_rounds.get(IN_CONFLICT):
+    lines = a.over_rounds.get(IN_CONFLICT, {})
+    if any(share > 0 for series in lines.values() for share in series.values()):
         rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
         colors = (charts.PAPER, charts.COLORS[1])
         value = "share of pairs in conflict"
@@ -341,8 +343,9 @@ def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]
     judged = primary(report.curves)
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         if task in judged:
-            lines = {base.label: base.over_rounds[task]} if base is not None and base.over_rounds.get(task) else {}
-            name = f"{task}: {words.axis(judged[task].metric, judged[task].direction)}"
+            label, known = ("constant", report.constant_lines) if base is None else (base.label, base.over_rounds)
+            lines = {label: known[task]} if known.get(task) else {}
+            name = f"{task}: {words.axis(judged[task].metric, judged[task].direction, judged[task].unit)}"
             yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], lines))])
     if base is not None and (changed := _worse(base)) is not None:
         yield f"worse{end}", changed

@@ -93,7 +93,7 @@ def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]
     lines = []
     for m in [*ranked, *(m for m in methods if m.delta is None)]:
         delta = m.delta.signed if m.delta else "base" if m.label == m.reference else ""
-        significant = {True: "yes", False: "no", None: ""}[words.is_significant(m.delta)]
+        significant = {True: "yes", False: "no", None: ""}[words.excludes_zero(m.delta)]
         lines.append((m.label, delta, significant, human_bytes(m.sent), f"{m.seconds:.1f}"))
     deltas = {m.label: m.delta for m in ranked if m.is_method and m.delta}
     sentence = words.of_methods(deltas, {m.reference for m in ranked})

@@ -81,7 +81,11 @@
   const compare = (base) => {
     document.querySelectorAll("select.base").forEach((select) => (select.value = base));
     document.querySelectorAll(".compared").forEach((part) => (part.hidden = part.dataset.base !== base));
+    named();
   };
+  // what a baseline leaves empty is not named in the contents
+  const named = () => links.forEach((link, i) => (link.parentNode.hidden = !parts[i].getClientRects().length));
+  named();
   document.addEventListener("input", ({ target }) => target.matches("select.base") && compare(target.value));
   window.addEventListener("hashchange", opened);
   opened();
