@@ -76,8 +76,8 @@ class LocalRule(Checked):
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
     vector (p). `needs` names what some stage must broadcast. `features` and `validation` ask for those parts of the
-    view. `repeat` is the number of optimiser steps on each batch; 0 needs no batches. `stackable` says that the rule has only `grad` and no
-    state, so that it also works on stacked clients.
+    view. `repeat` is the number of optimiser steps on each batch; 0 needs no batches. `stackable` says that the rule
+    has only `grad` and no state, so that it also works on stacked clients.
     """
 
     features: bool = False

@@ -108,6 +108,17 @@ class GridReport:
     """Baseline -> the methods compared with it, the grid's own baseline first."""
     ranks: Ranks | None = None
 
+    @property
+    def data(self) -> list[str]:
+        """Return the data sets whose tasks were measured."""
+        return list(dict.fromkeys(data for data, _ in self.curves))
+
+    @property
+    def palette(self) -> list[str]:
+        """Return the methods in the order of their colours, which are the same in all figures of the page."""
+        several = [m.label for methods in self.methods.values() for m in methods]
+        return list(dict.fromkeys([*several, *(name for lines in self.curves.values() for name in lines)]))
+
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
     """Read the files of a run, and compare it with its baseline and with other runs beside it.

@@ -26,6 +26,9 @@
     widths.set(element, across);
     const width = Math.min(across, chart.usermeta?.widest ?? Infinity);
     const look = inked({ ...chart, config }, getComputedStyle(document.documentElement));
+    for (const { encoding } of element.closest(".keyed") ? [look, ...look.layer] : []) {
+      for (const channel of ["color", "strokeDash", "strokeWidth"]) if (encoding[channel]) encoding[channel].legend = null;
+    }
     const legend = look.encoding?.color?.legend;
     if (legend) {
       legend.columns = Math.max(1, Math.floor((width * legend.columns) / 360));
