@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fedloom.core.context import Ctx, State
-from fedloom.data.dataset import Batch
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
+from fedloom.federation.rounds.constant import constant_scores
+from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.models.changes import ConstantHead
 from fedloom.models.signal import sized
-from fedloom.training.rules import label_means
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,9 @@ class Plan:
     """Task -> its metric, and the score of the constant prediction on test data (see `constant_scores`)."""
 
 
-SOME = 500
-"""Examples that are enough for an estimate."""
-
-
 def plan(built: Built) -> Plan:
     """Plan a run: parameters by role, the partition, bytes of one full round, memory, the constant prediction."""
-    return replace(plan_of(built), constant=constant_scores(built))
+    return replace(plan_of(built), constant=constant_scores(built.federation))
 
 
 def _second_round(built: Built) -> State:
@@ -129,32 +122,3 @@ def plan_of(built: Built) -> Plan:
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
-
-
-def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
-
-    Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
-    """
-    tasks = {task.name: task for task in built.federation.tasks}
-    everyone = built.federation.pooled("all").trainers[TOGETHER]
-    train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
-    means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
-    scores = {}
-    for part, names in test.by_labels(means):
-        metrics = {name: tasks[name].metric().cheap() for name in names}
-        heads = {name: ConstantHead(tasks[name], tuple(means[name].shape)) for name in names}
-        for name, head in heads.items():
-            head.answer.data = means[name]
-        for x, y in _batches(part, names):
-            for name, head in heads.items():
-                metrics[name].update(head(x).detach(), y[name])
-        for name, metric in metrics.items():
-            values = metric.compute()
-            first = next(m for m in (tasks[name].primary, *tasks[name].metrics) if m in values)
-            scores[name] = first, values[first]
-    return {name: scores[name] for name in tasks if name in scores}
-
-
-def _batches(part: Part, tasks: tuple[str, ...]) -> Iterator[Batch]:
-    return (part.examples.batch(some, torch.device("cpu"), tasks=tasks) for some in part.index.split(50))

@@ -4,6 +4,7 @@ Who takes part in a round: a pure function of (seed or secret, round)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -156,15 +157,17 @@ class BuiltFederation:
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
         """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
 
-        Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
-        that no client holds.
+        It is a client's own where no other client is of its domain. Raises DataError for a client without train
+        examples, without tasks or with an unknown task, and for a task that no client holds.
         """
         known = {t.name: t for t in dataset.tasks}
         everything = np.arange(len(dataset.test), dtype=np.int64)
         tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
+        holders = Counter(share.domain for share in partition.shares)
         for i, name in enumerate(dataset.domains):
             if dataset.test.domain is not None:
-                tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")
+                mine = everything[dataset.test.domain.numpy() == i]
+                tests[name] = Part(dataset.test, mine, "own" if holders[name] == 1 else "shared")
         clients = {}
         for s in partition.shares:
             if not s.tasks:
