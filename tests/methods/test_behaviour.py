@@ -427,6 +427,11 @@ def test_fedga_without_gaps_changes_nothing(gaps: dict[str, float]) -> None:
     assert adjusted({"a": 0.25, "b": 0.75}, gaps, 0.2) == {"a": 0.25, "b": 0.75}
 
 
+def test_fedga_weights_lie_between_the_floor_and_1_before_they_are_divided_by_their_sum() -> None:
+    assert adjusted({"a": 0.5, "b": 0.5}, {"a": 3.0, "b": -3.0}, 0.9, 0.25) == {"a": 0.8, "b": 0.2}
+    assert adjusted({"a": 0.5}, {"a": -1.0}, 1.0) == {"a": 0.5}, "nothing would be left"
+
+
 def test_personal_methods_refuse_what_would_be_lost() -> None:
     with pytest.raises(ValueError, match="would be lost"):
         methods.feddea(methods.fedamp(), rho=0.5, at="server")
