@@ -13,7 +13,7 @@ import typer
 from fedloom.cli import complete, shared
 from fedloom.cli.grid import grid
 from fedloom.cli.look import report
-from fedloom.cli.tables import table
+from fedloom.cli.tables import compare
 from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster
 
@@ -106,9 +106,9 @@ def demo(
     if not with_page:  # before minutes of training, not after
         typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
     grid("demo", changes, out, quiet=quiet, benchmark=None if data == "ist" else data)
-    table(str(out))
+    compare([out])
     if tests:
-        table(str(out), tests=True)
+        compare([out], tests=True)
     typer.echo("\n".join(_gains(out)))
     if with_page:
         report(str(out))
