@@ -175,10 +175,10 @@ def test_public_methods_say_what_they_do_or_a_base_does() -> None:
     """The linter asks this of classes and functions; a method that a subclass fills in is described once."""
     bare = []
     for module in pkgutil.walk_packages(fedloom.__path__, "fedloom."):
-        for name, kind in vars(importlib.import_module(module.name)).items():
+        for name, kind in list(vars(importlib.import_module(module.name)).items()):
             if name.startswith("_") or not inspect.isclass(kind) or kind.__module__ != module.name:
                 continue
-            for method, value in vars(kind).items():
+            for method, value in list(vars(kind).items()):
                 field = method in getattr(kind, "__annotations__", ())
                 if field or method.startswith("_") or not (callable(value) or isinstance(value, DESCRIBED)):
                     continue
