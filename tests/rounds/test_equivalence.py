@@ -176,7 +176,7 @@ def test_every_method_with_every_module(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     """Trains; the same for any order and place of work, and after a stop; or is refused with a reason."""
-    changes = (f"method={{{named(name)}, add: {{{module}}}}}", *HARD, "training.rounds=3")
+    changes = (f"method={{{named(name)}, add: {{{module}}}}}", *HARD, "training.rounds=3", "evaluation.splits=[test]")
     try:
         whole = quick(*changes)
     except fedloom.errors.RecipeError as error:
