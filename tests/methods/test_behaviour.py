@@ -130,6 +130,7 @@ def test_a_client_without_steps_is_dropped() -> None:
 
 
 SKEWED: dict[str, Any] = {"h": [1, 2, 4], "b": [0, 1, -1], "optimizer": {"lr": 0.05}}
+FAST: dict[str, Any] = {"optimizer": {"lr": 0.2}}
 
 
 def test_scaffold_finds_the_optimum() -> None:
@@ -139,7 +140,7 @@ def test_scaffold_finds_the_optimum() -> None:
 
 
 def test_feddyn_finds_the_optimum() -> None:
-    run = Quadratics(methods.feddyn(alpha=1.0), steps=40, **SKEWED)
+    run = Quadratics(methods.feddyn(alpha=1.0), steps=10, **SKEWED | FAST)
     assert float(run.go(90)) == pytest.approx(-2 / 7, abs=1e-12)
 
 
@@ -153,7 +154,7 @@ class LinearOnly(training.Dual):
 def test_feddyn_without_its_quadratic_ends_elsewhere() -> None:
     method = replace(methods.feddyn(alpha=1.0), local=(LinearOnly(1.0),))
     # sum(h b) / (sum h - N alpha) = -2 / 4
-    assert float(Quadratics(method, steps=40, **SKEWED).go(80)) == pytest.approx(-0.5, abs=0.02)
+    assert float(Quadratics(method, steps=10, **SKEWED | FAST).go(60)) == pytest.approx(-0.5, abs=0.02)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -185,13 +186,13 @@ def instance(seed: int) -> dict[str, Any]:
 
 def test_scaffold_under_partial_participation() -> None:
     """2 of 20 clients a round: c stays the mean of all c_k, and the error falls far below FedAvg's."""
-    rounds = members(20, 110, 2)
+    rounds = members(20, 75, 2)
     errors = {}
     for method in (methods.scaffold(), methods.fedavg(), methods.feddyn(alpha=1.0)):
         run = Quadratics(method, **instance(1), steps=10, optimizer={"lr": 0.1})
-        run.go(90, rounds)
+        run.go(60, rounds)
         late = []
-        for here in rounds[90:]:
+        for here in rounds[60:]:
             run.go(1, [here])
             late.append(float((run.point - run.optimum).norm()))
             if method.name == "scaffold":

@@ -102,18 +102,15 @@ for panel, members in _ALL.items():
         PANELS[panel].append(str(member.info.name if isinstance(member, typer.Typer) else member.__name__))
 
 FORMER: dict[str, tuple[Any, str]] = {
-    "table": (tables.table, "compare"),
+    "table": (tables.compare, "compare"),
     "bed": (tables.benchmark, "study benchmark"),
-    **{command.__name__: (command, f"plot {command.__name__}") for command in (look.picture, tables.figure)},
-    **{
-        command.__name__: (command, f"study {command.__name__}")
-        for command in (grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge)
-    },
-    **{
-        command.__name__: (command, f"papers {command.__name__}")
-        for command in (papers.activated, papers.hyper, papers.domains, papers.join, papers.features)
-    },
     "audit": (deploy.audit, "flower audit"),
+    **{
+        name: (each.callback.__wrapped__, f"{group.info.name} {name}")
+        for group in (plot, study, of_papers)
+        for each in group.registered_commands
+        if (name := each.callback.__name__)
+    },
 }
 """Former name of a command -> its function and its present name. These work and are not listed."""
 recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,7 @@ from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
+    from fedloom.study.tables.compare import Comparison
     from fedloom.study.tables.output import HasTable
 
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
@@ -93,98 +95,67 @@ def compare(
     For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
     methods and centralised training, and say which clients benefit.
     """
-    from fedloom.federation.recipes.loader import load, names
-
-    if len(runs) == 1 and _is_grid(str(runs[0])):
-        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics,
-              seeds)  # fmt: skip
-        return
-    for name, value in {"at": at, "losses": losses, "metrics": metrics, "seeds": seeds}.items():
-        if value:
-            raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
-    shared.one_of(tests, over, ranks, plot)
-    from fedloom.study import compare as put_side_by_side
+    from fedloom.study.grid import against
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
+    from fedloom.study.tables.results import of_grid
+
+    source, more = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
+    made: HasTable | None = None
+    if len(runs) == 1 and _is_grid(source):
+        shared.one_of(tests, over, ranks, plot, **more)
+        opened, folder = _opened(source, at)
+        if metric is not None:
+            opened = opened.model_copy(update={"metric": metric})
+        if base is not None:
+            opened = against(opened, base)
+            if any(more.values()):
+                raise UserError(
+                    "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
+                )
+        if ranks or tests:
+            results = of_grid(opened, folder, split)
+        else:
+            made = _of_grid(opened, folder, split, **more)
+    else:
+        for name, value in {"at": at, **more}.items():
+            if value:
+                raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
+        shared.one_of(tests, over, ranks, plot)
+        made = _of_runs(runs, base, split, metric)
+        results = made.results
+    if ranks:
+        made = ranked(results, ranks)
+        shared.draw_ranks(made, plot)
+    elif tests:
+        made = contrasts(results, over)
+    _print(made, kind, as_json, out)
+
+
+def _of_grid(
+    grid: Grid, folder: Path, split: str, losses: str | None = None, metrics: bool = False, seeds: bool = False
+) -> HasTable:
+    """Return the table of a grid, or the other one that is asked for."""
+    from fedloom.study.papers.losses import losses_of, over_rounds
+    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
+
+    if losses:
+        return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
+    return (all_metrics if metrics else of_seeds if seeds else tabulate)(grid, folder, split)
+
+
+def _of_runs(runs: Sequence[Path], base: str | None, split: Literal["test", "val"], metric: str | None) -> Comparison:
+    """Return runs side by side, or what a recipe's own runs, which this makes, say."""
+    from fedloom.federation.recipes.loader import load, names
 
     if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
         from fedloom.experiments.compared import compare as run_and_compare
 
         recipe = load(str(runs[0]))
-        comparison = run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
-    else:
-        comparison = put_side_by_side(runs, base, split, metric)
-    made: HasTable = comparison
-    if ranks:
-        made = ranked(comparison.results, ranks)
-        shared.draw_ranks(made, plot)
-    elif tests:
-        made = contrasts(comparison.results, over)
-    _print(made, kind, as_json, out)
+        return run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
+    from fedloom.study import compare as put_side_by_side
 
-
-def table(
-    source: Source,
-    kind: shared.Kind = "text",
-    as_json: shared.Json = False,
-    out: Out = None,
-    split: shared.SplitOption = "test",
-    at: AtOption = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Show this metric (for example loss) for the tasks that have it.", show_default="each task's own"
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BASE/ADDON",
-            help="The baseline of the changes: a cell, or 'base' for the same base with the first add-on.",
-            show_default="as the grid says",
-        ),
-    ] = None,
-    tests: shared.TestsOption = False,
-    over: shared.OverOption = "seeds",
-    ranks: shared.RanksOption = None,
-    plot: shared.PlotOption = None,
-    losses: LossesOption = None,
-    metrics: MetricsOption = False,
-    seeds: SeedsOption = False,
-) -> None:
-    """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
-    from fedloom.study.grid import against
-    from fedloom.study.papers.losses import losses_of, over_rounds
-    from fedloom.study.significance.contrasts import contrasts
-    from fedloom.study.significance.ranks import ranked
-    from fedloom.study.tables.results import of_grid
-    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
-
-    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics, seeds=seeds)
-    opened, folder = _opened(source, at)
-    if metric is not None:
-        opened = opened.model_copy(update={"metric": metric})
-    if base is not None:
-        opened = against(opened, base)
-    if base is not None and (losses or metrics or seeds):
-        raise UserError(
-            "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
-        )
-    made: HasTable
-    if losses:
-        made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
-    elif metrics:
-        made = all_metrics(opened, folder, split)
-    elif seeds:
-        made = of_seeds(opened, folder, split)
-    elif ranks:
-        made = ranked(of_grid(opened, folder, split), ranks)
-        shared.draw_ranks(made, plot)
-    elif tests:
-        made = contrasts(of_grid(opened, folder, split), over)
-    else:
-        made = tabulate(opened, folder, split)
-    _print(made, kind, as_json, out)
+    return put_side_by_side(runs, base, split, metric)
 
 
 def figure(

@@ -13,7 +13,7 @@ import typer
 from fedloom.cli import complete, shared
 from fedloom.cli.grid import grid
 from fedloom.cli.look import report
-from fedloom.cli.tables import table
+from fedloom.cli.tables import compare
 from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster
 
@@ -116,9 +116,9 @@ def demo(
             err=True,
         )
     grid("demo", changes, out, quiet=quiet, benchmark=None if data == "ist" else data)
-    table(str(out))
+    compare([out])
     if tests:
-        table(str(out), tests=True)
+        compare([out], tests=True)
     typer.echo("\n".join(_gains(out)))
     if with_page:
         report(str(out))

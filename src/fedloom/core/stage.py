@@ -124,7 +124,6 @@ class Stage(Checked):
         return change(self)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         raise NotImplementedError
 
     def __rshift__(self, other: Stage) -> Chain:
@@ -158,7 +157,6 @@ class Identity(Stage):
         return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         return updates, state
 
 
@@ -200,7 +198,6 @@ class Chain(Stage):
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         new: State = {}
         for i, stage in enumerate(self.stages):
             updates, new[str(i)] = stage(updates, state[str(i)], ctx)

@@ -96,7 +96,6 @@ class Nyud(Folder):
     classes: int
 
     def image(self, name: str) -> Path:
-        """Return the file of an image."""
         return self.root / "images" / f"{name}.png"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:

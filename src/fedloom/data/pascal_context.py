@@ -122,7 +122,6 @@ class Pascal(Folder):
     parts: int
 
     def image(self, name: str) -> Path:
-        """Return the file of an image."""
         return self.root / "JPEGImages" / f"{name}.jpg"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:

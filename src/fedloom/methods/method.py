@@ -68,7 +68,6 @@ class Own(Received):
     start = "own"
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         if method.stage.traits.reduces:
             yield f"clients start from their own models, but {method.stage!r} returns one model for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
@@ -76,7 +75,6 @@ class Own(Received):
             yield f"clients start from their own models, so the result of {blame!r} would be lost"
 
     def kept(self, start: Tensor, update: Tensor) -> State:
-        """Return what a client keeps for its next turn of the shared parameters, which the update has moved."""
         # with the values that the server receives, so that both have the same model
         return {"own": (start + update).to("cpu")}
 
@@ -103,7 +101,6 @@ class EachTask(Received):
     by_task = True
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
             f"{method.stage!r}, which returns one row per client": not method.stage.traits.reduces,
@@ -118,7 +115,6 @@ class EachTask(Received):
         )
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
-        """Return the keys of the rows that a client with these tasks sends."""
         return tuple((client, task) for task in sorted(tasks))
 
 
@@ -132,7 +128,6 @@ class InOnePlace(Received):
     pool: Pooled = "all"  # type: ignore[misc]
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         apart = not method.stage.traits.reduces or method.private is not None or method.own_model
         if self.pool == "all" and apart:
             yield "the pooled examples of all clients train one model for all clients"

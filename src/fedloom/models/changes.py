@@ -118,7 +118,6 @@ class FreeAdaptedWeights(Factors):
     """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         super().__call__(model, shape)
         for layer in adapted_layers(model.encoder):
             layer.base_layer.weight.requires_grad_(True)

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ _allowed: set[str] = set()
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+_version = cache(metadata.version)  # it reads the package's files; that a package is absent is not remembered
+
+
 def is_import(name: str) -> bool:
     """Return whether a name has the form `package.module:name`."""
     return _IMPORT.fullmatch(name) is not None
@@ -65,7 +68,7 @@ def source(thing: Any) -> dict[str, str | None]:
         text = None
     package = module.partition(".")[0]
     try:
-        version: str | None = metadata.version(package)
+        version: str | None = _version(package)
     except metadata.PackageNotFoundError:  # a file, or a package whose name is not that of its module
         version = getattr(sys.modules.get(package), "__version__", None)
     return {

@@ -338,7 +338,6 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     """
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
         assert view.module is not None

@@ -33,7 +33,6 @@ class ExactFactors(ExactFactorsSettings, Stage):
     traits = Traits("matrix", reads={"X", "weight", "base"}, reduces=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         out, layout = weighted_mean(replace(updates, coef=None)), updates.layout
         p = shares(updates.weight.cpu())
         for layer in _layers(layout) if len(updates) else ():
@@ -81,7 +80,6 @@ class FactorProducts(Stage):
         return {c: {"rank": torch.tensor(float(self.ranks[c]))} if c in self.ranks else {} for c in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         X, layout = updates.X.clone(), updates.layout
         for layer in _layers(layout):
             after, before = (

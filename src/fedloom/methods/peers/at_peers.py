@@ -30,7 +30,6 @@ class InterCluster(LocalRule):
     needs = frozenset({"broadcast:others", "broadcast:pull"})
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if "pull" not in view.broadcast:
             return
         for s in view.shared:

@@ -1,4 +1,4 @@
-"""fedloom's stages inside an existing Flower app: a Strategy, for apps whose clients all have the same model.
+"""The stages of fedloom in a Flower app that exists: a Strategy to copy, for clients that all have the same model.
 
 Flower's strategies cannot carry clients with different heads or tasks, private parts, rows of several tasks, stages at
 the client, codecs, or server rules that look ahead. For these there is `server_app`.
