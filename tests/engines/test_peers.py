@@ -11,25 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 import fedloom
-from fedloom import Method
+from fedloom import Ctx, Method
 from fedloom.codecs import Sparse
 from fedloom.core.context import State
 from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
+from fedloom.engines.peers.community import Trained
+from fedloom.engines.peers.judging import signals
+from fedloom.engines.peers.rounds import community_of
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.at_peers import at_peers
 from fedloom.methods.peers.config import SafeguardsSection
-from fedloom.peers import Safeguards
-from fedloom.stages import Identity, Mean, Split
+from fedloom.peers import Safeguards, shared_columns
+from fedloom.stages import Identity, Mean, MinNorm, Split
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import load_recipe, outcome
@@ -298,6 +303,59 @@ def test_similarities_last_until_the_next_look() -> None:
     assert signals == [288, 0, 0, 288]
     similarity = [about["similarity"] for about in peers.recorded("peer") if about["peer"] == "c00"]
     assert similarity[0] == similarity[1] == similarity[2] != similarity[3]
+
+
+def test_a_peer_whose_update_conflicts_has_no_weight_and_one_without_agreement_keeps_its_own_model() -> None:
+    """Eqs. 4.3 and 4.9 by hand: from zero, updates point to b, so cosines are those of b."""
+    b = [[1.0, 0], [1, 1], [-1, 0], [0, -1]]
+    peers = Valleys({"choose": {"top": 3}, "similarity": {"scale": "cosine"}}, 1.0, b)
+    models = peers.go()
+    weights = {about["peer"]: about["weights"] for about in peers.recorded("peer")}
+    half = 2**-0.5
+    assert weights["c00"] == pytest.approx({"c00": 1 / (1 + half), "c01": half / (1 + half), "c02": 0, "c03": 0})
+    assert weights["c03"] == pytest.approx({"c00": 0, "c01": 0, "c02": 0, "c03": 1})
+    trained = 1 - 0.9**2
+    assert models["c03"].tolist() == pytest.approx([0, -trained])
+    unit = Valleys({"choose": {"top": 3}}, 1.0, b)
+    unit.go()
+    assert unit.recorded("peer")[0]["weights"]["c03"] == pytest.approx(0.5 / (1 + (half + 1) / 2 + 0.5))
+
+
+@pytest.mark.parametrize("model", ["trained", "received"])
+def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> None:
+    """Eq. 4.2 against torch on all training examples at once, at the model that signals describe."""
+    section = f"peers={{similarity: {{signals: {{gradient: 1, parameters: 1}}, gradient: loss, model: {model}}}}}"
+    built = build(load_recipe("model.heads=own", "training.batch_size=7", section))
+    context = community_of(built).context.at("all-0")
+    start, client = context.origin, context.client
+    trained = Trained(None, start, 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(0)), 1)  # type: ignore[arg-type]
+    found = signals(context, trained, {"server": {"buffers": None, "integers": {}}, "client": {}})
+    module = built.module.eval()
+    at = trained.model if model == "trained" else start
+    torch.nn.utils.vector_to_parameters(at, module.parameters())
+    x, targets = client.train.examples.batch(client.train.index, torch.device("cpu"), tasks=tuple(client.tasks))
+    outputs = module(x, tuple(client.tasks))
+    loss = sum(weight * task.loss(outputs[name], targets[name]) for name, (task, weight) in client.tasks.items())
+    part = shared_columns(context.shared)
+    whole = torch.autograd.grad(loss, [module.get_parameter(name) for name in part.names])
+    torch.testing.assert_close(found["gradient"], torch.cat([g.flatten() for g in whole]), rtol=1e-4, atol=1e-6)
+    assert bool(found["parameters"].any()) == (model == "trained")
+
+
+def test_equation_4_19_is_the_shortest_convex_combination() -> None:
+    """`min-norm` at peers against scipy's SLSQP, and its inequality: it works against no row."""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        X = rng.normal(size=(4, 6))
+        rows = Updates.of(torch.from_numpy(X), rows=[(name, None) for name in "abcd"])
+        mix, _ = AtPeer(MinNorm(unit=False), own="a", shares=dict.fromkeys("abcd", 1.0))(rows, {}, Ctx(1, 0))
+        least = minimize(
+            lambda a, X=X: float(np.sum((a @ X) ** 2)), np.full(4, 0.25), method="SLSQP", tol=1e-14,
+            bounds=[(0, 1)] * 4, constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+        )  # fmt: skip
+        direction = mix.X[0].numpy()
+        assert direction == pytest.approx(least.x @ X, abs=1e-5)
+        assert float((X @ direction).min()) >= direction @ direction - 1e-9
 
 
 def test_recency_gives_others_a_turn() -> None:

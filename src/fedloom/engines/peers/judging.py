@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,9 +42,7 @@ from fedloom.methods.peers.similarity import (
 )
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]
-_OF_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"cross-loss": cross_loss, "disparity": disparity}
 _SIMILARITY: dict[str, Callable[..., Tensor]] = {
-    "gradient": gradient,
     "parameters": parameters,
     "features": features,
     "overlap": overlap,
@@ -58,22 +57,27 @@ def due(context: PeerContext, round: int) -> bool:
 
 def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
     """Return the tensors by which others judge a peer, beside its tasks."""
-    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+    config = context.config.similarity
+    wanted, sketch = config.signals, config.sketch
     part = shared_columns(context.shared)
+    model = trained.model if config.model == "trained" else trained.start
     tensors: dict[str, Tensor] = {}
-    if "gradient" in wanted:
+    if "gradient" in wanted and config.gradient == "update":
         tensors["gradient"] = context.shared.take(trained.update, part)
+    elif "gradient" in wanted:
+        assert context.probe is not None
+        tensors["gradient"] = context.probe.gradient(context.client, state, model, part)
     if "parameters" in wanted:
-        tensors["parameters"] = context.shared.take(trained.model - context.origin, part)
+        tensors["parameters"] = context.shared.take(model - context.origin, part)
     if sketch is not None:
         short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
         assert context.probe is not None
-        tensors["features"] = context.probe.features(context.client, state, trained.model)
-    if context.config.similarity.measured:
-        like = blank(context.shared, context.federation, ((context.client.id, None),), trained.model[None])
+        tensors["features"] = context.probe.features(context.client, state, model)
+    if config.measured:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
         tensors["model"] = Raw().pack(like)["values"]
     return tensors
 
@@ -113,8 +117,8 @@ def judge(
     parts: dict[str, Tensor] = {}
     losses = _losses(context, trained, state, messages, run) if config.measured else None
     for signal in config.signals:
-        if losses is not None and signal in _OF_LOSSES:
-            parts[signal] = _OF_LOSSES[signal](losses)
+        if losses is not None and signal in config.measured:
+            parts[signal] = disparity(losses) if signal == "disparity" else cross_loss(losses, config.cross_loss)
             continue
         if signal == "overlap":
             shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
@@ -122,7 +126,7 @@ def judge(
             mine, others = rows[me.id], torch.stack([rows[name] for name in names])
         else:
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
-        similarity = _SIMILARITY[signal]
+        similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
     weights = {str(name): weight for name, weight in config.signals.items()}
     S, new = combined(parts, weights, config.normalise), dict[str, Any]()

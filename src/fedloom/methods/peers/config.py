@@ -11,6 +11,8 @@ from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, NonNegative, Positive, Section
 from fedloom.methods.peers.scenario import Scenario
 
+Scale = Literal["unit", "cosine"]
+LossRule = Literal["exp", "negative", "inverse"]
 Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
 Share = Annotated[float, Field(gt=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
@@ -31,10 +33,29 @@ class Similarity(Section):
 
     signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
+    gradient: Literal["update", "loss"] = "update"
+    """The vector of the signal `gradient`: the update of the round, which is free, or the gradient of the client's loss
+    over its training data (eq. 4.2), which costs one more pass."""
+    scale: Scale = "unit"
+    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9)."""
+    cross_loss: LossRule = "exp"
+    """exp: exp(-loss). negative: -loss (eq. 4.6); soft weights then need `normalise`. inverse: 1 / (loss + 0.01)."""
     normalise: Literal["none", "min-max", "z-score"] = "none"
+    """The scale to which each signal is brought over a peer's candidates before signals are combined."""
+    model: Literal["trained", "received"] = "trained"
+    """The model that signals describe: the one after local training, or the one that local training starts from."""
     every: Count = 1
     """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
     sketch: SketchSection | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Similarity:
+        if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
+            raise ValueError(
+                "signals.gradient is the update of local training, so it does not exist for model 'received'; "
+                "set gradient: loss"
+            )
+        return self
 
     @property
     def measured(self) -> list[str]:
@@ -204,12 +225,20 @@ class PeersBase(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
+        negative = self.similarity.cross_loss == "negative" and self.similarity.normalise == "none"
+        if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
+            raise ValueError(
+                "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
+                "set similarity.normalise to 'min-max', or weights.kind to 'uniform'"
+            )
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
             raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
         groups = self.choose.groups
         if groups is not None:
             for signal in self.similarity.measured:
                 raise ValueError(f"choose.groups needs similarities between others, but {signal} is one to oneself")
+            if self.similarity.scale == "cosine" and "gradient" in self.similarity.signals:
+                raise ValueError("choose.groups needs similarities of at least 0, but similarity.scale is cosine")
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
             if groups.fine is not None and self.scope != "full":
