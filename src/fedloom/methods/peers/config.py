@@ -237,8 +237,11 @@ class PeersBase(Section):
         if groups is not None:
             for signal in self.similarity.measured:
                 raise ValueError(f"choose.groups needs similarities between others, but {signal} is one to oneself")
-            if self.similarity.scale == "cosine" and "gradient" in self.similarity.signals:
-                raise ValueError("choose.groups needs similarities of at least 0, but similarity.scale is cosine")
+            if self.similarity.scale == "cosine" and self.similarity.normalise == "none":
+                raise ValueError(
+                    "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
+                    "similarity.normalise: min-max"
+                )
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
             if groups.fine is not None and self.scope != "full":
