@@ -27,7 +27,10 @@ from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.evaluation import evaluate
+from fedloom.federation.rounds.messages import Message
 from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer
@@ -303,6 +306,56 @@ def test_similarities_last_until_the_next_look() -> None:
     assert signals == [288, 0, 0, 288]
     similarity = [about["similarity"] for about in peers.recorded("peer") if about["peer"] == "c00"]
     assert similarity[0] == similarity[1] == similarity[2] != similarity[3]
+
+
+def bytes_of(result: Result) -> list[dict[str, Any]]:
+    lines = [json.loads(text) for text in (result.folder / "bytes.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["round"]]
+
+
+def test_a_signal_may_come_less_often_than_others_and_from_few_examples(quick: Quick) -> None:
+    """Section 4.2.3: models are sent and measured every second round, gradients in each, and decide in between."""
+    each = "every: {cross-loss: 2}, samples: 4"
+    section = "peers={{choose: {{top: 1}}, similarity: {{signals: {{{}}}, normalise: min-max, {}}}}}"
+    more = ("training.rounds=3", "training.steps=1", "partition.val_fraction=0.2", "evaluation.splits=[val]")
+    both = quick(*more, section.format("gradient: 1, cross-loss: 3", each))
+    sent = [sum(e["bytes"] for e in line["up"] if e["role"] == "signal") for line in bytes_of(both)]
+    assert sent[0] == sent[2] > 2 * sent[1] > 0
+    found = [
+        {r["peer"]: r["similarity"] for r in line["records"] if r["kind"] == "peer"}
+        for run in (both, quick(*more, section.format("gradient: 1", "every: 1")))
+        for line in run.run.rounds[1:]
+    ]
+    assert found[0] != found[3]
+    built = build(load_recipe(*more, section.format("gradient: 1, cross-loss: 3", each)))
+    similarity = built.recipe.peers.similarity  # type: ignore[union-attr]
+    assert [{*similarity.due(round)} for round in range(3)] == [
+        {"gradient", "cross-loss"},
+        {"gradient"},
+        {"gradient", "cross-loss"},
+    ]
+    client = next(iter(built.federation.clients.values()))
+    message = Message(built.layout.flatten(built.module).detach()[: built.layout.parameters.d])
+    worker = Worker(built.setup)
+    few, cut = (worker.evaluate(EvalJob(0, message, {}, client.id, "val", (*client.tasks,), 1, some=n)) for n in (0, 4))
+    whole = client.val.spread(4)
+    assert len(whole) == 4
+    by_hand = evaluate(worker.model, whole, {name: task for name, (task, _) in client.tasks.items()}, 50, True, True)
+    assert {t: of["loss"] for t, of in cut[1].items()} == pytest.approx({t: of["loss"] for t, of in by_hand.items()})
+    assert few[1] != cut[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"similarity": {"every": {"overlap": 2}}}, "every names 'overlap', which is not among signals"),
+        ({"similarity": {"samples": 4}}, "samples is about cross-loss and disparity"),
+        ({"mode": "asynchronous", "similarity": {"every": {"gradient": 2}}, "scenario": {"speed": 1}}, "in one round"),
+    ],
+)
+def test_signals_that_do_not_fit_are_refused(section: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        strict(PeersSection, section)
 
 
 def test_a_peer_whose_update_conflicts_has_no_weight_and_one_without_agreement_keeps_its_own_model() -> None:

@@ -49,16 +49,21 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def due(context: PeerContext, round: int) -> bool:
-    """Return whether peers send signals and judge each other in a round."""
+def due(context: PeerContext, round: int) -> dict[str, float]:
+    """Return the signals, with their weights, by which peers judge each other in a round; none where they do not."""
     first = context.config.warmup.alone if context.config.warmup else 1
-    return context.config.judges and round >= first and (round - first) % context.config.similarity.every == 0
+    return context.config.similarity.due(round - first) if context.config.judges and round >= first else {}
+
+
+def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
+    """Return the signals by which a peer judges; all where it hears signals of others in a round without its own."""
+    return due(context, trained.round) or {**context.config.similarity.signals}
 
 
 def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
     """Return the tensors by which others judge a peer, beside its tasks."""
     config = context.config.similarity
-    wanted, sketch = config.signals, config.sketch
+    wanted, sketch = _judged_by(context, trained), config.sketch
     part = shared_columns(context.shared)
     model = trained.model if config.model == "trained" else trained.start
     tensors: dict[str, Tensor] = {}
@@ -76,15 +81,15 @@ def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, T
     if "features" in wanted:
         assert context.probe is not None
         tensors["features"] = context.probe.features(context.client, state, model)
-    if config.measured:
+    if wanted.keys() & {*config.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
         tensors["model"] = Raw().pack(like)["values"]
     return tensors
 
 
-def signal_fields(context: PeerContext) -> dict[str, Array]:
-    """Return the schema of the tensors of `signals`, for this peer."""
-    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
+    """Return the schema of the tensors of `signals`, for this peer in a round."""
+    wanted, sketch = due(context, round), context.config.similarity.sketch
     d = shared_columns(context.shared).d
     vector = (
         Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
@@ -92,7 +97,7 @@ def signal_fields(context: PeerContext) -> dict[str, Array]:
     fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
     if "features" in wanted:
         fields["features"] = Array((2, "features"), torch.float64, exact=True)
-    if context.config.similarity.measured:
+    if wanted.keys() & {*context.config.similarity.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
         fields["model"] = replace(Raw().fields(like)["values"], exact=True)
     return fields
@@ -115,9 +120,11 @@ def judge(
     config, groups, me = context.config.similarity, context.config.choose.groups, context.client
     names = sorted(messages)
     parts: dict[str, Tensor] = {}
-    losses = _losses(context, trained, state, messages, run) if config.measured else None
-    for signal in config.signals:
-        if losses is not None and signal in config.measured:
+    weights = _judged_by(context, trained)
+    measured = weights.keys() & {*config.measured}
+    losses = _losses(context, trained, state, messages, run) if measured else None
+    for signal in weights:
+        if losses is not None and signal in measured:
             parts[signal] = disparity(losses) if signal == "disparity" else cross_loss(losses, config.cross_loss)
             continue
         if signal == "overlap":
@@ -128,12 +135,11 @@ def judge(
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
         similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
-    weights = {str(name): weight for name, weight in config.signals.items()}
     S, new = combined(parts, weights, config.normalise), dict[str, Any]()
     if groups is not None:
         new["group"] = _group(context, (me.id, *names), S)
         S = S[0, 1:]
-    if context.config.scope == "adaptive":
+    if context.config.scope == "adaptive" and "gradient" in weights:
         others = torch.stack([messages[name].tensors["gradient"] for name in names])
         aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
         thresholds = context.config.adaptive
@@ -179,12 +185,12 @@ def _losses(
 ) -> Tensor:
     """Return losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
     me, names, server = context.client, sorted(messages), state["server"]
-    tasks = tuple(me.tasks)
+    tasks, some = tuple(me.tasks), context.config.similarity.samples or 0
     jobs: list[Job] = []
     for i, name in enumerate(names):
         model = filled(context, messages[name], messages[name].tensors["model"], context.shared, trained.model)
         message = Message(model, server["buffers"], server["integers"])
-        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
+        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round, some=some))
     scores: dict[int, Scores] = dict(run(jobs))
     losses = torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
     return per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]))

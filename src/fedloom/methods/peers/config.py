@@ -44,18 +44,30 @@ class Similarity(Section):
     """The scale to which each signal is brought over a peer's candidates before signals are combined."""
     model: Literal["trained", "received"] = "trained"
     """The model that signals describe: the one after local training, or the one that local training starts from."""
-    every: Count = 1
-    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
+    every: Count | dict[Signal, Count] = 1
+    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen. Signal -> rounds: a
+    signal that is not named is sent in each round, and those of a round are combined."""
+    samples: Count | None = None
+    """The validation examples on which peers measure cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Similarity:
+        if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
+            raise ValueError(f"every names {unknown[0]!r}, which is not among signals")
+        if self.samples is not None and not self.measured:
+            raise ValueError("samples is about cross-loss and disparity, but signals has neither")
         if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
             raise ValueError(
                 "signals.gradient is the update of local training, so it does not exist for model 'received'; "
                 "set gradient: loss"
             )
         return self
+
+    def due(self, rounds: int) -> dict[str, float]:
+        """Return the signals, with their weights, that peers send so many rounds after the first."""
+        every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
+        return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
 
     @property
     def measured(self) -> list[str]:
@@ -258,6 +270,8 @@ class PeersBase(Section):
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
                 raise ValueError("mode 'asynchronous' needs scenario.speed, else nothing says who is done first")
+            if isinstance(self.similarity.every, dict):
+                raise ValueError("similarity.every per signal needs peers in one round, but mode is asynchronous")
             if self.similarity.normalise != "none":
                 raise ValueError(
                     f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "
