@@ -80,6 +80,8 @@ def test_statistics_may_be_given(root):
 def test_what_is_absent_or_damaged_is_named(root):
     with pytest.raises(DataError, match=r"set 'mnist': the folder .*mnist.train does not exist, expected ROOT/NAME"):
         load(root, "mnist")
+    with pytest.raises(DataError, match="address of Stanford Cars no longer answers: get the images elsewhere, or"):
+        load(root, "cars")
     (root / "fruit" / "test" / "sour").mkdir()
     with pytest.raises(DataError, match="class 'sour' is in the test part only"):
         load(root, "fruit")

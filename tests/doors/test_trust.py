@@ -253,7 +253,7 @@ def fedloom(*command: str) -> tuple[int, str]:
     trust._allowed.clear()
     sys.modules.pop("mine", None)
     done = CliRunner().invoke(app, list(command))
-    text = told(done.exception) if isinstance(done.exception, Exception) else None
+    text = message_of(done.exception) if isinstance(done.exception, Exception) else None
     return (done.exit_code, done.output) if text is None else (2, text)
 
 

@@ -297,6 +297,27 @@ def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: s
         build(load_recipe(f"method={method}"))
 
 
+def test_by_task_of_a_method_with_a_model_per_client_has_one_per_client_and_task(quick: Quick) -> None:
+    """matfl keeps and sends an adapter for each task; with one task per client it is matfl itself."""
+    matfl = "method={name: matfl, groups: 2, add: {by-task: }}"
+    whole, apart = build(load_recipe("method={name: matfl, groups: 2}", MANY)), build(load_recipe(matfl, MANY))
+    for client in whole.federation.clients.values():
+        for task in client.tasks:
+            name = f"{client.id}-{task}" if len(client.tasks) > 1 else client.id
+            mine = apart.federation.clients[name]
+            assert [*mine.tasks] == [task]
+            assert mine.train.positions.tolist() == client.only(task).train.positions.tolist()
+    assert len(apart.federation.clients) == sum(len(c.tasks) for c in whole.federation.clients.values()) > 5
+    result = quick(matfl, MANY)
+    (line,) = (line for line in lines(result, "bytes.jsonl") if line["round"] == 1)
+    sent = [e["bytes"] for e in line["up"] if e["role"] == "encoder"]
+    assert sent == [4 * apart.layout.parameters.select("encoder").d] * len(apart.federation.clients)
+    assert fedloom.resume(result.folder).run.info["clients"].keys() == apart.federation.clients.keys()
+    one = "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}"
+    both = [build(load_recipe(method, one)).partition.hash for method in (matfl, "method=matfl")]
+    assert both[0] == both[1]
+
+
 def test_by_task_needs_a_server() -> None:
     with pytest.raises(fedloom.errors.RecipeError, match="sends one update per task to one model, which needs"):
         build(load_recipe(BY_TASK, "peers={}"))

@@ -197,7 +197,9 @@ def test_worker_processes_train_the_same_factors(quick):
 
 def test_a_run_does_not_go_on_from_other_frozen_weights(tmp_path: Path) -> None:
     recipe = load_recipe(*SMALL)
-    assert plan(recipe).parameters["frozen"] > plan(recipe).parameters["adapter"] > 0
+    planned = plan(recipe)
+    assert planned.parameters["frozen"] > planned.parameters["adapter"] > 0
+    assert planned.memory["frozen parameters (per worker)"] == 4 * planned.parameters["frozen"]
     folder = stopped_after(1, tmp_path / "run", recipe)
     info = json.loads((folder / "run.json").read_text())
     assert info["frozen_hash"]

@@ -15,7 +15,8 @@ import torch
 import fedloom
 from fedloom.data.dataset import TensorExamples, Withheld, without_label
 from fedloom.engines.api import Result, plan, trained_models
-from fedloom.errors import DataError, RecipeError
+from fedloom.engines.plan import activations
+from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.methods import centralised, constant
@@ -266,6 +267,19 @@ def test_show_estimates_the_trivial_answer(quick: Quick) -> None:
     assert len(found.constant) == 4
     for task, (metric, value) in found.constant.items():
         assert value == pytest.approx(truth[task, metric], abs=0.05)
+
+
+def test_show_counts_activations_and_refuses_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MLP keeps its input (256) and the outputs of its layers (128, 64) of each example, as float32."""
+    recipe = load_recipe("model=mlp", "training.batch_size=16")
+    assert plan(recipe).memory["activations of a batch (per worker)"] == 4 * (256 + 128 + 64) * 16
+    built = build(load_recipe("model={name: resnet10, width: 2}"))
+    before = {name: b.clone() for name, b in built.module.named_buffers()}
+    assert activations(built) > 0
+    assert all(torch.equal(before[name], b) for name, b in built.module.named_buffers())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="'cuda' asked for, but 0 CUDA devices are here"):
+        plan(load_recipe("runtime.device=cuda"))
 
 
 def test_a_report_of_a_reference_can_be_made(quick: Quick) -> None:

@@ -87,6 +87,7 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
             elif not has.all():
                 first = part.names[int(np.flatnonzero(~has)[0])]
                 report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
+        report.notes += [f"{split}: {note}" for note in part.notes]
         _read(report, known, split, part, limit)
     return report
 

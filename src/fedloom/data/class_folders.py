@@ -45,6 +45,10 @@ DigitSet = Literal["mnist", "usps", "svhn", "syn"]
 BINARY, PICKLED = "cifar-10-batches-bin", "cifar-10-batches-py"
 RECORD = 1 + 3 * 32 * 32
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+GONE = {
+    "cars": ". The address of Stanford Cars no longer answers: get the images elsewhere, or leave cars out of data.sets"
+}
+"""Sets that cannot be had where they were published."""
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
@@ -86,8 +90,7 @@ def class_folders(
             if not folder.is_dir():
                 raise DataError(
                     f"{where}: the folder {folder.absolute()} does not exist, expected "
-                    f"ROOT/NAME/{{train,test}}/CLASS/IMAGE "
-                    "(docs/bring-your-data.md)"
+                    f"ROOT/NAME/{{train,test}}/CLASS/IMAGE (docs/bring-your-data.md){GONE.get(name, '')}"
                 )
             kinds = tuple(_folders(folder, "class", where))
             for kind in kinds:

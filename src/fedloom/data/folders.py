@@ -32,6 +32,7 @@ class FileSplit:
     annotated   task -> N, bool: which examples have a label
     version     changes when files are exchanged
     files       the files of images and labels, whose contents a resumed run must find unchanged
+    notes       which optional files were found, and what follows where they were not
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class FileSplit:
     annotated: Mapping[str, Array]
     version: str
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,10 @@ def open_labelled(
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{LABELLED}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
-    return FileSplit(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version, (file,))
+    there = (path / "splits.mat").is_file()
+    note = "splits.mat found" if there else f"splits.mat is absent, so the first {EXPECTED['train']} images train"
+    annotated = {task: np.ones(len(names), bool) for task in tasks}
+    return FileSplit(names, reader, annotated, version, (file,), (note,))
 
 
 @dataclass(frozen=True, eq=False)

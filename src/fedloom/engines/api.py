@@ -257,10 +257,12 @@ def _begin_again(built: Built, folder: Path) -> None:
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
     """Plan a run without doing it: parameters by role, the partition, bytes of one full round, memory.
 
-    Takes what `run` takes.
+    Takes what `run` takes, and refuses a device that is not there.
     """
     resolved = recipe_of(recipe, model, method, **options)
     without_method(resolved.method)
+    for device in resolved.runtime.devices:
+        check_device(device)
     return plan_built(build(resolved))
 
 

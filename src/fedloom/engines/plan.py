@@ -18,6 +18,7 @@ from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
+from fedloom.models.signal import blank as blank_input
 from fedloom.models.signal import sized
 
 
@@ -87,13 +88,17 @@ def plan_of(built: Built) -> Plan:
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
     vectors = taking_part * (1 + len(built.method.auxiliary))
+    workers = recipe.runtime.processes
     memory = {
         "matrix of updates (participants x shared parameters)": vectors * shared.d * 4,
-        "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
+        "models, gradients, optimiser (per worker)": workers * (3 + moments) * p * 4,
+        "activations of a batch (per worker)": workers * activations(built) * recipe.training.batch_size,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
+    if frozen:
+        memory["frozen parameters (per worker)"] = workers * sum(p.nbytes for p in built.frozen.values())
     notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
@@ -122,3 +127,27 @@ def plan_of(built: Built) -> Plan:
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
+
+
+def activations(built: Built) -> int:
+    """Return the bytes that the forward pass of one example keeps for its backward pass, beside the parameters."""
+    module = built.module
+    kept = {name: b.clone() for name, b in module.named_buffers()}
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    sizes: dict[int, int] = {}
+
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    one = blank_input(built.dataset.input_shape, built.dataset.signal)
+    tasks = tuple(task.name for task in built.federation.tasks)
+    module.train()
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        outputs = module(torch.cat([one, one]), tasks)  # batch norm does not train on a single example
+    del outputs
+    for name, buffer in module.named_buffers():
+        buffer.copy_(kept[name])
+    return sum(sizes.values()) // 2

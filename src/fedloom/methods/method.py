@@ -39,6 +39,8 @@ class Received:
     """True if a client sends a row for each of its tasks."""
     beside: ClassVar[tuple[LocalRule, ...] | None] = None
     """Rules of a model of the client's own that is trained beside the shared one, if there is one."""
+    apart: ClassVar[bool] = False
+    """True if each task of a client trains as a client of its own."""
     pool: ClassVar[Pooled | None] = None
     """True if one party with all examples trains in the clients' place: one model for all, or one a task."""
 
@@ -119,6 +121,13 @@ class EachTask(Received):
 
 
 @dataclass(frozen=True)
+class Apart(Received):
+    """Each task of a client trains as a client of its own (see `Partition.by_task`), with a model of its own."""
+
+    apart = True
+
+
+@dataclass(frozen=True)
 class InOnePlace(Received):
     """No client trains: the examples of all lie in one place and train one model ("all"), or one a task ("task").
 
@@ -148,8 +157,8 @@ class Method:
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
     turn     what a client does in its turn of a round: it trains the received model (`Received`), its own of its last
-             round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`); or no client
-             does, for all examples lie in one place (`InOnePlace`)
+             round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`), or as a client of
+             its own (`Apart`); or no client does, for all examples lie in one place (`InOnePlace`)
     weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
              was known before the run (declared), or 1 (uniform)
     max_examples  most examples that a row counts for, whatever a client says, or None
@@ -319,7 +328,7 @@ class Method:
         rules = [Box.of(rule) for rule in self.rules] or [Box("the tasks' losses only")]
         beside = [] if self.turn.beside is None else [Box("Stream", f"rules={self.turn.beside!r}")]
         more = [*map(Box.of, self.phases), *beside, *([] if self.tune is None else [Box.of(self.tune)])]
-        by_task = ("one row a client and task",) if self.turn.by_task else ()
+        by_task = ("one row a client and task",) if self.turn.by_task or self.turn.apart else ()
         weights = self.weights if self.max_examples is None else f"{self.weights}, at most {self.max_examples} examples"
         return Outline(
             local=(*(Box.of(change, after=" of the model") for change in self.model), *rules, *more),

@@ -169,6 +169,19 @@ class Partition:
                 digest.update(len(part).to_bytes(8, "little") + part.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
+    def by_task(self, pool: Pool) -> Partition:
+        """Return the partition with one client per client and task, which holds the task's labelled examples.
+
+        A client with one task stays as it is; others are called CLIENT-TASK.
+        """
+        shares = []
+        for s in self.shares:
+            for task, weight in s.tasks.items() if len(s.tasks) > 1 else ():
+                train, val = (part[pool.labelled(task)[part]] for part in (s.train, s.val))
+                shares.append(Share(f"{s.client}-{task}", {task: weight}, train, val, s.domain))
+            shares += [s] if len(s.tasks) == 1 else []
+        return Partition(tuple(sorted(shares, key=lambda share: share.client)), self.where)
+
     def table(self, pool: Pool) -> list[dict[str, Any]]:
         """Return one row per client: client, tasks (with weights), domain, train and val (sizes), and labels.
 

@@ -295,8 +295,14 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
 
 def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
     """Build a recipe at a server that has no data; `saved` is the partition of a resumed run."""
+    method = method_of(recipe)
+    if method.turn.apart:
+        raise RecipeError(
+            f"method: {method.name} needs a client for each task, but each node is one client with all its tasks; give "
+            "each task a node of its own, or leave out by-task"
+        )
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
-    built = assemble(recipe, method_of(recipe), dataset, Pool.of(dataset), saved or partition, federation)
+    built = assemble(recipe, method, dataset, Pool.of(dataset), saved or partition, federation)
     unmeasured(built)  # refuses an evaluation without any score
     return built
 

@@ -153,9 +153,9 @@ def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMess
     scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
     tasks = Named({task: Number(0) for task in me.tasks})
     if peer_message.kind == "signal":
-        now = due(context, round)
+        now = bool(due(context, round))
         Named({"tasks": tasks, "due": Exactly(now)}).read(peer_message.values, sender)
-        Named(signal_fields(context) if now else {}).read(peer_message.tensors, sender)
+        Named(signal_fields(context, round)).read(peer_message.tensors, sender)
     elif peer_message.kind == "request":
         Named({"base": Text(), "scope": scope}).read(peer_message.values, sender)
         Named({}).read(peer_message.tensors, sender)

@@ -179,8 +179,8 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     if partition is None:
         _enough(recipe.partition.arguments, pool)
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
-    else:
-        partition.check(pool, shared=True)
+        partition = partition.by_task(pool) if method.turn.apart else partition
+    partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)

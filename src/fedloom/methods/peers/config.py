@@ -11,6 +11,8 @@ from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, NonNegative, Positive, Section
 from fedloom.methods.peers.scenario import Scenario
 
+Scale = Literal["unit", "cosine"]
+LossRule = Literal["exp", "negative", "inverse"]
 Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
 Share = Annotated[float, Field(gt=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
@@ -31,10 +33,41 @@ class Similarity(Section):
 
     signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
+    gradient: Literal["update", "loss"] = "update"
+    """The vector of the signal `gradient`: the update of the round, which is free, or the gradient of the client's loss
+    over its training data (eq. 4.2), which costs one more pass."""
+    scale: Scale = "unit"
+    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9)."""
+    cross_loss: LossRule = "exp"
+    """exp: exp(-loss). negative: -loss (eq. 4.6); soft weights then need `normalise`. inverse: 1 / (loss + 0.01)."""
     normalise: Literal["none", "min-max", "z-score"] = "none"
-    every: Count = 1
-    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
+    """The scale to which each signal is brought over a peer's candidates before signals are combined."""
+    model: Literal["trained", "received"] = "trained"
+    """The model that signals describe: the one after local training, or the one that local training starts from."""
+    every: Count | dict[Signal, Count] = 1
+    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen. Signal -> rounds: a
+    signal that is not named is sent in each round, and those of a round are combined."""
+    samples: Count | None = None
+    """The validation examples on which peers measure cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Similarity:
+        if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
+            raise ValueError(f"every names {unknown[0]!r}, which is not among signals")
+        if self.samples is not None and not self.measured:
+            raise ValueError("samples is about cross-loss and disparity, but signals has neither")
+        if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
+            raise ValueError(
+                "signals.gradient is the update of local training, so it does not exist for model 'received'; "
+                "set gradient: loss"
+            )
+        return self
+
+    def due(self, rounds: int) -> dict[str, float]:
+        """Return the signals, with their weights, that peers send so many rounds after the first."""
+        every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
+        return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
 
     @property
     def measured(self) -> list[str]:
@@ -204,6 +237,12 @@ class PeersBase(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
+        negative = self.similarity.cross_loss == "negative" and self.similarity.normalise == "none"
+        if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
+            raise ValueError(
+                "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
+                "set similarity.normalise to 'min-max', or weights.kind to 'uniform'"
+            )
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
             raise ValueError("scope 'adaptive' reads cosines of updates: add 'gradient' to similarity.signals")
         groups = self.choose.groups
@@ -212,6 +251,11 @@ class PeersBase(Section):
                 raise ValueError(
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
+                )
+            if self.similarity.scale == "cosine" and self.similarity.normalise == "none":
+                raise ValueError(
+                    "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
+                    "similarity.normalise: min-max"
                 )
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
@@ -229,6 +273,8 @@ class PeersBase(Section):
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
                 raise ValueError("mode 'asynchronous' needs scenario.speed, which determines who finishes first")
+            if isinstance(self.similarity.every, dict):
+                raise ValueError("similarity.every per signal needs peers in one round, but mode is asynchronous")
             if self.similarity.normalise != "none":
                 raise ValueError(
                     f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
