@@ -211,7 +211,7 @@ class Cell:
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
         folder = grid_folder.joinpath("cells", *parts)
         begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
-        return begun if begun.is_dir() else folder
+        return begun if begun != folder and begun.is_dir() else folder
 
 
 def together(base: str, addon: str) -> str:

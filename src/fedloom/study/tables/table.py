@@ -317,18 +317,22 @@ def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -
     """
     lines = [
         (cell.data, together(cell.base, cell.addon), cell.seed, row.task, row.metric, value)
-        for cell in cells(grid)
-        if is_over(path := cell.folder(folder))
-        for run in [Run.read(path)]
+        for cell, run in _finished(grid, folder)
         for values in [run.final(split).values]
         for row in run.judged
         if (value := values.get(row.task, {}).get(row.metric)) is not None
     ]
-    if not lines:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     head = ("data", "method", "seed", "task", "metric", "value")
     shown = tuple((*map(str, line[:-1]), f"{line[-1]:.4f}") for line in lines)
     return Made(Table(f"{grid.title or grid.name}: every seed", head, shown), Records(head, lines))
+
+
+def _finished(grid: Grid, folder: Path) -> list[tuple[Cell, Run]]:
+    """Return the finished runs of a grid. Raises StateError where there is none."""
+    found = [(cell, Run.read(path)) for cell in cells(grid) if is_over(path := cell.folder(folder))]
+    if not found:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -350,12 +354,9 @@ class OpenedGrid:
         """
         rows = [
             {"data": cell.data, "base": cell.base, "addon": cell.addon, **row}
-            for cell in cells(self.grid)
-            if is_over(path := cell.folder(self.folder))
-            for row in Run.read(path).rows()
+            for cell, run in _finished(self.grid, self.folder)
+            for row in run.rows()
         ]
-        if not rows:
-            raise StateError(f"no cell of grid {self.grid.name} has finished in {self.folder}")
         return need("pandas", "notebook").DataFrame(rows)
 
     def _repr_markdown_(self) -> str:
