@@ -53,9 +53,8 @@ def needed(addon: str) -> dict[str, Any]:
 
 
 def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
-    """The main recipe, cut down to a few steps, with changes; its digits as they are, not as large images."""
-    small = ("data.size=8",) if recipe == "digits-tasks" else ()
-    return load(recipe, (*QUICK, *small, *changes))
+    """The main recipe, cut down to a few steps, with changes."""
+    return load(recipe, (*QUICK, *changes))
 
 
 def outcome(result: Result | Path) -> tuple[dict[str, torch.Tensor], list[Any]]:

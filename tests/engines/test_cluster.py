@@ -30,6 +30,7 @@ Quick = Callable[..., Result]
 
 HARD = (
     "digits-tasks",
+    "data.size=8",
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
     "training.keep_optimizer=true",
     "training.participation=0.6",
@@ -299,18 +300,9 @@ def test_a_mistake_in_a_process_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_that_torchrun_started_join(quick: Quick, tmp_path: Path) -> None:
-    changes = ("training.rounds=3", "method=scaffold", "data.size=8")
+    changes = ("training.rounds=3", "method=scaffold")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fedloom"]
-    words = [
-        "run",
-        "digits-tasks",
-        *QUICK,
-        "data.size=8",
-        *changes,
-        "runtime.engine=cluster",
-        "--out",
-        str(tmp_path / "joined"),
-    ]
+    words = ["run", "digits-tasks", *QUICK, *changes, "runtime.engine=cluster", "--out", str(tmp_path / "joined")]
     done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished:") == 1  # the first of them speaks
