@@ -1,6 +1,6 @@
-"""Every block of code on a page runs, in order, in a folder of the page's own: Python, commands, and YAML, which must be
-a valid recipe or grid. A block after `<!-- skip: next "WHY" -->` does not run; tests/test_site.py counts these, and checks
-the commands in them against the command line."""
+"""Every block of code on a page runs, in order, in a folder of the page's own: Python, commands, and YAML, which must
+be a valid recipe or grid. A block after `<!-- skip: next "WHY" -->` does not run; tests/test_site.py counts these, and
+checks the commands in them against the command line."""
 
 from __future__ import annotations
 
