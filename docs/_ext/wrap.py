@@ -15,7 +15,7 @@ _FENCE = re.compile(r" *(```|:::|\$\$|<!--)")
 
 
 def wrapped(text: str) -> str:
-    """A page with lines of at most 100 characters, where they can be broken; only paragraphs with longer ones change."""
+    """Return a page with lines of at most 100 characters, where they can be broken; other paragraphs stay."""
     return "\n".join(line for unit, stays in _units(text.split("\n")) for line in (unit if stays else _broken(unit)))
 
 
