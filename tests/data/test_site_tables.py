@@ -25,6 +25,7 @@ from fedloom.data.tables.preprocessing import METRICS, Statistics, statistics
 from fedloom.data.tables.read import Column
 from fedloom.data.tables.table import Split
 from fedloom.errors import DataError, RecipeError, UserError
+from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks import scores
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -348,3 +349,59 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
     with pytest.raises(DataError, match="the order of all, mild, much, none, some is not known; write numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
+
+
+def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
+    from fedloom.experiments.export.table import predict
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(60, 10, 400)
+    sick = {name: (x + rng.normal(0, 5, 400) > at).astype(float) for name, at in (("heart", 60), ("kid ney", 68))}
+    table = pandas.DataFrame({"site": list("abcd") * 100, "x": x, **sick, "third": rng.integers(0, 2, 400)})
+    table.loc[table.site == "a", "kid ney"] = np.nan  # never measured there
+    table.loc[table.site == "b", ["heart", "kid ney"]] = np.nan  # a site without the task
+    table.loc[::9, "heart"] = np.nan
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    task = fl.task(kind="multilabel", columns=["heart", "kid ney"])
+    fed = made(path, tasks={"organs": task, "third": fl.task(classes=2)})
+    both = ["organs", "third"]
+    assert {s.client: [*s.tasks] for s in fed.partition().shares} == {"a": both, "b": ["third"], "c": both, "d": both}
+    assert "no label 'kid ney' of task 'organs' to train on: a" in fed.dataset.notes
+    options = ["--clients", "site", "--rounds", 30, "--out", tmp_path / "r.yaml"]
+    for command in (["init", path, "--labels", "organs=heart+kid ney,third", *options],
+                    ["run", tmp_path / "r.yaml", "model={name: mlp, hidden: []}", "training.optimizer.lr=0.1",
+                     "--out", tmp_path / "run", "-q"],
+                    ["export", tmp_path / "run", "--out", tmp_path / "b"]):  # fmt: skip
+        assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    section = yaml.safe_load((tmp_path / "r.yaml").read_text())["data"]
+    params = DATASETS["table"].params.model_validate({key: section[key] for key in section if key != "name"})
+    assert DATASETS["table"].function(0, **dict(params)).train.fingerprint() == fed.dataset.train.fingerprint()
+    scores_of = Run.read(tmp_path / "run").final().values["organs"]
+    assert scores_of["auc"] > 0.8
+    assert {"auc[heart]", "auc[kid_ney]"} < set(scores_of)
+    found = predict(tmp_path / "run", path)
+    assert list(found) == ["site", "p(heart)", "p(kid ney)", "third", "p(third=0)", "p(third=1)"]
+    assert np.corrcoef(found["p(kid ney)"], table.x)[0, 1] > 0.8  # at the sites without labels as well
+    assert found["p(heart)"].between(0, 1).all()
+    assert predict(tmp_path / "b", path).equals(found)
+    assert "| organs | heart, kid ney | a probability of each |" in (tmp_path / "b" / "README.md").read_text()
+    shown = CliRunner().invoke(app, ["data", "statistics", str(tmp_path / "r.yaml"), "--json"]).output
+    assert '"organs": "88, heart ' in shown
+    for columns, message in (
+        (["heart", "no"], "no column 'no'"),
+        (["heart", "x"], r"column 'x': .* found, expected yes and no, such as 1 and 0"),
+        (["heart", "same"], "column 'same': all labels are '1', so there is nothing to learn; leave it out of the"),
+    ):
+        with pytest.raises(DataError, match=message):
+            made(table.assign(same=1), tasks={"organs": fl.task(kind="multilabel", columns=columns)})
+    with pytest.raises(DataError, match="column 'heart' is a label twice"):
+        made(table, tasks={"organs": task, "heart": fl.task(classes=2)})
+    with pytest.raises(RecipeError, match="columns=.* found, expected the names of the columns of a multilabel task"):
+        fl.task(classes=2, columns=["heart"])
+
+
+def test_descriptions_of_tasks_keep_their_weights_of_classes() -> None:
+    assert made(frame(), tasks={"ill": fl.task(classes=2, class_weights=[1, 9])}).tasks[0].class_weights == (1, 9)
+    with pytest.raises(DataError, match="name such cells as missing="):
+        made(frame(), tasks={"ill": fl.task(classes=2, ignore=-9)})

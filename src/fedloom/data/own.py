@@ -174,7 +174,8 @@ class Federation:
 
         source      a pandas.DataFrame; a CSV (also .gz, .xz) or Parquet file; a folder with one of them for each site
         site        the column of a row's site; without it a folder's files are the sites
-        tasks       columns, a task each, or {column: fl.task(...)}; empty cells are no label
+        tasks       columns, a task each, or {column: fl.task(...)}, or {task: fl.task(kind="multilabel",
+                    columns=[...])}; empty cells are no label
         features    the columns that are inputs, or globs; by default all others that pass the checks. A warning names
                     those that do not, with the reason
         leave_out   columns or globs that are no inputs
@@ -201,8 +202,7 @@ class Federation:
             lines = [*plan.refused, *(agree if plan.refused else ()), *gone]
             warnings.warn(f"from_table: {'; '.join(lines)}", stacklevel=2)
         own = [
-            task if each is None else Own.of(replace(task, weight=each.weight), each.loss, each.metrics)
-            for task, each in zip(built.tasks, described.values(), strict=True)
+            task if each is None else each.on(task) for task, each in zip(built.tasks, described.values(), strict=True)
         ]
         federation = cls.__new__(cls)
         federation.dataset = replace(built, tasks=tuple(own))
@@ -239,7 +239,9 @@ def _known(name: str, task: Any) -> dict[str, Any]:
         return {}
     if not isinstance(task, Description):
         raise DataError(f"from_table, tasks: {name!r} is {task!r}, expected fl.task(...)")
-    said = {"kind": getattr(task, "kind", None), "classes": task.classes, "metric": task.judge or None}
+    if task.ignore is not None:
+        raise DataError(f"from_table, tasks: {name!r} has ignore={task.ignore!r}; name such cells as missing=")
+    said = {"kind": task.kind, "classes": task.classes, "metric": task.judge or None, "columns": task.columns}
     return {key: value for key, value in said.items() if value is not None}
 
 
@@ -250,6 +252,8 @@ def _tasks(tasks: Any) -> dict[str, Task]:
     for name, each in tasks.items():
         if not isinstance(each, Description | Task):
             raise DataError(f"Federation, tasks: {name!r} is {each!r}, expected fl.task(...)")
+        if isinstance(each, Description) and each.columns is not None:
+            raise DataError(f"Federation, tasks: {name!r} has columns=, which are those of a table; say classes=")
         known[str(name)] = each.named(str(name)) if isinstance(each, Description) else replace(each, name=str(name))
     return known
 

@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read
-from fedloom.data.tables.table import Split, labelled, rows_of
+from fedloom.data.tables.table import Split, labelled, plain_name, rows_of
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -65,8 +65,9 @@ class Draft:
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
         labels = [
-            f"{label.column or task} ({label.kind}{': ' + ', '.join(label.classes[:10]) if label.classes else ''})"
+            f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})"
             for task, label in self.tasks.items()
+            for names in [label.classes or label.columns]
         ]
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
         asked = [name for name, why in self.left_out.items() if why == ASKED]
@@ -104,8 +105,8 @@ def draft(
 ) -> Draft:
     """Look at a table and find the role of each column.
 
-    `labels` are columns, or {column: what is known of the task: kind, classes, metric}; `features` and `leave_out` are
-    names or globs. With `features` these columns are inputs whatever they tell; without, a column is left out that
+    `labels` are columns, or {column: what is known of the task: kind, classes, metric}; of a multilabel task {task:
+    kind, columns, metric}. `features` and `leave_out` are names or globs. With `features` these columns are inputs whatever they tell; without, a column is left out that
     nearly predicts a label alone, looks like an outcome or an identifier, or has nothing to learn from.
 
     Raises DataError for a column that is not there, a label that cannot be one, and where no input is left.
@@ -115,21 +116,25 @@ def draft(
     names = [str(name) for name in table.frame.columns]
     if not labels:
         raise DataError(f"{where}: no label is named, expected at least one of {', '.join(names[:20])}")
-    wanted = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    described = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    wanted = [column for name, known in described.items() for column in known.get("columns") or (name,)]
     for name in (*wanted, *([site] if site is not None else [])):
         table.column(name)
     if site in wanted:
         raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
     tasks: dict[str, Label] = {}
-    for name, known in wanted.items():
+    for name, known in described.items():
         task = task_name(name)
         if task in tasks:
             raise DataError(f"{where}, column {name!r}: its task would be called {task!r} like another; rename it")
+        several = known.get("kind") == "multilabel"
         try:
-            tasks[task] = label_of(table.column(name), known, mode)
+            tasks[task] = (
+                labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
+            )
         except ValidationError as error:
             raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg'].partition(', ')[2]}") from None
-        if task != name:
+        if task != name and not several:
             tasks[task] = tasks[task].model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
@@ -173,7 +178,7 @@ def draft(
 
 def task_name(column: str) -> str:
     """Return the name of a column's task, which is part of the names of parameters."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
+    name = plain_name(column)
     return f"{name}_task" if name in _TAKEN else name
 
 
@@ -184,7 +189,7 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if column.is_date:
         raise DataError(f"{about}: dates found, expected a label; make a number of it, such as days since admission")
     if kind not in (None, "binary", "classification", "ordinal", "regression"):
-        expected = "binary, classification, ordinal or regression"
+        expected = "binary, classification, ordinal, multilabel or regression"
         raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
@@ -234,6 +239,21 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         return Label(kind=kind, classes=tuple(sorted(classes, key=float)), metric=metric)
     two = len(classes) == 2 and known.get("kind") in (None, "binary")
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
+
+
+def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Label:
+    """Return some columns as the labels of a multilabel task. Raises DataError for one that is no label."""
+    columns = tuple(known.get("columns") or ())
+    if not columns:
+        raise DataError(f"{table.where}, task {task!r}: no columns found for kind multilabel, expected columns=[...]")
+    for name in columns:
+        column = table.column(name)
+        if not column.distinct:
+            raise DataError(f"{column.where}: no cell has a label; leave it out of the task {task!r}")
+        if len({*column.yes_or_no()[column.present]}) < 2:
+            raise DataError(f"{column.where}: all labels are {column.distinct[0]!r}, so there is nothing to learn; "
+                            f"leave it out of the task {task!r}")  # fmt: skip
+    return Label(kind="multilabel", columns=columns, metric=known.get("metric"))
 
 
 def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
@@ -299,7 +319,7 @@ def _is_sent(column: Column, kind: Kind, trains: Sequence[Array], minimum: int) 
     return any((np.bincount(index[rows] + 1, minlength=2)[1:] >= minimum).any() for rows in trains)
 
 
-def _outcome_block(table: Table, names: Sequence[str], labels: Mapping[str, Any]) -> Iterator[str]:
+def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) -> Iterator[str]:
     """Yield columns that stand among the labels at the table's end and have the same values.
 
     Tables have their outcomes last; where one of them is a label, the others are no inputs.
@@ -334,10 +354,11 @@ def _suspicious(
         return "it stands among the outcomes at the table's end and has the label's values"
     for task, label in tasks.items():
         real = label.kind == "regression"
-        value = association(column, kind, labels[task], real, rows)
-        if value > (R2 if real else AUC):
-            measure = "R2" if real else "AUC"
-            return f"it tells the label {task!r} nearly by itself ({measure} {value:.3f} on training rows)"
+        for name, y in zip(label.columns or (task,), labels[task].reshape(len(labels[task]), -1).T, strict=True):
+            value = association(column, kind, y, real, rows)
+            if value > (R2 if real else AUC):
+                measure = "R2" if real else "AUC"
+                return f"it tells the label {name!r} nearly by itself ({measure} {value:.3f} on training rows)"
     return ""
 
 

@@ -6,6 +6,7 @@ fewer rows than a stated minimum; or it sends nothing and scales by its own numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import Positive, Section
 from fedloom.data.prepare import Array
-from fedloom.data.tables.read import Column, Table, quoted
+from fedloom.data.tables.read import Column, Table
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
@@ -46,12 +47,15 @@ METRICS = {
 class Label(Section):
     """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
 
-    `metric` stands for the task, or the first of some: by default auc of two classes, accuracy of more, and rmse.
+    A multilabel task has several columns of yes and no. `metric` stands for the task, or the first of some: by default
+    auc of two classes and of several labels, accuracy of more classes, and rmse.
     """
 
     column: str | None = None
     """null: the task's name."""
-    kind: Literal["binary", "classification", "ordinal", "regression"]
+    columns: tuple[str, ...] = ()
+    """The columns of a multilabel task."""
+    kind: Literal["binary", "classification", "ordinal", "regression", "multilabel"]
     classes: tuple[str, ...] = ()
     metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
@@ -60,8 +64,12 @@ class Label(Section):
     @property
     def judge(self) -> tuple[str, ...]:
         """The names of the metrics."""
-        usual = ("auc",) if self.kind == "binary" else ()
+        usual = ("auc",) if self.kind in ("binary", "multilabel") else ()
         return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    def read_from(self, task: str) -> tuple[str, ...]:
+        """Return the columns that the label of a task is read from."""
+        return self.columns or (self.column or task,)
 
     @model_validator(mode="after")
     def _fits(self) -> Label:
@@ -69,9 +77,12 @@ class Label(Section):
         for name in self.judge:
             if name not in known:
                 raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
-        few = 0 if self.kind == "regression" else 2
-        if len(self.classes) < few or (self.kind in ("binary", "regression") and len(self.classes) > few):
-            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (few == 2)}{few}")
+        if bool(self.columns) != (self.kind == "multilabel"):
+            raise ValueError(f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only")
+        few = 0 if self.kind in ("regression", "multilabel") else 2
+        most = math.inf if self.kind in ("classification", "ordinal") else few
+        if not few <= len(self.classes) <= most:
+            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}")
         return self
 
 
@@ -112,15 +123,6 @@ class Statistics(Section):
         return self.mean, std if std > 1e-9 * max(abs(self.mean), 1e-300) else 1.0
 
 
-def _numbers(column: Column, kind: Kind) -> Array:
-    """Return a column's numbers, NaN where they are missing. Raises DataError for a cell that is none."""
-    if kind != "yes/no":
-        return column.finite()
-    if column.yes is None:
-        raise DataError(f"{column.where}: {quoted(column.distinct)} found, expected yes and no")
-    return column.yes
-
-
 def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statistics:
     """Compute the numbers that a site sends of a column of its training rows (positions)."""
 
@@ -132,7 +134,7 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
         counts = np.bincount(index[index >= 0], minlength=len(column.distinct))
         values = {text: enough(n) for text, n in zip(column.distinct, counts, strict=True) if enough(n)}
         return Statistics(count=sum(values.values()), missing=enough((index < 0).sum()), values=values)
-    cells = _numbers(column, kind)[rows]
+    cells = (column.yes_or_no() if kind == "yes/no" else column.finite())[rows]
     there = cells[~np.isnan(cells)]
     missing = enough(len(cells) - len(there))
     if kind == "yes/no":  # a sum would tell how few they are
@@ -197,7 +199,7 @@ class Preprocessing(Section):
                 place += len(each.values)
                 absent = column.index[rows] < 0
             else:
-                values = _numbers(column, each.kind)[rows]
+                values = (column.yes_or_no() if each.kind == "yes/no" else column.finite())[rows]
                 absent = np.isnan(values)
                 mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
                 out[:, place] = np.where(absent, 0, (values - mean) / std)

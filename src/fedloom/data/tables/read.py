@@ -266,9 +266,18 @@ class Column:
     def yes(self) -> Array | None:
         """1 for yes, 0 for no, NaN for missing (N), where the cells are yes and no."""
         words = [text.lower() for text in self.distinct]
-        if not words or not set(words) <= _YES | _NO or len({word in _YES for word in words}) < len(words):
+        both = {word in _YES for word in words}
+        if not set(words) <= _YES | _NO or (len(both) < 2 and len({*words}) > 1):
             return None
         return self._per_row((float(word in _YES) for word in words), np.nan)
+
+    def yes_or_no(self) -> Array:
+        """Return 1 for yes, 0 for no, NaN for missing. Raises DataError for a cell that is none of them."""
+        if self.yes is None:
+            raise DataError(
+                f"{self.where}: {quoted(self.distinct)} found, expected yes and no, such as 1 and 0 or Y and N"
+            )
+        return self.yes
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
         """Return each row's position among `names` (-1: missing or not among them), and the texts that are not."""

@@ -106,7 +106,7 @@ class Rows:
     """The rows of each site of a table, with all labels."""
 
     labels: Mapping[str, Array]
-    """Task -> a label for each row: a class (-1: none) or a real number (NaN: none)."""
+    """Task -> a label for each row: a class (-1: none), a real number (NaN: none), or some of 0 and 1 (NaN: none)."""
     parts: Mapping[str, tuple[Array, Array, Array]]
     """Site -> rows of its train, validation and test part."""
     notes: tuple[str, ...]
@@ -115,6 +115,11 @@ class Rows:
 def name_of(site: str) -> str:
     """Return a site's name as that of a client."""
     return client_name(re.sub(r"[^\w .-]", "-", site).lstrip(" .-") or "site")
+
+
+def plain_name(column: str) -> str:
+    """Return a column's name as part of the names of metrics and parameters."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
 
 
 def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
@@ -141,6 +146,9 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     """Return each task's labels. Raises DataError for a cell that is no label of its task."""
     labels = {}
     for name, label in tasks.items():
+        if label.kind == "multilabel":
+            labels[name] = np.stack([table.column(each).yes_or_no() for each in label.columns], 1)
+            continue
         column = table.column(label.column or name)
         if label.kind == "regression":
             labels[name] = column.finite()
@@ -158,8 +166,9 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
 
 
 def labelled(labels: Array) -> Array:
-    """Return which rows have a label: a class (-1: none) or a real number (NaN: none)."""
-    return ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+    """Return which rows have a label: a class (-1: none), or a real number or one of some (NaN: none)."""
+    known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+    return known if known.ndim == 1 else known.any(1)
 
 
 def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -> Rows:
@@ -176,7 +185,8 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -
         if len(rows) < split.least:
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
-        own = [np.nan_to_num(column[rows], nan=-np.inf) for column in labels.values()]
+        parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
+        own = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
         train, val, test = split.of(own, seed, name)
         parts[name] = rows[train], rows[val], rows[test]
     if not parts:
@@ -185,13 +195,19 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -
         trains = {name: train[there[train]] for name, (train, _, _) in parts.items()}
         holders = [name for name, train in trains.items() if len(train)]
         if not holders:
-            column = table.column(tasks[task].column or task)
+            column = table.column(tasks[task].read_from(task)[0])
             raise DataError(f"{column.where}: no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
-        single = [name for name in holders if len(np.unique(labels[task][trains[name]])) < 2]
-        if single and tasks[task].kind != "regression":
-            notes.append(f"one class only of task {task!r} to train on: {_some(single)}")
+        if tasks[task].kind != "regression":
+            each = labels[task].reshape(len(there), -1).T
+            for about, y in zip(tasks[task].read_from(task), each, strict=True):
+                seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
+                if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
+                    notes.append(f"no label {about!r} of task {task!r} to train on: {_some(lacking)}")
+                if single := [who for who, count in seen.items() if count == 1]:
+                    which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
+                    notes.append(f"one class only of {which_one} to train on: {_some(single)}")
     return Rows(labels, parts, tuple(notes))
 
 
@@ -202,11 +218,13 @@ def _some(names: Sequence[str]) -> str:
 
 def task_of(name: str, label: Label) -> Task:
     """Return the task that a label describes."""
-    from fedloom.models.tasks.classification import Classification, Ordinal
+    from fedloom.models.tasks.classification import Classification, Multilabel, Ordinal
     from fedloom.models.tasks.regression import Regression
 
     if label.kind == "regression":
         return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
+    if label.kind == "multilabel":
+        return Multilabel(name, len(label.columns), judge=label.judge, labels=tuple(map(plain_name, label.columns)))
     kind = Ordinal if label.kind == "ordinal" else Classification
     return kind(name, len(label.classes), judge=label.judge)
 
@@ -228,10 +246,12 @@ def build(
     from fedloom.data.partition import Partition, Share
 
     where, site = table.where, table.site
-    columns = [label.column or task for task, label in tasks.items()]
-    for column in columns:
+    columns = [column for task, label in tasks.items() for column in label.read_from(task)]
+    for place, column in enumerate(columns):
         if column in inputs:
             raise DataError(f"{where}: column {column!r} is a label and an input; leave it out of one")
+        if column in columns[:place]:
+            raise DataError(f"{where}: column {column!r} is a label twice; leave it out of one task")
     rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fit(table, inputs, tasks, trains, mode, minimum)
@@ -274,7 +294,7 @@ def build(
         examples(tests),
         tuple(rows.parts) if site is not None else (),
         deal,
-        classes={task: label.classes for task, label in tasks.items() if label.classes},
+        classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         table=fitted,
         notes=(*rows.notes, *notes),
     )
@@ -299,6 +319,13 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
             return ""
         if label.kind == "regression":
             return f", mean {y.mean():.4g}"
+        if label.kind == "multilabel":
+            known = [each[~np.isnan(each)] for each in y.T]
+            return ", " + ", ".join(
+                f"{name} {shown(len(each) if len(each) < minimum else int(each.sum()), f'{each.mean():.0%}')}"
+                for name, each in zip(label.columns, known, strict=True)
+                if len(each)
+            )
         sizes = np.bincount(y, minlength=len(label.classes))
         parts = [f"{c} {shown(n, f'{n / len(y):.0%}')}" for c, n in zip(label.classes[:5], sizes, strict=False)]
         return f", {', '.join(parts[1:] if len(label.classes) == 2 else parts)}"
