@@ -397,7 +397,7 @@ def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_predi
             made(table.assign(same=1), tasks={"organs": fl.task(kind="multilabel", columns=columns)})
     with pytest.raises(DataError, match="column 'heart' is a label twice"):
         made(table, tasks={"organs": task, "heart": fl.task(classes=2)})
-    with pytest.raises(RecipeError, match="columns=.* found, expected the names of the columns of a multilabel task"):
+    with pytest.raises(RecipeError, match="columns=.* found, expected the columns of a multilabel task"):
         fl.task(classes=2, columns=["heart"])
 
 

@@ -29,13 +29,18 @@ from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.signal import AXES, Kind, Signal, sized, told
-from fedloom.models.tasks.own import Description, Own
+from fedloom.models.tasks.own import Description
+from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
     "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
+
+
+LARGE = 10.0
+"""A regression whose labels have a larger mean or deviation is better trained on standardised labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,8 @@ class Client:
             (x, then a column of labels for each task); (x, y) or (x, {task: y}) as arrays; a split of Hugging Face
             datasets. y is the label of its only task, or a mapping
     val     the share of them that is set apart for validation, or a data set of its own
-    tasks   names of its tasks, or {name: weight of the loss}; by default all tasks of the federation
+    tasks   names of its tasks, or {name: weight of the loss}; by default those of the federation's tasks of which any
+            of its training examples has a label
     test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
     """
 
@@ -156,6 +162,8 @@ class Federation:
                 RunWarning,
                 stacklevel=2,
             )
+        for warning in _large_labels(parts, known):
+            warnings.warn(warning, RunWarning, stacklevel=2)
 
     @classmethod
     def from_table(
@@ -227,6 +235,25 @@ class Federation:
             f"Federation: {len(shares)} clients with train + validation examples: {', '.join(listed)}{more}; tasks: "
             f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
+
+
+def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:
+    """Return a sentence for each regression task whose labels are so large that training may not converge."""
+    found = []
+    for name, task in known.items():
+        base = task.known
+        if not isinstance(base, Regression) or (base.mean, base.std) != (0, 1):
+            continue
+        y = torch.cat([part.labels[name] for part in parts if name in part.labels]).double()
+        y = y[~y.isnan()]
+        mean, std = float(y.mean()), float(y.std(correction=0))
+        if max(abs(mean), std) > LARGE:
+            found.append(
+                f"task {name!r}: labels of mean {mean:.3g} and standard deviation {std:.3g} found, so training may not "
+                f"converge; let the model predict standardised ones: tasks={{{name!r}: "
+                f"fedloom.tasks.Regression({name!r}, mean={mean:.3g}, std={std or 1:.3g})}}"
+            )
+    return found
 
 
 def _unfit(where: str, found: str, expected: str) -> DataError:
@@ -349,6 +376,11 @@ def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Key
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
         train, val = span(client.train, mine, f"client {who!r}, train"), client.val
+        if client.tasks is None:  # a client without any label of a task lacks it
+            weights = {name: weights[name] for name, y in parts[-1].labels.items() if _labelled(y).any()}
+            mine = {name: known[name] for name in weights}
+            if not weights:
+                raise DataError(f"client {who!r}, train: no example has a label of any task ({', '.join(known)})")
         if not isinstance(val, bool | int | float | str | None):
             val = span(val, mine, f"client {who!r}, val")
         elif isinstance(val, bool | str | None) or not 0 <= val < 1:
@@ -710,7 +742,12 @@ def gathered(
     for name, task in tasks.items():
         columns = [p.labels[name] if name in p.labels else _no_labels(task, (len(p), *shape)) for p in parts]
         labels[name] = torch.cat([_no_labels(task, (0, *shape)), *columns])
-    partly = {name for part in parts for name, column in part.labels.items() if not _labelled(column).all()}
+    partly = {
+        name
+        for part in parts
+        for name, column in part.labels.items()
+        if (column.ndim > 1 or column.is_floating_point()) and not _labelled(column).all()  # classes tell it themselves
+    }
     annotated = {name: _labelled(labels[name]) for name in partly}
     tensors = [part.source for part in parts if isinstance(part.source, Tensor)]
     if len(tensors) == len(parts):
@@ -722,9 +759,9 @@ def gathered(
 
 
 def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples have a label, of labels that are no classes; of classes the column itself tells."""
+    """Return which examples have a label."""
     if column.ndim == 1 and not column.is_floating_point():
-        return np.ones(len(column), bool)
+        return (column >= 0).numpy()
     known = ~column.isnan() & (column != IGNORE) & (column != -1) if column.ndim > 1 else ~column.isnan()
     return (known.flatten(1).any(1) if column.ndim > 1 else known).numpy()
 

@@ -106,8 +106,9 @@ def draft(
     """Look at a table and find the role of each column.
 
     `labels` are columns, or {column: what is known of the task: kind, classes, metric}; of a multilabel task {task:
-    kind, columns, metric}. `features` and `leave_out` are names or globs. With `features` these columns are inputs whatever they tell; without, a column is left out that
-    nearly predicts a label alone, looks like an outcome or an identifier, or has nothing to learn from.
+    kind, columns, metric}. `features` and `leave_out` are names or globs. With `features` these columns are inputs
+    whatever they tell; without, a column is left out that nearly predicts a label alone, looks like an outcome or an
+    identifier, or has nothing to learn from.
 
     Raises DataError for a column that is not there, a label that cannot be one, and where no input is left.
     """

@@ -290,9 +290,7 @@ def task(
     if columns is not None:
         named = isinstance(columns, list | tuple) and columns and all(isinstance(name, str) for name in columns)
         if kind != "multilabel" or not named or classes not in (None, len(columns)):
-            raise RecipeError(
-                f"task: columns={columns!r} found, expected the names of the columns of a multilabel task"
-            )
+            raise RecipeError(f"task: columns={columns!r} found, expected the columns of a multilabel task")
         classes = len(columns)
     least = 1 if kind == "multilabel" else 2
     if counts and (isinstance(classes, bool) or not isinstance(classes, int) or classes < least):
