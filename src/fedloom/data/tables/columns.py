@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode
-from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read
+from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import Split, labelled, plain_name, rows_of
 
 AUC, R2 = 0.97, 0.9
@@ -23,6 +23,10 @@ CATEGORIES = 50
 """A text column with more values is no category, unless it is named."""
 CODES = 5
 """Whole numbers of so few values are codes, each a category; a linear model loses nothing by it."""
+CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
+"""Numbers that are often written for a missing value."""
+LONG = 200
+"""A text with more characters is no category."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
 _ROWS = 20_000
@@ -53,6 +57,8 @@ class Draft:
     mode: Mode
     allowed: frozenset[str]
     """Columns that are left out, but may be inputs where they are named."""
+    notes: tuple[str, ...]
+    """Sentences about rows, sites and labels."""
 
     @property
     def section(self) -> dict[str, Any]:
@@ -77,6 +83,7 @@ class Draft:
             *([f"left out as asked: {', '.join(asked)}"] if asked else []),
             *self.refused,
             *([ALLOW] if self.allowed else []),
+            *self.notes,
         ]
 
     @property
@@ -174,7 +181,7 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column is left as an input ({reasons}); name some with features")
-    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed))
+    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), rows.notes)
 
 
 def task_name(column: str) -> str:
@@ -192,6 +199,8 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if kind not in (None, "binary", "classification", "ordinal", "regression"):
         expected = "binary, classification, ordinal, multilabel or regression"
         raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
+    if kind is None and count is None and (code := _code_in(column)):
+        raise DataError(f"{about}: {code}; if it is a label, say so with fl.task(kind=...) or classes=")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
@@ -220,6 +229,8 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             f"{about}: {len(distinct)} different labels in {len(column.series)} rows found, expected classes that "
             "occur several times, or numbers"
         )
+    if count is None:
+        _refuse_strange_classes(column)
     classes = distinct
     if (yes := column.yes) is not None:  # no before yes, whatever the alphabet says
         classes = sorted(classes, key=lambda text: float(yes[column.index == classes.index(text)][0]))
@@ -242,6 +253,39 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 
 
+def _refuse_strange_classes(column: Column) -> None:
+    """Raise DataError for labels that differ in writing only, or that occur once."""
+    about, distinct = column.where, column.distinct
+    folded = [text.casefold() for text in distinct]
+    for place, text in enumerate(folded):
+        if folded.index(text) < place:
+            raise DataError(f"{about}: labels {distinct[folded.index(text)]!r} and {distinct[place]!r} found, which "
+                            "differ in case only; write them alike")  # fmt: skip
+    if len(distinct) > 2 and column.yes is not None:
+        raise DataError(f"{about}: {', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
+    sizes = np.bincount(column.index[column.index >= 0])
+    if len(distinct) > 1 and (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
+        raise DataError(
+            f"{about}: one row only has the label {distinct[once[0]]!r}, so it cannot be learned and tested; correct "
+            f"it, or if it means missing, name it with --missing '{distinct[once[0]]}'"
+        )
+
+
+def _code_in(column: Column) -> str:
+    """Return a sentence about a number that looks like a code for missing, or an empty text."""
+    values = column.numbers[np.isfinite(column.numbers)]
+    for code in CODES_FOR_MISSING:
+        is_code = values == code
+        others = values[~is_code]
+        apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
+        if is_code.sum() >= 3 and len(others) and apart:
+            return (
+                f"{int(is_code.sum())} cells are {code} and no other is {'below 0' if code < 0 else 'nearly as large'}; "
+                f"if that means missing, name it with --missing {code}"
+            )
+    return ""
+
+
 def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Label:
     """Return some columns as the labels of a multilabel task. Raises DataError for one that is no label."""
     columns = tuple(known.get("columns") or ())
@@ -260,13 +304,14 @@ def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Labe
 def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     """Return the kind of a column as an input, or why it cannot be one. `named`: it may have any number of values."""
     if column.is_date:
-        return None, "it has dates; make a number of it, such as an age or days since admission"
+        return None, "it has dates or times; make a number of it, such as an age or days since admission"
     strange, distinct, whole = column.not_numbers, len(column.distinct), False
     values = column.numbers[~np.isnan(column.numbers)]
     numeric = column.series.dtype.kind in "iuf" or (not strange and distinct > 0)
     if numeric:
         if np.isinf(values).any():
-            return None, f"it has {int(np.isinf(values).sum())} infinite numbers"
+            infinite = text_of(values[np.isinf(values)][0])
+            return None, f"it has infinite numbers; if that means missing, name it with --missing {infinite}"
         if len(values) and np.abs(values).max() > 1e150:
             return None, f"it has numbers up to {np.abs(values).max():.3g}, whose squares are too large to add up"
         distinct, whole = len(np.unique(values)), not (values % 1).any()
@@ -278,12 +323,16 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         count, words = int(column.present.sum()), _words(column.name)
         if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
+        if column.are_numbers_with_more:
+            return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
     if numeric:
         if set(values) == {0.0, 1.0}:
             return "yes/no", ""
-        return ("category" if distinct <= CODES and whole else "number"), ""
+        if distinct <= CODES and whole:
+            return "category", ""
+        return ("number", "" if named else _code_in(column))
     if column.yes is not None:
         return "yes/no", ""
     if all(THOUSANDS.fullmatch(text) for text in strange):
@@ -292,11 +341,13 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, f"it has numbers and {len(strange)} texts such as {strange[0]!r}; {_perhaps_missing(column)}"
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
+    if (longest := max(map(len, column.distinct))) > LONG:
+        return None, f"it has texts of up to {longest:,} characters"
     return "category", ""
 
 
 def _perhaps_missing(column: Column) -> str:
-    return f"if that means missing, name it with --missing '{column.not_numbers[0]}'"
+    return f"if that means missing, name it with --missing '{','.join(column.not_numbers[:10])}'"
 
 
 def _words(name: str) -> list[str]:

@@ -131,13 +131,15 @@ def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
     if len(absent):
         rows = ", ".join(str(row + 1) for row in absent[:3])
         raise DataError(
-            f"{column.where}: {len(absent)} rows have no site, such as row {rows}; fill it in or remove them"
+            f"{column.where}: rows without a site found: {len(absent)}, such as row {rows}; fill it in or remove them"
         )
     names = [name_of(text) for text in column.distinct]
-    for name, text in zip(names, column.distinct, strict=True):
-        first = column.distinct[names.index(name)]
+    folded = [name.casefold() for name in names]
+    for name, text in zip(folded, column.distinct, strict=True):
+        first = column.distinct[folded.index(name)]
         if first != text:
-            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; rename one")
+            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; write them "
+                            "alike if they are one site, else rename one")  # fmt: skip
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[column.index], [names[i] for i in order]
 
