@@ -277,10 +277,11 @@ def _code_in(column: Column) -> str:
     for code in CODES_FOR_MISSING:
         is_code = values == code
         others = values[~is_code]
+        what = "below 0" if code < 0 else "nearly as large"
         apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
         if is_code.sum() >= 3 and len(others) and apart:
             return (
-                f"{int(is_code.sum())} cells are {code} and no other is {'below 0' if code < 0 else 'nearly as large'}; "
+                f"{int(is_code.sum())} cells are {code} and no other is {what}; "
                 f"if that means missing, name it with --missing {code}"
             )
     return ""
@@ -319,6 +320,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, "no cell has a value"
     if distinct == 1:
         return (None, "it has one value only") if column.present.all() else ("category", "")
+    if strange and all(THOUSANDS.fullmatch(text) for text in strange):
+        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if not named:
         count, words = int(column.present.sum()), _words(column.name)
         if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
@@ -335,8 +338,6 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return ("number", "" if named else _code_in(column))
     if column.yes is not None:
         return "yes/no", ""
-    if all(THOUSANDS.fullmatch(text) for text in strange):
-        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if 0 < len(strange) < distinct - 5 * len(strange):
         return None, f"it has numbers and {len(strange)} texts such as {strange[0]!r}; {_perhaps_missing(column)}"
     if distinct > CATEGORIES and not named:

@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", 
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 _POINT = re.compile(THOUSANDS.pattern + r"\.\d+")
-_AROUND = re.compile(r"[^\d,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
+_AROUND = re.compile(r"[^\w,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?|\d\d?:\d\d(:\d\d.*)?"
