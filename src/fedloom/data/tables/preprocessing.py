@@ -14,12 +14,14 @@ import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import Positive, Section
+from fedloom.core.settings.section import Natural, Positive, Section
 from fedloom.data.prepare import Array
 from fedloom.data.tables.read import Column, Table
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
+Declared = Kind | Sequence[str]
+"""An input as a recipe declares it: its kind, or its categories."""
 Scale = tuple[FiniteFloat, Positive]
 ALL = ""
 """The key of the numbers that all sites share."""
@@ -71,6 +73,11 @@ class Label(Section):
         """Return the columns that the label of a task is read from."""
         return self.columns or (self.column or task,)
 
+    @property
+    def wants_scale(self) -> bool:
+        """Return whether a mean or standard deviation is not known yet."""
+        return self.kind == "regression" and (self.mean is None or self.std is None)
+
     @model_validator(mode="after")
     def _fits(self) -> Label:
         known = METRICS[{"regression": "numbers", "ordinal": "ordered"}.get(self.kind, "classes")]
@@ -89,12 +96,12 @@ class Label(Section):
 class Statistics(Section):
     """The numbers that one site sends of one column: nothing that fewer rows than the minimum make up."""
 
-    count: int = 0
-    mean: FiniteFloat = 0.0
+    count: Natural = 0
+    mean: Annotated[FiniteFloat, Field(ge=-1e155, le=1e155)] = 0.0
     squares: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     """The sum of squared deviations from the mean."""
-    missing: int = 0
-    values: dict[str, int] = Field(default_factory=dict)
+    missing: Natural = 0
+    values: dict[str, Natural] = Field(default_factory=dict)
 
     def plus(self, other: Statistics) -> Statistics:
         """Return the statistics of both sites' rows together."""
@@ -161,10 +168,10 @@ class Preprocessing(Section):
     missing: tuple[str | int | float, ...]
     mode: Mode
     minimum: int
-    inputs: tuple[Input, ...]
-    scales: dict[str, tuple[Scale, ...]]
+    inputs: tuple[Input, ...] = ()
+    scales: dict[str, tuple[Scale, ...]] = Field(default_factory=lambda: {ALL: ()})
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
-    tasks: dict[str, Label]
+    tasks: dict[str, Label] = Field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -210,9 +217,65 @@ class Preprocessing(Section):
         return out
 
 
+def sent_of(
+    table: Table,
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    rows: Array,
+    minimum: int,
+) -> dict[str, Statistics]:
+    """Return what a site sends of its training rows (positions): column -> its statistics.
+
+    The columns are the inputs, and the labels of regressions whose scale the recipe does not say.
+    """
+    kinds = {name: kind_of(stated)[0] for name, stated in declared.items()}
+    kinds |= {label.read_from(name)[0]: "number" for name, label in tasks.items() if label.wants_scale}
+    return {name: statistics(table.column(name), kind, rows, minimum) for name, kind in kinds.items()}
+
+
+def combine(
+    sent: Mapping[str, Mapping[str, Statistics]],
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    table: Preprocessing,
+    where: str,
+) -> Preprocessing:
+    """Return a preprocessing with the inputs, scales and labels that follow from what sites sent: site -> column -> it.
+
+    Raises DataError where this does not tell enough.
+    """
+    columns = dict.fromkeys(name for each in sent.values() for name in each)
+    totals = {name: Statistics.total(each[name] for each in sent.values() if name in each) for name in columns}
+    inputs, scales = list[Input](), list[Scale]()
+    for name, stated in declared.items():
+        kind, values = kind_of(stated)
+        total = totals[name]
+        if not total.count:
+            raise DataError(
+                f"{where}, column {name!r}: no site has {table.minimum} training rows with one value, so nothing of it "
+                "is sent; leave the column out, lower data.minimum, or take data.preprocess: local"
+            )
+        values = values or (tuple(sorted(total.values)) if kind == "category" else ())
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=total.missing > 0))
+        scales += [total.scale] if kind != "category" else []
+    labels = {}
+    for name, label in tasks.items():
+        labels[name] = label
+        if label.wants_scale:
+            total = totals[label.read_from(name)[0]]
+            if not total.count:
+                raise DataError(
+                    f"{where}, task {name!r}: no site has {table.minimum} training rows with a label; lower "
+                    "data.minimum, or take data.preprocess: local"
+                )
+            mean, std = total.scale
+            labels[name] = label.model_copy(update={"mean": mean, "std": std})
+    return table.model_copy(update={"inputs": tuple(inputs), "scales": {ALL: tuple(scales)}, "tasks": labels})
+
+
 def fit(
     table: Table,
-    declared: Mapping[str, Kind | Sequence[str]],
+    declared: Mapping[str, Declared],
     tasks: Mapping[str, Label],
     rows: Mapping[str, Array],
     mode: Mode,
@@ -222,64 +285,33 @@ def fit(
 
     Raises DataError where a site's statistics do not tell enough, or with `local`, where the recipe does not.
     """
+    empty = Preprocessing(site=table.site, missing=table.missing, mode=mode, minimum=minimum)
+    if mode == "federated":
+        sent = {who: sent_of(table, declared, tasks, index, minimum) for who, index in rows.items()}
+        return combine(sent, declared, tasks, empty, table.where)
     inputs, scales = list[Input](), dict[str, list[Scale]]()
-    federated = mode == "federated"
-    minimum_sent = minimum if federated else 1
     for name, stated in declared.items():
-        kind, values = _kind(stated)
+        kind, values = kind_of(stated)
         column = table.column(name)
-        sent = {}
-        if federated or kind != "category":
-            sent = {who: statistics(column, kind, index, minimum_sent) for who, index in rows.items()}
-        everyone = Statistics.total(sent.values())
-        if federated and not everyone.count:
-            raise DataError(
-                f"{column.where}: no site has {minimum} training rows with one value, so nothing of it is sent; leave "
-                "the column out, lower data.minimum, or take data.preprocess: local"
-            )
         if kind == "category" and not values:
-            if not federated:
-                raise DataError(
-                    f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
-                    f"categories: data.inputs: {{{name}: [a, b]}}"
-                )
-            values = tuple(sorted(everyone.values))
-        inputs.append(Input(column=name, kind=kind, values=values, indicator=not federated or everyone.missing > 0))
-        if kind != "category":
-            for who, one in {ALL: everyone}.items() if federated else sent.items():
-                scales.setdefault(who, []).append(one.scale)
-    return Preprocessing(
-        site=table.site,
-        missing=table.missing,
-        mode=mode,
-        minimum=minimum,
-        inputs=tuple(inputs),
-        scales={who: tuple(each) for who, each in scales.items()} or {ALL: ()},
-        tasks={name: _scaled(table, name, label, rows, mode, minimum) for name, label in tasks.items()},
-    )
+            raise DataError(
+                f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
+                f"categories: data.inputs: {{{name}: [a, b]}}"
+            )
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=True))
+        for who, index in rows.items() if kind != "category" else ():
+            scales.setdefault(who, []).append(statistics(column, kind, index, 1).scale)
+    for name, label in tasks.items():
+        if label.wants_scale:
+            raise DataError(
+                f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say "
+                f"about which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, "
+                "mean: 0, std: 1}}"
+            )
+    own = {who: tuple(each) for who, each in scales.items()} or {ALL: ()}
+    return empty.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": dict(tasks)})
 
 
-def _kind(stated: Kind | Sequence[str]) -> tuple[Kind, tuple[str, ...]]:
+def kind_of(stated: Declared) -> tuple[Kind, tuple[str, ...]]:
     """Return the kind of an input and its categories; a list of categories stands for a category."""
     return (stated, ()) if isinstance(stated, str) else ("category", tuple(stated))  # type: ignore[return-value]
-
-
-def _scaled(table: Table, name: str, label: Label, rows: Mapping[str, Array], mode: Mode, minimum: int) -> Label:
-    """Return a label with the mean and standard deviation of a real number, which all sites share."""
-    if label.kind != "regression" or (label.mean is not None and label.std is not None):
-        return label
-    if mode == "local":
-        raise DataError(
-            f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say about "
-            f"which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, mean: 0, "
-            "std: 1}}"
-        )
-    column = table.column(label.column or name)
-    everyone = Statistics.total(statistics(column, "number", index, minimum) for index in rows.values())
-    if not everyone.count:
-        raise DataError(
-            f"{table.where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or "
-            "take data.preprocess: local"
-        )
-    mean, std = everyone.scale
-    return label.model_copy(update={"mean": mean, "std": std})

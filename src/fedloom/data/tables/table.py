@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +13,19 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import BelowOne, Count, client_name
+from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit
+from fedloom.data.tables.preprocessing import (
+    Kind,
+    Label,
+    Mode,
+    Preprocessing,
+    Statistics,
+    combine,
+    fit,
+    kind_of,
+    sent_of,
+)
 from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
@@ -122,10 +132,13 @@ def plain_name(column: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
 
 
-def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
-    """Return each row's site by number, and the sites' names in their order. Raises DataError where one is missing."""
+def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Array, list[str]]:
+    """Return each row's site by number, and the sites' names in their order; without a column, `alone` has all rows.
+
+    Raises DataError where one is missing.
+    """
     if site is None:
-        return np.zeros(len(table.frame), np.int64), [EVERYONE]
+        return np.zeros(len(table.frame), np.int64), [alone]
     column = table.column(site)
     absent = np.flatnonzero(column.index < 0)
     if len(absent):
@@ -173,10 +186,17 @@ def labelled(labels: Array) -> Array:
     return known if known.ndim == 1 else known.any(1)
 
 
-def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -> Rows:
-    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn."""
+def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
+    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn.
+
+    `alone` is the only site, one among others elsewhere: it may lack tasks.
+    """
     labels = labels_of(table, tasks)
-    which, names = sites_of(table, table.site)
+    which, names = sites_of(table, table.site, alone or EVERYONE)
+    if alone is not None and len(names) > 1:
+        raise DataError(
+            f"{table.where}, column {table.site!r}: {len(names)} sites found, expected the rows of one site"
+        )
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
@@ -196,7 +216,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -
     for task, there in has.items():
         trains = {name: train[there[train]] for name, (train, _, _) in parts.items()}
         holders = [name for name, train in trains.items() if len(train)]
-        if not holders:
+        if not holders and alone is None:
             column = table.column(tasks[task].read_from(task)[0])
             raise DataError(f"{column.where}: no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
@@ -242,21 +262,30 @@ def build(
     left_out: Mapping[str, str] | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
-    import torch
+    _refuse_doubles(table.where, tasks, inputs)
+    rows = rows_of(table, tasks, split, seed)
+    trains = {who: train for who, (train, _, _) in rows.parts.items()}
+    return dataset_of(table, rows, fit(table, inputs, tasks, trains, mode, minimum), left_out or {})
 
-    from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.data.partition import Partition, Share
 
-    where, site = table.where, table.site
+def _refuse_doubles(where: str, tasks: Mapping[str, Label], inputs: Collection[str]) -> None:
+    """Raise DataError for a column that is a label twice, or a label and an input."""
     columns = [column for task, label in tasks.items() for column in label.read_from(task)]
     for place, column in enumerate(columns):
         if column in inputs:
             raise DataError(f"{where}: column {column!r} is a label and an input; leave it out of one")
         if column in columns[:place]:
             raise DataError(f"{where}: column {column!r} is a label twice; leave it out of one task")
-    rows = rows_of(table, tasks, split, seed)
-    trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+
+
+def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collection[str] = ()) -> Dataset:
+    """Return the data set of a table's rows, preprocessed as was fitted."""
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.data.partition import Partition, Share
+
+    where, site, tasks = table.where, table.site, fitted.tasks
     whose = np.full(len(table.frame), -1)
     for number, parts in enumerate(rows.parts.values()):
         whose[np.concatenate(parts)] = number
@@ -287,7 +316,8 @@ def build(
     def deal(pool: Pool, seed: int) -> Partition:
         return partition
 
-    known = {*inputs, *(left_out or {}), site, *columns}
+    known = {*(each.column for each in fitted.inputs), *left_out, site}
+    known |= {column for task, label in tasks.items() for column in label.read_from(task)}
     notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return Dataset(
         Path(where).name.split(".")[0],
@@ -300,6 +330,71 @@ def build(
         table=fitted,
         notes=(*rows.notes, *notes),
     )
+
+
+class TableReport(Section):
+    """What a site among others sends of its table before the first round: nothing that fewer rows than `minimum` make
+    up."""
+
+    site: str | None
+    minimum: Count
+    inputs: Inputs
+    tasks: Labels
+    sent: dict[str, Statistics]
+    """Column -> its statistics."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """The table of one site, whose preprocessing follows from what all sites send."""
+
+    table: Table
+    rows: Rows
+    report: TableReport
+
+    @staticmethod
+    def of(client: str, seed: int, about: Mapping[str, Any]) -> OwnTable:
+        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit."""
+        found = read(about["path"], about["site"], about["missing"] or ())
+        tasks, inputs = about["tasks"], about["inputs"]
+        _refuse_doubles(found.where, tasks, inputs)
+        split = Split(about["test_fraction"], about["val_fraction"], about["limit"], about["least"])
+        rows = rows_of(found, tasks, split, seed, alone=client)
+        ((train, _, _),) = rows.parts.values()
+        sent = sent_of(found, inputs, tasks, train, about["minimum"])
+        held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}
+        report = TableReport(site=found.site, minimum=about["minimum"], inputs=inputs, tasks=held, sent=sent)
+        return OwnTable(found, rows, report)
+
+    def dataset(self, fitted: Preprocessing | None) -> Dataset:
+        """Return the data set as it was fitted to what all sites sent; before that, without inputs.
+
+        Raises DataError where that has other columns than this site's recipe.
+        """
+        site, missing = self.table.site, self.table.missing
+        if fitted is None:
+            fitted = Preprocessing(site=site, missing=missing, mode="federated", minimum=self.report.minimum,
+                                   tasks=self.report.tasks)  # fmt: skip
+        elif [(each.column, each.kind) for each in fitted.inputs] != [
+            (name, kind_of(stated)[0]) for name, stated in self.report.inputs.items()
+        ]:
+            raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
+        tasks = {name: fitted.tasks[name] for name in self.report.tasks if name in fitted.tasks}
+        return dataset_of(
+            self.table, self.rows, fitted.model_copy(update={"site": site, "missing": missing, "tasks": tasks})
+        )
+
+
+def together(reports: Mapping[str, TableReport]) -> Preprocessing:
+    """Return the preprocessing that follows from what sites sent: client -> its report, of the same inputs.
+
+    Raises DataError where this does not tell enough.
+    """
+    reports = dict(sorted(reports.items()))
+    first = next(iter(reports.values()))
+    tasks = {name: label for report in reports.values() for name, label in report.tasks.items()}
+    empty = Preprocessing(site=first.site, missing=(), mode="federated", minimum=first.minimum)
+    return combine({who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables")
 
 
 def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
