@@ -375,9 +375,9 @@ class OwnTable:
         if fitted is None:
             fitted = Preprocessing(site=site, missing=missing, mode="federated", minimum=self.report.minimum,
                                    tasks=self.report.tasks)  # fmt: skip
-        elif [(each.column, each.kind) for each in fitted.inputs] != [
-            (name, kind_of(stated)[0]) for name, stated in self.report.inputs.items()
-        ]:
+        elif {each.column: each.kind for each in fitted.inputs} != {
+            name: kind_of(stated)[0] for name, stated in self.report.inputs.items()
+        }:
             raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
         tasks = {name: fitted.tasks[name] for name in self.report.tasks if name in fitted.tasks}
         return dataset_of(
