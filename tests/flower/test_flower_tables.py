@@ -16,6 +16,8 @@ from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError
 from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.privacy import PrivacyTerms
+from fedloom.federation.runs.folder import RunFolder
 from sites_support import RECIPE, events, trained
 
 pytest.importorskip("flwr")
@@ -154,3 +156,46 @@ def test_nodes_with_other_columns_are_left_out(
                         data={key: value for key, value in data.items() if key != "site"})  # fmt: skip
     (event,) = [event for event in events(result.folder) if event["event"] == "begins without some"]
     assert message in event["why"]
+
+
+PRIVATE = {"clip": 1.0, "noise": 2.0, "delta": 1e-3}
+
+
+def private(folder: Path, out: Path, **privacy: Any) -> fl.Result:
+    data = {**section(folder), "ranges": {"x": [20, 80], "score": [100, 300]}}
+    data["inputs"] |= {"kind": ["u", "v", "w"]}
+    recipe = load({**RECIPE, **MODEL, "method": {"name": "fedavg", "weights": "uniform"},
+                   "privacy": {**PRIVATE, **privacy}})  # fmt: skip
+    configs = homes(folder)
+    for config in configs.values():
+        file = Path(config["home"]) / "node.yaml"
+        node = yaml.safe_load(file.read_text())
+        node["data"] |= {key: value for key, value in data.items() if key not in ("site", "path")}
+        file.write_text(yaml.safe_dump(node, sort_keys=False))
+    return run(recipe, out, engine=OverGrid(LocalGrid(client_app(recipe), configs), out))
+
+
+def test_under_privacy_the_server_adds_noise_that_nobody_can_repeat(folder: Path, tmp_path: Path) -> None:
+    tables, spent = [], []
+    for name in ("one", "two"):
+        result = private(folder, tmp_path / name)
+        tables.append(result.run.info["table"])
+        spent.append([record["epsilon"] for _, record in result.run.records("privacy")][-1])
+    assert tables[0]["noise"] == tables[1]["noise"] == 2.0
+    assert tables[0]["scales"] != tables[1]["scales"]
+    assert spent[0] == PrivacyTerms(2.0, 1e-3, "rdp", "central", "poisson", 0, 1.0, statistics=True).epsilon(2)
+    recipe, partition = RunFolder.read(tmp_path / "one")
+    again = OverGrid(LocalGrid(client_app(recipe), homes(folder)), tmp_path / "one").build(recipe, partition)
+    assert again.dataset.table.model_dump(mode="json") == tables[0]  # not drawn a second time
+
+
+def test_with_local_trust_each_node_draws_its_noise_once(folder: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        result = private(folder, tmp_path / name, trust="local")
+        assert result.run.info["table"]["noise"] == 2.0
+    stored = json.loads((folder.parent / "nodes" / "bonn" / "statistics.json").read_text())
+    (shares,) = stored.values()  # the same recipe and data: the same answer
+    assert np.abs(shares).max() > 1  # nobody sends more without noise
+    report = json.loads((tmp_path / "two" / "nodes.json").read_text())["bonn"]["table"]
+    assert [*report["shares"].values()] == shares
+    assert report["sent"] == {}

@@ -387,6 +387,8 @@ class Dataset:
     classes   name of a task -> names of its classes, of those that have names
     table     how a table's columns became inputs (a `Preprocessing`)
     notes     what `fedloom show` says of the data
+    private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
+              is sent, or no noise can be added
     """
 
     name: str
@@ -399,6 +401,7 @@ class Dataset:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     table: Any = None
     notes: tuple[str, ...] = ()
+    private: Callable[[Any], Dataset] | None = None
 
     def __post_init__(self) -> None:
         if self.signal is None:

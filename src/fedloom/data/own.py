@@ -176,6 +176,7 @@ class Federation:
         missing: Sequence[str | int | float] = (),
         preprocess: Literal["federated", "local"] = "federated",
         minimum: int = 5,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
         seed: int = 0,
     ) -> Federation:
         """Make a client of each site of a table.
@@ -190,6 +191,7 @@ class Federation:
         missing     cells that mean missing, such as -9 or "?", beside empty ones, NA and NaN
         preprocess  "federated": scale by the counts and sums of all sites, of `minimum` rows or more; "local": each
                     site by its own
+        ranges      {column: (least, most)}: under privacy, sums of values clipped to this are sent with noise
         seed        of each site's split into training, validation and test rows
 
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
@@ -203,7 +205,7 @@ class Federation:
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
         plan = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
-        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out)
+        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
+from fedloom.core.context import draws
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import Natural, Positive, Section
+from fedloom.core.settings.section import Natural, NonNegative, Positive, Section
 from fedloom.data.prepare import Array
 from fedloom.data.tables.read import Column, Table
 
@@ -23,6 +25,8 @@ Mode = Literal["federated", "local"]
 Declared = Kind | Sequence[str]
 """An input as a recipe declares it: its kind, or its categories."""
 Scale = tuple[FiniteFloat, Positive]
+LEAST = 0.05
+"""The least standard deviation that statistics with noise may give, over half the range."""
 ALL = ""
 """The key of the numbers that all sites share."""
 
@@ -168,6 +172,8 @@ class Preprocessing(Section):
     missing: tuple[str | int | float, ...]
     mode: Mode
     minimum: int
+    noise: NonNegative = 0.0
+    """The noise on what sites sent, over the most that one of them adds."""
     inputs: tuple[Input, ...] = ()
     scales: dict[str, tuple[Scale, ...]] = Field(default_factory=lambda: {ALL: ()})
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
@@ -271,6 +277,115 @@ def combine(
             mean, std = total.scale
             labels[name] = label.model_copy(update={"mean": mean, "std": std})
     return table.model_copy(update={"inputs": tuple(inputs), "scales": {ALL: tuple(scales)}, "tasks": labels})
+
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Column -> the least and the largest number that counts in statistics with noise."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise that hides any one site in what sites send.
+
+    `multiplier` is its standard deviation over the most that one site can add to the sum (as a Euclidean norm). It
+    follows from `key` (a public seed or a secret), and is added to the sum, or if `local` by each site.
+    """
+
+    multiplier: float
+    local: bool
+    key: int | bytes
+
+    def on(self, shares: Array, *whose: str) -> Array:
+        """Return shares (columns x 3) with noise: no site adds more than the root of their number."""
+        from torch import float64
+
+        drawn = draws(self.key, "statistics", *whose).normal(shares.size, float64).numpy()
+        noisy: Array = shares + self.multiplier * shares.size**0.5 * drawn.reshape(shares.shape)
+        return noisy
+
+    def sum(self, shares: Mapping[str, Array]) -> Array:
+        """Return the sum of sites' shares with noise."""
+        if self.local:
+            shares = {who: self.on(each, who) for who, each in shares.items()}
+        total: Array = np.sum([shares[who] for who in sorted(shares)], 0)
+        return total if self.local else self.on(total)
+
+
+def wanted(
+    declared: Mapping[str, Declared], tasks: Mapping[str, Label], ranges: Ranges
+) -> dict[str, tuple[float, float]]:
+    """Return the columns of which sites send shares and sums with noise, with their ranges.
+
+    Raises DataError for numbers without a range, and categories that the recipe does not list.
+    """
+    kinds = {name: kind_of(stated) for name, stated in declared.items()}
+    if unlisted := [name for name, (kind, values) in kinds.items() if kind == "category" and not values]:
+        raise DataError(
+            f"data.inputs: {', '.join(unlisted)}: category found, but with noise no site sends which categories there "
+            f"are; list them: {{{unlisted[0]}: [a, b]}}"
+        )
+    numbers = [name for name, (kind, _) in kinds.items() if kind == "number"]
+    numbers += [name for task, label in tasks.items() if label.wants_scale for name in label.read_from(task)]
+    if lacking := [name for name in numbers if name not in ranges]:
+        raise DataError(
+            f"data.ranges: no range of {', '.join(lacking)} found, but privacy needs a bound on what one site adds; "
+            f"state the least and the largest number that may count: {{{lacking[0]}: [least, most]}}"
+        )
+    return {name: (0.0, 1.0) for name, (kind, _) in kinds.items() if kind == "yes/no"} | {n: ranges[n] for n in numbers}
+
+
+def shares_of(table: Table, columns: Ranges, rows: Array, minimum: int) -> Array:
+    """Return what one site adds under privacy: for each column, the share of its training rows with a value, and the
+    sums of the values and of their squares over the number of rows, where the range is -1 to 1.
+
+    None is above 1, and all are 0 where fewer rows than `minimum` have a value.
+    """
+    made = []
+    for name, (least, most) in columns.items():
+        column = table.column(name)
+        cells = (column.yes_or_no() if column.yes is not None else column.finite())[rows]
+        there = cells[~np.isnan(cells)]
+        u = (2 * there.clip(least, most) - least - most) / (most - least)
+        sums = len(u), u.sum(), (u**2).sum()
+        made.append([each / max(len(cells), 1) if len(u) >= minimum else 0.0 for each in sums])
+    return np.array(made, np.float64).reshape(len(columns), 3)
+
+
+def with_noise(
+    total: Array,
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    ranges: Ranges,
+    multiplier: float,
+    table: Preprocessing,
+) -> Preprocessing:
+    """Return a preprocessing with the inputs, scales and labels that follow from the sum of sites' shares with noise.
+
+    With s_0, s_1, s_2 a column's sums, the mean is s_1 / s_0 and the variance s_2 / s_0 less its square, in units of
+    half the range.
+    """
+    columns = wanted(declared, tasks, ranges)
+    scales: dict[str, Scale] = {}
+    for (name, (least, most)), (count, first, second) in zip(columns.items(), total, strict=True):
+        mean = float(np.clip(first / max(count, 1.0), -1, 1))
+        variance = float(np.clip(second / max(count, 1.0) - mean**2, LEAST**2, 1))
+        half = (most - least) / 2
+        scales[name] = (least + most) / 2 + half * mean, half * variance**0.5
+    inputs = [(name, *kind_of(stated)) for name, stated in declared.items()]
+    labels = {
+        name: label.model_copy(update=dict(zip(("mean", "std"), scales[label.read_from(name)[0]], strict=True)))
+        if label.wants_scale
+        else label
+        for name, label in tasks.items()
+    }
+    return table.model_copy(
+        update={
+            "inputs": tuple(Input(column=n, kind=kind, values=values, indicator=True) for n, kind, values in inputs),
+            "scales": {ALL: tuple(scales[name] for name, kind, _ in inputs if kind != "category")},
+            "tasks": labels,
+            "noise": multiplier,
+        }
+    )
 
 
 def fit(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
@@ -19,12 +19,17 @@ from fedloom.data.tables.preprocessing import (
     Kind,
     Label,
     Mode,
+    Noise,
     Preprocessing,
+    Ranges,
     Statistics,
     combine,
     fit,
     kind_of,
     sent_of,
+    shares_of,
+    wanted,
+    with_noise,
 )
 from fedloom.data.tables.read import Code, Table, read
 
@@ -33,8 +38,16 @@ if TYPE_CHECKING:
     from fedloom.data.partition import Partition, Pool
     from fedloom.models.tasks.task import Task
 
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] >= value[1]:
+        raise ValueError(f"{list(value)} found, expected the least number, then a larger one")
+    return value
+
+
 Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
 Labels = Annotated[dict[str, Label], Field(min_length=1)]
+Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 EVERYONE = "all"
 """The site of a table without a column of sites."""
 
@@ -51,6 +64,7 @@ def table(
     missing: list[Code] | None = None,
     preprocess: Mode = "federated",
     minimum: Count = 5,
+    ranges: dict[str, Range] | None = None,
     test_fraction: TestFraction = 0.2,
     val_fraction: BelowOne = 0.1,
     limit: Count | None = None,
@@ -72,13 +86,15 @@ def table(
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
     sums that sites send of their training rows, without cells of fewer than `minimum` rows; `local` sends nothing: each
-    site is scaled by its own numbers, and the recipe lists the categories.
+    site is scaled by its own numbers, and the recipe lists the categories. Beside a section `privacy`, sites send
+    counts and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the
+    categories.
 
     Raises DataError for what does not fit, naming the column and the site.
     """
     rules = Split(test_fraction, val_fraction, limit, least)
     named = {**inputs}
-    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out)
+    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out, ranges)
 
 
 @dataclass(frozen=True)
@@ -260,12 +276,33 @@ def build(
     split: Split,
     seed: int,
     left_out: Mapping[str, str] | None = None,
+    ranges: Ranges | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
     _refuse_doubles(table.where, tasks, inputs)
     rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    return dataset_of(table, rows, fit(table, inputs, tasks, trains, mode, minimum), left_out or {})
+    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+    made = dataset_of(table, rows, fitted, left_out or {})
+    if mode == "local" or ranges is None:
+        return made
+
+    _refuse_ranges(ranges, inputs, tasks)
+
+    def private(noise: Noise) -> Dataset:
+        columns = wanted(inputs, tasks, ranges)
+        total = noise.sum({who: shares_of(table, columns, train, minimum) for who, train in trains.items()})
+        found = with_noise(total, inputs, tasks, ranges, noise.multiplier, fitted)
+        return dataset_of(table, rows, found, left_out or {})
+
+    return replace(made, private=private)
+
+
+def _refuse_ranges(ranges: Ranges, inputs: Collection[str], tasks: Mapping[str, Label]) -> None:
+    """Raise DataError for the range of a column that is not used."""
+    used = {*inputs, *(column for task, label in tasks.items() for column in label.read_from(task))}
+    if strange := [name for name in ranges if name not in used]:
+        raise DataError(f"data.ranges: {strange[0]!r} found, which is no input and no label")
 
 
 def _refuse_doubles(where: str, tasks: Mapping[str, Label], inputs: Collection[str]) -> None:
@@ -340,8 +377,12 @@ class TableReport(Section):
     minimum: Count
     inputs: Inputs
     tasks: Labels
-    sent: dict[str, Statistics]
+    sent: dict[str, Statistics] = Field(default_factory=dict)
     """Column -> its statistics."""
+    ranges: dict[str, Range] | None = None
+    """Under privacy: column -> the range that its numbers are clipped to."""
+    shares: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    """Under privacy, in place of `sent`: column -> what `shares_of` computes, perhaps with noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,18 +394,26 @@ class OwnTable:
     report: TableReport
 
     @staticmethod
-    def of(client: str, seed: int, about: Mapping[str, Any]) -> OwnTable:
-        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit."""
+    def of(client: str, seed: int, about: Mapping[str, Any], private: bool = False) -> OwnTable:
+        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit.
+
+        With `private` the report has shares of clipped numbers.
+        """
         found = read(about["path"], about["site"], about["missing"] or ())
         tasks, inputs = about["tasks"], about["inputs"]
         _refuse_doubles(found.where, tasks, inputs)
         split = Split(about["test_fraction"], about["val_fraction"], about["limit"], about["least"])
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
-        sent = sent_of(found, inputs, tasks, train, about["minimum"])
         held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}
-        report = TableReport(site=found.site, minimum=about["minimum"], inputs=inputs, tasks=held, sent=sent)
-        return OwnTable(found, rows, report)
+        minimum, ranges = about["minimum"], about["ranges"] or {}
+        report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
+        if private:
+            _refuse_ranges(ranges, inputs, tasks)
+            columns = wanted(inputs, tasks, ranges)
+            shares = dict(zip(columns, map(tuple, shares_of(found, columns, train, minimum).tolist()), strict=True))
+            return OwnTable(found, rows, report.model_copy(update={"ranges": ranges, "shares": shares}))
+        return OwnTable(found, rows, report.model_copy(update={"sent": sent_of(found, inputs, tasks, train, minimum)}))
 
     def dataset(self, fitted: Preprocessing | None) -> Dataset:
         """Return the data set as it was fitted to what all sites sent; before that, without inputs.
@@ -385,15 +434,22 @@ class OwnTable:
         )
 
 
-def together(reports: Mapping[str, TableReport]) -> Preprocessing:
+def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
     """Return the preprocessing that follows from what sites sent: client -> its report, of the same inputs.
 
-    Raises DataError where this does not tell enough.
+    `noise` is that of a private run; if it is local, sites have added it already. Raises DataError where this does not
+    tell enough.
     """
     reports = dict(sorted(reports.items()))
     first = next(iter(reports.values()))
     tasks = {name: label for report in reports.values() for name, label in report.tasks.items()}
     empty = Preprocessing(site=first.site, missing=(), mode="federated", minimum=first.minimum)
+    if noise is not None:
+        columns = wanted(first.inputs, tasks, first.ranges or {})
+        shares = [[each.shares.get(name, (0, 0, 0)) for name in columns] for each in reports.values()]
+        sent = np.array(shares, np.float64).reshape(len(reports), len(columns), 3)
+        total = sent.sum(0) if noise.local else noise.on(sent.clip(-1, 1).sum(0))
+        return with_noise(total, first.inputs, tasks, first.ranges or {}, noise.multiplier, empty)
     return combine({who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables")
 
 

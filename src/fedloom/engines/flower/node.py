@@ -30,7 +30,16 @@ from fedloom.engines.flower.asked import (
     read_turn,
     wants_trained,
 )
-from fedloom.engines.flower.nodes import NodeConfig, NodeReport, about, as_task, build_at, own_data, own_table
+from fedloom.engines.flower.nodes import (
+    NodeConfig,
+    NodeReport,
+    about,
+    as_task,
+    build_at,
+    own_data,
+    own_table,
+    with_own_noise,
+)
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
 from fedloom.engines.flower.terms import Beside, agree_to_statistics, agree_to_withhold, trainings, withheld
 from fedloom.engines.flower.wire import RefusedError, checksum_of, expect, reading
@@ -51,6 +60,8 @@ from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
 _RUN = re.compile(r"[0-9a-f]{16}")
+_STATISTICS = "statistics.json"
+"""The file in a node's home with what it sent of its table, with noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +128,13 @@ class Node:
         agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
         if self.config.data is None:
             return None
-        own = own_table(recipe.seed, self.config)
+        own, report = own_table(recipe.seed, self.config, recipe.privacy is not None), None
         if own is not None:
             agree_to_statistics(terms, self.withheld, recipe.privacy)
-            sent = own.report.sent
-            self.audit.note("statistics", recipe=recipe_hash(recipe), columns=[*sent], minimum=own.report.minimum)
+            report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
+            sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
+            self.audit.note("statistics", recipe=recipe_hash(recipe), **sent)
         dataset, client = own_data(recipe.seed, recipe.tasks, self.config, own)
-        report = None if own is None else own.report
         return about(client, dataset.input_shape, dataset.signal, self.counts(method), report)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import fedloom.models.tasks.classification
 import fedloom.models.tasks.dense  # noqa: F401  (makes all kinds of tasks known)
+from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -23,15 +25,18 @@ from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
-from fedloom.data.tables.preprocessing import Preprocessing
+from fedloom.data.tables.preprocessing import Noise, Preprocessing
 from fedloom.data.tables.table import OwnTable, TableReport, together
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
-from fedloom.federation.recipes.schema import DataSection, Recipe
+from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
 from fedloom.federation.rounds.build import assemble, method_of, with_options
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.measure import unmeasured
+from fedloom.federation.rounds.privacy import terms_of
+from fedloom.federation.runs.checkpoint import write_text
+from fedloom.federation.runs.recorded import digest_of, json_of
 from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.regression import Regression
@@ -152,12 +157,30 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_table(seed: int, config: NodeConfig) -> OwnTable | None:
-    """Read a node's table, where its inputs follow from what all nodes send."""
+def own_table(seed: int, config: NodeConfig, private: bool = False) -> OwnTable | None:
+    """Read a node's table, where its inputs follow from what all nodes send; of a `private` run they send shares."""
     section = config.data
     if section is None or section.name != "table" or section.arguments["preprocess"] != "federated":
         return None
-    return OwnTable.of(config.client, seed, section.arguments)
+    return OwnTable.of(config.client, seed, section.arguments, private)
+
+
+def with_own_noise(report: TableReport, recipe: Recipe, config: NodeConfig, file: Path) -> TableReport:
+    """Return a report whose shares have noise where the recipe wants it of each node.
+
+    The noise of one recipe and data section is drawn once and stored in `file`, for a second draw would tell more.
+    """
+    section = recipe.privacy
+    if section is None or section.trust != "local":
+        return report
+    key = digest_of(recipe_hash(recipe) + config.model_dump_json(include={"client", "data"}))
+    known = dict(json_of(file)) if file.is_file() else {}
+    if key not in known:
+        terms = terms_of(section, recipe.training, 1, statistics=True)
+        shares = np.array([*report.shares.values()]).reshape(-1, 3)
+        known[key] = Noise(terms.noise, True, new_secret()).on(shares).tolist()
+        write_text(file, json.dumps(known))
+    return report.model_copy(update={"shares": dict(zip(report.shares, map(tuple, known[key]), strict=True))})
 
 
 def own_data(
@@ -282,6 +305,7 @@ def _inputs(report: NodeReport) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": report.input_shape, "signal": report.signal}
     if (table := report.table) is not None:
         found |= {"columns": ", ".join(sorted(table.inputs)), "minimum": table.minimum}
+        found |= {"ranges": str(sorted((table.ranges or {}).items()))}
         found |= {f"column {name}": str(kind) for name, kind in table.inputs.items()}
         found |= {
             f"label of {task}": label.model_dump_json(exclude_defaults=True) for task, label in table.tasks.items()
@@ -293,20 +317,37 @@ def _tasks(report: NodeReport) -> dict[str, Any]:
     return {task.name: task for task in map(as_task, report.tasks)}
 
 
-def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[BuiltFederation, Dataset, Partition]:
+def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessing | None:
+    """Return the preprocessing of tables at nodes, from their reports; None where they have none.
+
+    In a private run it has noise, which is drawn anew at each call. Raises DataError where it cannot be computed.
+    """
+    tables = {name: report.table for name, report in reports.items() if report.table is not None}
+    if not tables:
+        return None
+    section, noise = recipe.privacy, None
+    if section is not None:
+        terms = terms_of(section, recipe.training, len(reports), statistics=True)
+        noise = Noise(terms.noise, section.trust == "local", new_secret())
+    return together(tables, noise)
+
+
+def federation_of(
+    reports: Mapping[str, NodeReport], unified: bool, fitted: Preprocessing | None = None
+) -> tuple[BuiltFederation, Dataset, Partition]:
     """Build a federation whose data are at nodes, from their reports. Tasks are in the order of their names.
 
-    Raises DataError that names a client whose report does not fit the others'.
+    `fitted` is the preprocessing of their tables. Raises DataError that names a client whose report does not fit the
+    others'.
     """
     if not reports:
         raise DataError("no node has reported what it holds")
     for name, why in agreed(reports)[1].items():
         raise DataError(f"client {name!r}: {why}")
     first = next(iter(reports.values()))
-    shape, fitted = first.input_shape, None
+    shape = first.input_shape
     known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
-    if first.table is not None:
-        fitted = together({name: report.table for name, report in reports.items() if report.table is not None})
+    if fitted is not None:
         shape = (len(fitted.names),)
         for name, label in fitted.tasks.items():
             if isinstance(task := known[name], Regression):
@@ -335,9 +376,16 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
     return BuiltFederation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
-    """Build a recipe at a server that has no data; `saved` is the partition of a resumed run."""
-    federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
+def build_from(
+    recipe: Recipe,
+    reports: Mapping[str, NodeReport],
+    saved: Partition | None = None,
+    fitted: Preprocessing | None = None,
+) -> Built:
+    """Build a recipe at a server that has no data; `saved` and `fitted` are the partition and the preprocessing of a
+    resumed run."""
+    fitted = fitted or fitted_of(recipe, reports)
+    federation, dataset, partition = federation_of(reports, recipe.model.heads == "all", fitted)
     built = assemble(recipe, method_of(recipe), dataset, Pool.of(dataset), saved or partition, federation)
     unmeasured(built)  # refuses an evaluation without any score
     return built

@@ -255,10 +255,8 @@ def agree_to_statistics(terms: SitePolicy | None, hidden: Collection[Beside], pr
     local = "set data.preprocess: local, and list the categories in data.inputs"
     if stated == "forbid":
         yield f"statistics: forbid, but data.preprocess is federated, which sends counts and means of columns; {local}"
-    if stated is None and "examples" in hidden:
+    if stated is None and "examples" in hidden and privacy is None:  # else shares are sent, with noise
         yield f"withhold: examples, but data.preprocess: federated sends counts; set statistics: allow, or {local}"
-    if privacy is not None:
-        yield f"data.preprocess: federated sends counts without noise beside the budget of privacy; {local}"
 
 
 @_refusing

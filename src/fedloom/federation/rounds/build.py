@@ -21,6 +21,8 @@ from fedloom.data.combine import loaded
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
+from fedloom.data.tables.preprocessing import Noise
+from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.built import Built
@@ -36,6 +38,7 @@ from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
 from fedloom.models.tasks.own import Own, judged
+from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import pays
 from fedloom.training.stacked import refuse as refuse_stack
@@ -182,10 +185,28 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     else:
         partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
+    if recipe.privacy is not None and dataset.private is not None:
+        dataset = _with_noise(recipe, recipe.privacy, dataset, len(federation.clients))
+        federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)
     return built
+
+
+def _with_noise(recipe: Recipe, section: Privacy, dataset: Dataset, clients: int) -> Dataset:
+    """Return a data set preprocessed by what clients send with noise, with the tasks that it has."""
+    assert dataset.private is not None
+    terms = terms_of(section, recipe.training, clients, statistics=True)
+    noised = dataset.private(Noise(terms.noise, section.trust == "local", recipe.seed))
+    scaled = {task.name: task for task in noised.tasks if isinstance(task, Regression)}
+    tasks = [
+        task.on(replace(task.known, mean=scaled[task.name].mean, std=scaled[task.name].std))
+        if task.name in scaled
+        else task
+        for task in dataset.tasks
+    ]
+    return replace(noised, tasks=tuple(tasks))
 
 
 def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
@@ -293,7 +314,8 @@ def assemble(
         if recipe.peers is not None and section.trust == "central":
             why = "peers have no server that adds noise; set trust: local"
             raise RecipeError(f"privacy.trust: central found, but {why}")
-        terms = terms_of(section, recipe.training, len(federation.trainers))
+        statistics = dataset.table is not None and dataset.table.noise > 0
+        terms = terms_of(section, recipe.training, len(federation.trainers), statistics)
         share, local = share_of(recipe.training, terms), terms.trust == "local"
         method = private(method, clip=section.clip, noise=terms.noise, share=share, local=local)
     module = starting_model(recipe.model, recipe.seed, dataset)
