@@ -175,7 +175,7 @@ class Preprocessing(Section):
     noise: NonNegative = 0.0
     """The noise on what sites sent, over the most that one of them adds."""
     inputs: tuple[Input, ...] = ()
-    scales: dict[str, tuple[Scale, ...]] = Field(default_factory=lambda: {ALL: ()})
+    scales: dict[str, tuple[Scale, ...]] = Field(default={ALL: ()})
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
     tasks: dict[str, Label] = Field(default_factory=dict)
 

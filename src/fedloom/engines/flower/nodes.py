@@ -351,7 +351,7 @@ def federation_of(
         shape = (len(fitted.names),)
         for name, label in fitted.tasks.items():
             if isinstance(task := known[name], Regression):
-                known[name] = replace(task, mean=label.mean, std=label.std)
+                known[name] = replace(task, mean=label.mean or 0.0, std=label.std or 1.0)
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)

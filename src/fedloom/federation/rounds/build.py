@@ -199,14 +199,16 @@ def _with_noise(recipe: Recipe, section: Privacy, dataset: Dataset, clients: int
     assert dataset.private is not None
     terms = terms_of(section, recipe.training, clients, statistics=True)
     noised = dataset.private(Noise(terms.noise, section.trust == "local", recipe.seed))
-    scaled = {task.name: task for task in noised.tasks if isinstance(task, Regression)}
-    tasks = [
-        task.on(replace(task.known, mean=scaled[task.name].mean, std=scaled[task.name].std))
-        if task.name in scaled
-        else task
-        for task in dataset.tasks
-    ]
+    tasks = [_rescaled(task, other) for task, other in zip(dataset.tasks, noised.tasks, strict=True)]
     return replace(noised, tasks=tuple(tasks))
+
+
+def _rescaled(task: Task, other: Task) -> Task:
+    """Return a task with another's mean and standard deviation, where it has some."""
+    base = task.known
+    if not isinstance(base, Regression) or not isinstance(other, Regression):
+        return task
+    return task.on(replace(base, mean=other.mean, std=other.std))
 
 
 def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
