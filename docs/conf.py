@@ -28,8 +28,9 @@ html_extra_path = ["_generated/extra"]
 html_show_sphinx = False
 templates_path: list[str] = []
 
-# `:::` for the directives of pages that are read on the site only; anchors of headings, for links with a #
-myst_enable_extensions = ["colon_fence", "deflist"]
+# `:::` for the directives of pages that are read on the site only; TeX between dollars; anchors of headings, for links
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+html_math_renderer = "mathml"  # of `_ext/formulas.py`: TeX without a script from elsewhere
 myst_heading_anchors = 4
 # lexers that Pygments lacks or that code in our docstrings is not
 highlight_language = "text"
@@ -37,7 +38,6 @@ highlight_language = "text"
 # docstrings are plain text, not reStructuredText: `generated` sets them
 autodoc_typehints = "signature"
 autodoc_member_order = "alphabetical"
-autodoc_preserve_defaults = True
 
 sphinx_gallery_conf = {
     "examples_dirs": ["gallery"],

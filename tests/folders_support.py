@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +78,9 @@ def pascal(root: Path, train: int = 3, val: int = 2) -> Path:
         save(root / f"semseg/{'VOC12' if n % 2 else 'pascal-context'}/{i}.png", rng.integers(0, 21, SIZE, np.uint8))
         save(root / f"sal_distill/{i}.png", rng.integers(0, 256, SIZE, dtype=np.uint8))
         save(root / f"normals_distill/{i}.png", rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
-        labels = np.where(np.arange(SIZE[1]) < 8, 5, 40) * np.ones(SIZE, np.uint16)
+        labels = np.where(np.arange(SIZE[1]) < 8, 72, 360) * np.ones(SIZE, np.uint16)
         (root / "pascal-context/trainval").mkdir(parents=True, exist_ok=True)
         savemat(root / f"pascal-context/trainval/{i}.mat", {"LabelMap": labels.astype(np.uint16)})
         person = ("person", 15, [("hair", rows(0, 2)), ("torso", rows(2, 6)), ("rlarm", rows(4, 5))])
         anno(root / f"human_parts/{i}.mat", [person, ("dog", 12, [("tail", rows(0, 1))])])
-    (root / "json").mkdir()
-    (root / "json/nyu_classes.json").write_text(json.dumps(["wall", "chair", "unknown"]))
-    (root / "json/context_classes.json").write_text(json.dumps({"chair": 5, "sky": 40, "tvmonitor": 9, "unknown": 40}))
     return root

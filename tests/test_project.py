@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import pkgutil
 import re
 import sys
 import tomllib
 import zipfile
 from fnmatch import fnmatch
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+import fedloom
 from fedloom import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +30,7 @@ IMAGES = [ROOT / "Dockerfile", *sorted((ROOT / "docker").glob("*"))]
 # the paths and the make targets that commands in the root name; what is built comes later
 PATH = r"(?<![\w/.:-])((?:src|tests|docs|constraints|docker|examples)(?:/[\w.-]*\w)*)"
 MADE = "docs/_build"
+DESCRIBED = (property, cached_property, staticmethod, classmethod)
 
 
 def commands(file: Path) -> list[str]:
@@ -163,3 +169,19 @@ def test_the_fields_words_are_used() -> None:
 def test_no_docstring_begins_with_a_question() -> None:
     asks = re.compile(r'^ *"""(What|Who|Whose|Whom|Whether|Which) ', re.MULTILINE)
     assert not [path for path in (ROOT / "src").rglob("*.py") if asks.search(path.read_text("utf-8"))]
+
+
+def test_public_methods_say_what_they_do_or_a_base_does() -> None:
+    """The linter asks this of classes and functions; a method that a subclass fills in is described once."""
+    bare = []
+    for module in pkgutil.walk_packages(fedloom.__path__, "fedloom."):
+        for name, kind in list(vars(importlib.import_module(module.name)).items()):
+            if name.startswith("_") or not inspect.isclass(kind) or kind.__module__ != module.name:
+                continue
+            for method, value in list(vars(kind).items()):
+                field = method in getattr(kind, "__annotations__", ())
+                if field or method.startswith("_") or not (callable(value) or isinstance(value, DESCRIBED)):
+                    continue
+                if not any(vars(base)[method].__doc__ for base in kind.__mro__ if method in vars(base)):
+                    bare.append(f"{module.name}: {name}.{method}")
+    assert bare == []

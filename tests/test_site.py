@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote
@@ -17,41 +19,82 @@ from fedloom.cli.app import PANELS
 from fedloom.methods import ADDONS, METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")]
 
 
 @pytest.fixture
-def prose() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prose", DOCS / "_ext" / "prose.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def extension(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """The modules of docs/_ext, which stand in no package."""
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    return importlib.import_module
 
 
-def test_formulas_get_greek_letters_and_places_and_code_stays(prose: ModuleType) -> None:
-    assert prose.inline("theta_kp+ = lambda_t m_t, 2^(1-n) < x_i^2") == (
-        "θ<sub>kp</sub>+ = λ<sub>t</sub> m<sub>t</sub>, 2<sup>1-n</sup> &lt; x<sub>i</sub><sup>2</sup>"
+@pytest.fixture
+def prose(extension: Callable[[str], ModuleType]) -> ModuleType:
+    pytest.importorskip("latex2mathml")
+    return extension("prose")
+
+
+def test_formulas_in_letters_become_tex_and_words_stay(extension: Callable[[str], ModuleType]) -> None:
+    pytest.importorskip("latex2mathml")
+    split = extension("formulas").split
+
+    def shown(text: str) -> str:
+        return "".join(f"${re.sub(r' +', ' ', piece)}$" if formula else piece for formula, piece in split(text))
+
+    assert shown("u = sum_k p_k Delta_k, theta+ = theta + u, with p_k") == (
+        r"$u = \sum_{k} \ p_{k} \ \Delta_{k}$, $\theta ^{+} = \theta + u$, with $p_{k}$"
     )
-    assert (
-        prose.inline("sum_k |T(u)_i|^2 of weight_decay")
-        == "sum<sub>k</sub> |T(u)<sub>i</sub>|<sup>2</sup> of weight_decay"
+    assert shown("x <- clamp(alpha_i, 0, 1) <g_w, u> / |g|^2") == (
+        r"$x \leftarrow \operatorname{clamp} (\alpha_{i} ,\ 0,\ 1) \langle g_{w} ,\ u \rangle / |g |^{2}$"
     )
-    assert prose.inline("`alpha` and `support_mean` of server-step") == (
-        "<code>alpha</code> and <code>support_mean</code> of server-step"
+    assert shown("a = 1e-3 where |Delta_i| >= sqrt(rho) in the K x K matrix") == (
+        r"$a = 10^{-3}$ where $|\Delta_{i} | \ge \sqrt{\rho}$ in the $K \times K$ matrix"
     )
+    for text in ("a client with weight_decay", "support_mean of server-step", "the method's floor, 3 of 4 (A1, B2)"):
+        assert shown(text) == text
+
+
+def test_every_formula_of_a_docstring_can_be_set(prose: ModuleType) -> None:
+    pages = [prose.html(inspect.getdoc(e.function) or "") for registry in (METHODS, ADDONS) for e in registry]
+    assert sum(page.count("<math") for page in pages) > 800
+    assert [left for page in pages for left in re.findall(r"(?:Delta|theta|sum)_\w+", re.sub("<.*?>", "", page))] == []
 
 
 def test_sources_become_a_list_and_formulas_keep_their_lines(prose: ModuleType) -> None:
     page = prose.html("Does a thing.\n\nu = a\nv = b\n\npaper    states\n         nothing\nrelease  none")
-    assert '<div class="equations">u = a\nv = b</div>' in page
+    assert len(re.findall(r'<div class="equations"><math.*</math>\n<math.*</math></div>', page)) == 1
     assert "<dt>paper</dt><dd>states nothing</dd><dt>release</dt><dd>none</dd>" in page
+
+
+def test_every_method_is_in_one_group_that_says_when_to_use_it(extension: Callable[[str], ModuleType]) -> None:
+    grouped = sorted(name for group in extension("uses").GROUPS for name in group.names)
+    assert grouped == sorted([*METHODS.names, *ADDONS.names])
 
 
 def test_docstrings_are_text_whatever_is_in_them(prose: ModuleType) -> None:
     lines = prose.literal(["Of `a`s and *stars | bars_.", "", "    x   = 1", "- y"])
     assert lines[0] == r"Of \ ``a``\ s and \*stars \| bars\_."
     assert lines[1:4] == ["", ".. code-block:: text", ""]
+
+
+def test_four_sections_and_results_with_at_most_forty_entries_before_methods() -> None:
+    parts = re.findall(r":caption: (.*)\n(?::.*\n)*\n((?:.+\n)+?):::", (DOCS / "index.md").read_text("utf-8"))
+    assert [caption for caption, _ in parts] == ["Get started", "Guides", "Methods", "Reference", "Results"]
+    before = [entry for _, entries in parts[:2] for entry in entries.split()]
+    assert "_generated/gallery/index" in before
+    assert len(before) + len([*(DOCS / "gallery").glob("*.py")]) <= 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_of_sources_have_at_most_a_hundred_characters(page: Path) -> None:
+    """Tables, links, blocks of code and what a test compares letter by letter may be longer."""
+    long, fenced = [], False
+    for line in page.read_text("utf-8").splitlines():
+        fenced ^= bool(re.match(r" *```", line))
+        if len(line) > 100 and not fenced and not line.startswith("|") and " " in line.lstrip()[:100].rstrip():
+            long.append(line)
+    assert long == [], f"expected at most 100 characters in a line of {page.name}: break these"
 
 
 def test_every_page_is_on_the_site() -> None:
@@ -66,7 +109,7 @@ def test_the_reference_names_every_command_method_and_addon() -> None:
     assert [n for names in PANELS.values() for n in names if f"fedloom {n}" not in page] == []
 
 
-@pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_code_is_one_that_the_build_runs(page: Path) -> None:
     kinds, fenced, above = set(), False, ""
     for line in page.read_text("utf-8").splitlines():

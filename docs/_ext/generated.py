@@ -14,8 +14,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import formulas
 import pictures
 import prose
+import uses
 from sphinx.application import Sphinx
 from typer.main import get_command
 
@@ -53,8 +55,10 @@ BEDS = ("digits-tasks", "robust/digits", "gossip-digits", "digits-tasks model=ti
 LETTERS = """A method says how clients train and what becomes of their updates; an add-on changes a method.
 In the equations, Delta_k is the update of client k (its parameters after training minus those that it began with),
 p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model, u
-the aggregated update, and + stands at what is new after the round. The [glossary](../../glossary.md) has the words."""
+the aggregated update, and theta+ the model after the round."""
 """What the index of methods says first, and their pages lead to."""
+GLOSSARY = """[Which method?](../../which-method.md) says by situation which one to try; the
+[glossary](../../glossary.md) has the words."""
 STAGES = """A stage is one step of aggregation: it takes the matrix of updates, a row a client, and gives another. Every
 [method](../methods/index.md) is a list of them; [write a stage](../../write-a-stage.md) goes through one."""
 EVERYWHERE = ("Identity", "Mean")
@@ -88,16 +92,19 @@ def _write(file: Path, text: str) -> None:
 def _methods(home: Path, results: Path) -> None:
     grids = _in_grids()
     measured = {page: _with_tables(page) for page in sorted(results.glob("*.md"))}
-    lines = ["# Methods and add-ons", "", prose.inline(LETTERS), ""]
-    for registry, title in ((METHODS, "Methods"), (ADDONS, "Add-ons")):
-        lines += [f"## {title}", "", "| name | what it does | source |", "|---|---|---|"]
-        for entry in registry:
-            _write(home / f"{entry.name}.md", _page(registry, entry, grids.get(entry.name, ()), measured))
-            cells = (_cell(text) for text in (entry.summary, entry.source or entry.package))
-            lines.append(f"| [{entry.name}]({entry.name}.md) | {' | '.join(cells)} |")
+    lines = ["# Methods and add-ons", "", _raw(f"<p>{prose.inline(LETTERS)}</p>"), "", GLOSSARY, ""]
+    entries = {entry.name: (registry, entry) for registry in (METHODS, ADDONS) for entry in registry}
+    for group in uses.GROUPS:
+        lines += [f"## {group.title}", "", group.when, ""]
+        lines += ["| name | what it does | source |", "|---|---|---|"]
+        for name in group.names:
+            registry, entry = entries[name]
+            _write(home / f"{name}.md", _page(registry, entry, grids.get(name, ()), measured))
+            kind = " (add-on)" * (registry is ADDONS)
+            about = _math(entry.summary)
+            lines.append(f"| [{name}]({name}.md){kind} | {about} | {_cell(entry.source or entry.package)} |")
         lines.append("")
-    listed = "\n".join(f"{entry.name}" for registry in (METHODS, ADDONS) for entry in registry)
-    lines += ["```{toctree}", ":hidden:", "", listed, "```", ""]
+    lines += ["```{toctree}", ":hidden:", "", *sorted(entries), "```", ""]
     _write(home / "index.md", "\n".join(lines))
 
 
@@ -107,25 +114,29 @@ def _with_tables(page: Path) -> str:
 
 
 def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured: dict[Path, str]) -> str:
-    """One method: what `fedloom methods NAME` says, its stages as the report draws them, where it was used."""
+    """One method: what it is for, a command, what `fedloom methods NAME` says, its stages, where it was used."""
     keys = parameters(entry)
-    lines = [f"# {entry.name}", f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*"]
-    lines.append(_raw(prose.html(inspect.getdoc(entry.function) or "")))
-    lines.append("[What the letters stand for](index.md)")
+    about, _, rest = (inspect.getdoc(entry.function) or "").partition("\n\n")
+    values, addon, made = _values(entry), registry is ADDONS, _made(registry, entry)
+    lines = [f"# {entry.name}", _raw(prose.html(about)), uses.group_of(entry.name).when]
+    lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
+    lines.append(f"*{registry.kind.capitalize()}{', ' + _cell(entry.source) if entry.source else ''}*")
+    if rest:
+        lines += ["## What it computes", _raw(prose.html(rest)), "[What the letters stand for](index.md)"]
     if keys:
         rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
-    lines.append("## Use it")
-    values, addon, made = _values(entry), registry is ADDONS, _made(registry, entry)
-    lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
-    lines.append(f"The way of an update through a round{', on top of FedAvg' * addon}:")
+    lines.append("## An update's way through a round")
+    if addon:
+        lines.append("Here the add-on is on top of FedAvg.")
     lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
     if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if name in stages.__all__]:
         lines.append(f"Its stages: {', '.join(own)}.")
-    lines.append("The same in Python, and what it prints:")
+    lines += ["## In Python", "The same method, and what it prints:"]
     given = ", ".join(["fl.methods.fedavg()"] * addon + [f"{name}={value}" for name, value in values.items()])
     python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
     lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
+    lines.append("## Where it was measured")
     pages = [f"[{page.stem}](../../results/{page.name})" for page, text in measured.items() if _names(text, entry.name)]
     lines.append(f"In the results: {', '.join(pages)}." if pages else "No page of results has it yet.")
     lines.append(
@@ -306,18 +317,32 @@ def _plain(text: Any) -> str:
     return "".join(f"`{p.replace('|', chr(92) + '|')}`" if i % 2 else _cell(p) for i, p in enumerate(parts))
 
 
+def _math(text: str) -> str:
+    """A sentence with formulas in letters, in Markdown."""
+    pieces = (
+        (i % 2, piece)
+        for i, part in enumerate(text.split("`"))
+        for piece in ([part] if i % 2 else formulas.split(part))
+    )
+    return "".join(f"`{p}`" if code else f"${p[1]}$" if p[0] else _cell(p[1]) for code, p in pieces)
+
+
 def _cell(text: Any) -> str:
     return re.sub(r"([\\*_|<>\[\]#])", r"\\\1", str(text)) if "`" not in str(text) else escape(str(text))
 
 
 def _docstring(site: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: show them so."""
-    lines[:] = prose.literal(lines)
+    """Docstrings are plain text: show them so, and those of stages, which have formulas, as on pages of methods."""
+    if what == "class" and issubclass(thing, Stage):
+        lines[:] = [".. raw:: html", "", *(f"   {line}" for line in prose.html("\n".join(lines)).split("\n")), ""]
+    else:
+        lines[:] = prose.literal(lines)
 
 
 def setup(site: Sphinx) -> dict[str, Any]:
     """Sphinx calls this."""
     site.add_config_value("live_reports", True, "env")
+    site.add_html_math_renderer("mathml", (formulas.visit_inline, None), (formulas.visit_block, None))
     site.connect("builder-inited", generate, priority=100)
     site.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True}

@@ -1,18 +1,12 @@
-"""Docstrings, which are plain text with formulas in letters, as HTML: Greek letters, subscripts, rows of sources."""
+"""Docstrings, which are plain text with formulas in letters, as HTML: paragraphs, formulas, rows of sources."""
 
 from __future__ import annotations
 
 import re
 from html import escape
 
-_GREEK = {
-    "alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "eta": "η", "theta": "θ", "kappa": "κ", "lambda": "λ",
-    "lam": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ", "omega": "ω", "Delta": "Δ", "Omega": "Ω",
-    "Sigma": "Σ",
-}  # fmt: skip
-_WORD = re.compile(rf"(?<![\w-])({'|'.join(_GREEK)})(?![a-z-])")
-_BELOW = re.compile(r"((?<!\w)(?:[A-Za-zα-ωΔΩΣ]|sum|mean|min|max)|[)|])_(\w{1,3})(?!\w)")
-_ABOVE = re.compile(r"(?<=[\w)|&;>])\^(-?\w+|\([^()]*\))")
+import formulas
+
 _SOURCES = re.compile(r"^(paper|release|here) {2,}(.*)$")
 
 
@@ -44,13 +38,7 @@ def _sources(lines: list[str]) -> str:
 def inline(text: str) -> str:
     """One piece of text as HTML; what stands in backticks stays as it is."""
     parts = text.split("`")
-    return "".join(f"<code>{escape(p)}</code>" if i % 2 else _formula(escape(p)) for i, p in enumerate(parts))
-
-
-def _formula(text: str) -> str:
-    text = _WORD.sub(lambda m: _GREEK[m[1]], text)
-    text = _BELOW.sub(r"\1<sub>\2</sub>", text)
-    return _ABOVE.sub(lambda m: f"<sup>{m[1].strip('()')}</sup>", text)
+    return "".join(f"<code>{escape(p)}</code>" if i % 2 else formulas.html(p) for i, p in enumerate(parts))
 
 
 def literal(lines: list[str]) -> list[str]:

@@ -121,10 +121,10 @@ def test_a_folder_is_never_overwritten(api, fedloom_):
     Path("x").mkdir()
     Path("x/precious").write_text("")
     code, _, err = fedloom_("run", "digits-tasks", "--out", "x")
-    assert (code, err) == (2, "error: x is not empty: name another folder with --out\n")
+    assert (code, err) == (2, "error: x is not empty: choose another folder with --out\n")
     fedloom_("run", "digits-tasks")
     _, _, err = fedloom_("run", "digits-tasks")
-    assert "continue it with `fedloom resume runs/digits-tasks-fedavg-s0`, or name another folder with --out" in err
+    assert "continue it with `fedloom resume runs/digits-tasks-fedavg-s0`, or choose another folder with --out" in err
     assert len(api.calls) == 1
 
 
@@ -194,13 +194,13 @@ def test_recipes_begins_with_a_few(fedloom_):
     assert len(first.splitlines()) <= 20
     assert "thesis/" not in first
     assert "thesis/nyud-mini" in every
-    assert fedloom_("recipes", "--out", "s.json")[2].startswith("error: --out writes the schema")
+    assert fedloom_("recipes", "--out", "s.json")[2].startswith("error: --out is only for --schema")
 
 
 def test_former_names_of_commands_work_and_say_the_new_name(fedloom_):
     code, _, err = fedloom_("bed", "nothing")
     assert code == 2
-    assert err.startswith("`fedloom bed` is `fedloom study benchmark` now\nerror: ")
+    assert err.startswith("`fedloom bed` is now called `fedloom study benchmark`\nerror: ")
     assert {name for name, command in get_command(app).commands.items() if command.hidden} >= {
         "table",
         "picture",

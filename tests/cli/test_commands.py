@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,11 @@ from typer.testing import CliRunner
 
 import fedloom.core.machine
 from fedloom.cli import deploy as cli_doctor
-from fedloom.cli.app import app, main, told
+from fedloom.cli.app import app, main, message_of
 from fedloom.errors import UserError
 from folders_support import nyud
+
+Fedloom = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ from folders_support import nyud
     ids=repr,
 )
 def test_what_can_be_mended_is_a_sentence(error: Exception, text: str | None) -> None:
-    assert told(error) == text
+    assert message_of(error) == text
 
 
 def test_a_bug_shows_its_traceback_and_says_so(
@@ -62,16 +63,12 @@ def test_a_bug_shows_its_traceback_and_says_so(
         (("show", "digits-tasks", "runtime.threads=99999999"), "of at most 1024"),
     ],
 )
-def test_on_the_command_line(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+def test_on_the_command_line(fedloom_: Fedloom, arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    command = [argument.format(file=tmp_path / "file") for argument in arguments]
-    done = subprocess.run([sys.executable, "-m", "fedloom", *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-Fedloom = Callable[..., tuple[int, str, str]]
+    code, _, err = fedloom_(*(argument.format(file=tmp_path / "file") for argument in arguments))
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -92,7 +89,9 @@ def test_without_an_extra_the_demo_lacks_only_its_page(
         monkeypatch.setitem(sys.modules, package, None)
     code, out, err = fedloom_("demo", "training.rounds=1", "seeds=[0,1]", "--tests", "--out", tmp_path / "demo", "-q")
     assert code == 0, err
-    assert err.startswith("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'")
+    assert err.startswith(
+        "The demo will end without a page, because vl-convert is not installed: pip install 'fedloom[report]'"
+    )
     assert "paired tests" in out
     assert not (tmp_path / "demo" / "report.html").exists()
 

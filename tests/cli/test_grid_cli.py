@@ -80,7 +80,7 @@ def test_run_then_table_then_figure(child, fedloom_):
     )
     assert err.splitlines()[0].startswith("[1/4] Digits / FedAvg")
     assert Path("grids/tiny/cells/Digits/FedAvg/+DEA/s1/run.json").is_file()
-    assert fedloom_("grid", "g.yaml", "seeds=[0,1,2]")[2].splitlines()[0] == "4 of 6 runs are finished already"
+    assert fedloom_("grid", "g.yaml", "seeds=[0,1,2]")[2].splitlines()[0] == "4 of 6 runs have finished already"
     assert len(child.ran) == 6
     code, out, _ = fedloom_("compare", "grids/tiny")
     assert code == 0

@@ -259,7 +259,10 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
         "Did you mean 'fedprox'?"
         in fedloom_("init", table(tmp_path), "--labels", "kind", "--clients", 2, "--method", "fedprx", "--rounds", 1)[2]
     )
-    assert "there is nothing to name" in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
+    assert (
+        "--labels is not for folders of images"
+        in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
+    )
     (tmp_path / "empty").mkdir()
     assert "expected images in CLASS" in fedloom_("init", tmp_path / "empty", *given)[2]
     assert (

@@ -116,7 +116,7 @@ def test_what_is_refused(command, tmp_path):
     recipe = load("digits-tasks", QUICK)
     there = tmp_path / "there.safetensors"
     there.write_bytes(b"precious")
-    with pytest.raises(StateError, match=r"there\.safetensors exists; name another"):
+    with pytest.raises(StateError, match=r"there\.safetensors exists already: choose another"):
         pretrain(recipe, 1, there)
     assert there.read_bytes() == b"precious"
     with pytest.raises(UserError, match=r"a\.pth: expected a file that ends in \.safetensors"):
@@ -125,9 +125,9 @@ def test_what_is_refused(command, tmp_path):
         pretrain(load("digits-tasks", ["model=tiny-vit", "model.lora={}"]), 1, tmp_path / "a.safetensors")
     sets = {"a": {"name": "digits", "tasks": ["holes"]}, "b": {"name": "digits", "tasks": ["digit"]}}
     mixed = load({**load("digits-tasks").model_dump(mode="json"), "data": {"name": "several", "sets": sets}})
-    with pytest.raises(DataError, match=r"those of a, b have no common batches; pretrain on one of them"):
+    with pytest.raises(DataError, match=r"those of a, b cannot share batches; pretrain on one of them"):
         pretrain(mixed, 1, tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match="epoch 1: the model is not finite any more; try a smaller learning rate"):
+    with pytest.raises(UserError, match="epoch 1: the model is no longer finite; try a smaller learning rate"):
         pretrain(load("digits-tasks", [*QUICK, "training.optimizer.lr=1e30"]), 1, tmp_path / "a.safetensors")
     assert not (tmp_path / "a.safetensors").exists()
     assert command("--epochs", "0", "--out", str(tmp_path / "a.safetensors"))[0] == 2

@@ -28,13 +28,13 @@ def test_methods(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None
     recipe = load_recipe(f"method={old}")
     assert recipe.method.name == new
     assert recipe_hash(recipe) == recipe_hash(load_recipe(f"method={new}"))
-    assert capsys.readouterr().err == f"warning: method {old!r} is called {new!r} now\n"
+    assert capsys.readouterr().err == f"warning: method {old!r} is now called {new!r}\n"
 
 
 def test_packaged_recipes_and_grids(capsys: pytest.CaptureFixture[str]) -> None:
     assert load("beds/digits") == load("benchmarks/digits")
     assert load_grid("beds/digits") == load_grid("benchmarks/digits")
-    assert "'beds/digits' is called 'benchmarks/digits' now" in capsys.readouterr().err
+    assert "'beds/digits' is now called 'benchmarks/digits'" in capsys.readouterr().err
 
 
 def test_grids(tmp_path: Path) -> None:

@@ -106,6 +106,11 @@ def test_refused(kind: Untrusted, values: list[Any], message: str) -> None:
             read(kind, value)
 
 
+def test_an_error_names_20_keys_at_most() -> None:
+    with pytest.raises(ValueError, match=r"expected a, found 0, 1, .*, 18, 19$"):
+        read(Named({"a": Number()}), dict.fromkeys(range(30)))
+
+
 def test_a_size_that_is_not_known_is_that_of_the_first_tensor_with_it() -> None:
     sender = Sender()
     Array((2, "n")).read(torch.zeros(2, 5), sender)

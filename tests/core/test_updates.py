@@ -65,14 +65,14 @@ def test_select_by_role_task_and_glob(layout: Layout) -> None:
 
 
 def test_a_parameter_that_no_rule_names_is_an_error(net: Net) -> None:
-    with pytest.raises(ValueError, match=r"'heads.a.weight' \(3, 4\) is named by no role rule"):
+    with pytest.raises(ValueError, match=r"no role rule matches the parameter 'heads.a.weight' \(3, 4\)"):
         Layout.from_module(net, {"encoder.*": "encoder"})
 
 
 def test_unknown_roles_and_double_names_are_errors() -> None:
     with pytest.raises(ValueError, match="role 'backbone' is unknown"):
         Block("w", (2,), role="backbone")
-    with pytest.raises(ValueError, match="two blocks are called 'w'"):
+    with pytest.raises(ValueError, match="two blocks have the name 'w'"):
         Layout((Block("w", (2,)), Block("w", (3,))))
 
 

@@ -35,6 +35,8 @@ def test_pascal_context(tmp_path):
     assert found["train", "images read"] == "2"
     assert found["train", "human_parts"] == "3 of 3 images, 4 classes, 0 to 4, 100.0% of the pixels labelled"
     assert found["train", "normals"] == "3 of 3 images, 50.0% of the pixels labelled"
+    absent = "ImageSets/Parts/train.txt is absent, so images without a person count for human_parts too"
+    assert f"train: {absent}" in report.notes
 
 
 def test_what_is_missing_is_noted(tmp_path):
@@ -72,5 +74,5 @@ def test_an_empty_folder_and_an_unknown_name(tmp_path):
     report = check("nyud", str(tmp_path))
     assert len(report.problems) == 1
     assert "gt_sets is not in" in report.problems[0]
-    with pytest.raises(RecipeError, match=r"'nyudd' is not kept in a folder .* Did you mean 'nyud'"):
+    with pytest.raises(RecipeError, match=r"'nyudd' has no folder of files.* Did you mean 'nyud'"):
         check("nyudd", str(tmp_path))

@@ -78,8 +78,10 @@ def test_statistics_may_be_given(root):
 
 
 def test_what_is_absent_or_damaged_is_named(root):
-    with pytest.raises(DataError, match=r"set 'mnist': there is no folder .*mnist.train, expected ROOT/NAME"):
+    with pytest.raises(DataError, match=r"set 'mnist': the folder .*mnist.train does not exist, expected ROOT/NAME"):
         load(root, "mnist")
+    with pytest.raises(DataError, match="address of Stanford Cars no longer answers: get the images elsewhere, or"):
+        load(root, "cars")
     (root / "fruit" / "test" / "sour").mkdir()
     with pytest.raises(DataError, match="class 'sour' is in the test part only"):
         load(root, "fruit")
@@ -153,7 +155,7 @@ def test_damaged_files_of_cifar(batches):
     with pytest.raises(DataError, match=r"data_batch_3.bin: expected labels in 0\.\.9, found 11"):
         cifar10(0, root=str(batches))
     batch.unlink()
-    with pytest.raises(DataError, match=r"there is no file .*data_batch_3.bin"):
+    with pytest.raises(DataError, match=r"the file .*data_batch_3.bin does not exist"):
         cifar10(0, root=str(batches))
 
 

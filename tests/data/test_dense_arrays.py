@@ -130,12 +130,24 @@ def test_a_pool_is_split_and_limited(load):
         ({}, "a: {kind: semseg, key: 'sge_{split}'}", "no key 'sge_train'. Did you mean 'seg_train'"),
         ({}, "a: {kind: semseg, key: 'depth_{split}'}", "'depth_train': expected integers, found float16"),
         ({}, "a: {kind: semseg, key: 'seg_{split}', classes: 3}", "task 'a': expected labels below 3, found 4"),
-        ({}, "a: {kind: edge, key: 'seg_{split}'}", "expected 0, 1 and 255 .ignore., found .*; state a threshold"),
+        (
+            {},
+            "a: {kind: edge, key: 'seg_{split}'}",
+            "expected 0, 1 and 255 .ignore., found .*; if these values are shares, add a threshold",
+        ),
         ({}, "a: {kind: normals, key: 'seg_{split}'}", "expected normals N x H x W x 3"),
         ({}, "a: {kind: depth, key: 'normal_{split}'}", "expected label images N x H x W, found"),
         ({"seg": np.zeros((4, 9, 12), np.uint8)}, SEG, "expected 4 labels of 10 x 12, as 'image_train' has, found"),
-        ({"seg": np.zeros((3, 10, 12), np.uint8)}, SEG, "expected as many 'seg_train' as 'image_train', 4, found 3"),
-        ({"seg": np.full((4, 10, 12), 300)}, SEG, "expected labels in 0..254, or 255 or -1 to ignore, found 300..300"),
+        (
+            {"seg": np.zeros((3, 10, 12), np.uint8)},
+            SEG,
+            "'seg_train': expected 4 values, as many as 'image_train', found 3",
+        ),
+        (
+            {"seg": np.full((4, 10, 12), 300)},
+            SEG,
+            "expected labels from 0 to 254, or 255 or -1 .ignore., found 300..300",
+        ),
         (
             {"depth": np.full((4, 10, 12), 1e300)},
             "a: {kind: depth, key: 'depth_{split}'}",
@@ -150,7 +162,7 @@ def test_mistakes_are_named(load, more, dense, message):
 
 
 def test_options_of_other_labels_are_refused(load):
-    with pytest.raises(RecipeError, match="size has no use beside dense"):
+    with pytest.raises(RecipeError, match="size cannot be combined with dense"):
         load(made(), SEG, size="8")
     with pytest.raises(RecipeError, match=r"dense.seg.knid: unknown key. Did you mean 'kind'"):
         load(made(), "seg: {knid: semseg, key: a}")

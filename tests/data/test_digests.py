@@ -130,7 +130,7 @@ def test_a_run_over_changed_pictures_is_refused(tmp_path: Path) -> None:
     file = root / "toy" / "train" / "x" / "00.png"
     data = file.read_bytes()
     Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
-    with pytest.raises(StateError, match="the data set, in its inputs, is not what it was when the run began"):
+    with pytest.raises(StateError, match="the data set, in its inputs, has changed since the run began"):
         fedloom.resume(path)
     file.write_bytes(data)
     assert fedloom.resume(path).status == "finished"

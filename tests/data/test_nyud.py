@@ -12,6 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedloom.data import DATASETS
+from fedloom.data.check import check
 from fedloom.data.nyud import LABELLED as FILE
 from fedloom.data.nyud import THIRTEEN, from_camera, from_pixels
 from fedloom.errors import DataError, RecipeError
@@ -206,6 +207,7 @@ def test_the_authors_file(labeled):
     small, label = batch(load(root, "nyud-labeled", size=(6, 8)).test, 0)
     assert small.shape == (1, 3, 6, 8)
     assert np.array_equal(label["depth"][0, 0], arrays["depths"][0].T[1::2, 1::2])
+    assert "train: splits.mat found" in check("nyud-labeled", str(root)).notes
 
 
 @needs_h5py
@@ -217,7 +219,7 @@ def test_authors_files_that_are_not_as_stated(labeled):
     with pytest.raises(DataError, match=r"splits\.mat, trainNdxs: expected 1\.\.5, found 6\.\.6"):
         load(root, "nyud-labeled")
     (root / "splits.mat").unlink()
-    with pytest.raises(DataError, match="no image is in the part 'val'; it holds 5"):
+    with pytest.raises(DataError, match="none of its 5 images is in the part 'val'"):
         load(root, "nyud-labeled")
     (root / "classMapping40.mat").unlink()
     with pytest.raises(DataError, match=r"classMapping40\.mat: absent\. .*first_ids: true"):

@@ -331,7 +331,7 @@ def share(client="a", tasks=None, train=(0, 1), val=(2,), domain=None) -> Share:
         ([share(), share("b", train=(1, 3), val=())], r"'a' and 'b' both hold example 1 \(1 in common\)"),
         ([share("b"), share("a", train=(3,), val=())], r"sorted order, found \['b', 'a'\]"),
         ([share(), share()], "different client ids"),
-        ([share()], "task 'u' is held by no client"),
+        ([share()], "no client holds the task 'u'"),
     ],
 )
 def test_check_finds(shares, message):
@@ -468,9 +468,9 @@ RARE = Pool({"t": np.r_[np.zeros(50, int), 1]}, np.zeros(51, int), ("only",))
 NOBODY = Pool({"a": np.zeros(20, int), "b": np.full(20, -1)})
 REFUSED = [
     ("iid", {"clients": 21}, same_images(20), "client 'c20' would get no example"),
-    ("iid", {"clients": 2}, NOBODY, "task 'b' is held by no client"),
+    ("iid", {"clients": 2}, NOBODY, "no client holds the task 'b'"),
     ("one-task", {}, NOBODY, "client 'b-0' would get no example"),
-    ("one-task", {"all_task_clients": 1}, Pool(dict.fromkeys(("all", "t"), np.zeros(9, int))), "a task named 'all'"),
+    ("one-task", {"all_task_clients": 1}, Pool(dict.fromkeys(("all", "t"), np.zeros(9, int))), "rename the task 'all'"),
     ("class-dirichlet", {"clients": 5, "alpha": 1e-6, "max_tries": 50}, same_images(classes=2),
      "over task 't0': after 50 draws with alpha 1e-06 the smallest of 5 clients"),
     ("class-dirichlet", {"clients": 100}, SAME, "100 clients with at least 10 examples each need 1000, found 600"),
@@ -488,7 +488,7 @@ REFUSED = [
     ("domains", {"clients": 4, "fraction": 0.3}, SAME, "domain 'photo': 4 clients x fraction 0.3 = 1.2 of it"),
     ("domains", {"clients": {"foto": 1}}, SAME, r"domain 'foto'. Did you mean 'photo'\? Known: photo, art, sketch"),
     ("domains", {"clients": 1, "fraction": {"photo": 0.1, "sketch": 0.1}}, SAME,
-     "no fraction is given for domain 'art'"),
+     "fractions has no number for domain 'art'"),
     ("domains", {"clients": 1}, OWN, "the data set has no domains"),
     ("domains", {"clients": 1, "fraction": 0.001}, SAME, "client 'c00' would get no example"),
     ("domains", {"clients": 1, "fraction": 0.01, "cover_classes": True}, SAME,
@@ -499,7 +499,7 @@ REFUSED = [
      "no random allocation of 6 clients in 20 draws"),
     ("single-and-multi", {"single": {"pascl": 1}, "multi": {}}, two_sets(), "domain 'pascl'. Did you mean 'pascal'"),
     ("single-and-multi", {"single": {}, "multi": {"x": 1}}, OWN, "the data set has no domains"),
-    ("single-and-multi", {"single": {}, "multi": {"nyud": 1}}, two_sets(), "task 'pascal-a' is held by no client"),
+    ("single-and-multi", {"single": {}, "multi": {"nyud": 1}}, two_sets(), "no client holds the task 'pascal-a'"),
     *(("task-groups", {"clients": 4, **params}, OWN, message) for params, message in (
         ({}, "expected either groups or tasks_per_client"),
         ({"groups": [["t0"]], "tasks_per_client": 1}, "expected either groups or tasks_per_client"),

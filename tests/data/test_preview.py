@@ -71,7 +71,7 @@ def test_digits_and_features(tmp_path, monkeypatch):
         (["nothing"], "unknown data set 'nothing'"),
         (["scenes", "cuont=3"], "Did you mean 'count'?"),
         (["scenes", "count"], "'count': expected key.path=value"),
-        (["scenes", "augment.scale=[2, 1]"], "augment.scale: expected the smaller factor first, found [2.0, 1.0]"),
+        (["scenes", "augment.scale=[2, 1]"], "augment.scale: expected (smallest, largest) factor, found [2.0, 1.0]"),
         (["scenes", "augment.sclae=[2, 1]"], "augment.sclae: unknown key. Did you mean 'scale'?"),
         (["scenes", "count=1", "test_count=1", "height=16", "width=16"], "sheet.what cannot be written"),
     ],

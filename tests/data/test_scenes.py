@@ -198,7 +198,7 @@ def test_settings_and_domains():
     assert [t.name for t in scenes(0, **small, setting="strong").tasks] == ["semseg", "normals", "depth"]
     assert [t.name for t in scenes(0, **small, setting="weak").tasks] == ["semseg", "human_parts", "edge"]
     assert [t.name for t in scenes(0, **small, tasks=["edge"]).tasks] == ["edge"]
-    with pytest.raises(RecipeError, match="exclude each other"):
+    with pytest.raises(RecipeError, match="determines the tasks"):
         scenes(0, **small, tasks=["edge"], setting="weak")
     with pytest.raises(RecipeError, match="named twice"):
         scenes(0, **small, tasks=["edge", "edge"])

@@ -88,7 +88,9 @@ def test_inputs_of_several_or_other_kinds_are_refused(arrays, x, params, message
 
 
 def test_sizes_are_for_images(arrays):
-    with pytest.raises(RecipeError, match=r"'x_train': size and channels are for images, found series"):
+    with pytest.raises(
+        RecipeError, match=r"'x_train': size and channels are only for images, but the inputs are series"
+    ):
         arrays(RNG.normal(size=(16, 9, 32)), signal="series", size=8)
 
 

@@ -178,7 +178,7 @@ def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
     assert found["tasks"]["x"]["std"] > 0
     for change, message in (
         ({"inputs": {"kind": "category"}}, "the recipe must list the categories"),
-        ({"tasks": {"x": {"kind": "regression"}}}, "must say about which mean and standard deviation"),
+        ({"tasks": {"x": {"kind": "regression"}}}, "must state the approximate mean and standard deviation"),
     ):
         params = DATASETS["table"].params.model_validate({"path": str(tmp_path / "t.csv"), **found, **change})
         with pytest.raises(DataError, match=message):
@@ -320,7 +320,7 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().to_csv(path, index=False)
     fl.run(recipe(path, method="local"), tmp_path / "run")
     frame().assign(site="new").to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(UserError, match="site 'new' is no client of the run, and it has no model for all"):
+    with pytest.raises(UserError, match="site 'new' is no client of the run, and the run has no global model"):
         predict(tmp_path / "run", tmp_path / "new.csv")
     assert len(predict(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
@@ -349,7 +349,7 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     assert "mae" in again.run.final().values["grade"]
     assert {"grade"} < set(predict(tmp_path / "again", path).columns)
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
-    with pytest.raises(DataError, match="the order of all, mild, much, none, some is not known; write numbers"):
+    with pytest.raises(DataError, match="the order of all, mild, much, none, some is unknown: replace them by numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
 
 
@@ -505,6 +505,7 @@ HEART = {"disease": (0.794, 0.805), "ladprox": (0.617, 0.661), "om1": (0.566, 0.
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not REAL.is_dir(), reason="the tables are not here")
 @pytest.mark.parametrize(("name", "reference", "seeds"), [("ist", ANCHORS, 1), ("heart", HEART, 6)])
 def test_own_linear_models_are_as_good_as_others_found(

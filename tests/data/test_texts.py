@@ -73,9 +73,9 @@ def test_a_share_becomes_the_test_part(tmp_path):
         (
             [ROWS[0], ROWS[4]],
             {"split": "part"},
-            "task 'topic': expected texts of two classes or more in the train part",
+            "task 'topic': expected texts of two or more classes in the train part",
         ),
-        ([], {}, "expected a line of names and a line for each example"),
+        ([], {}, "expected a line of names and one line per example"),
     ],
 )
 def test_tables_that_are_wrong(tmp_path, rows, params, message):
@@ -84,12 +84,12 @@ def test_tables_that_are_wrong(tmp_path, rows, params, message):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         texts(0, path=str(tmp_path / "none.csv"))
     (tmp_path / "b.csv").write_bytes(b"text,topic\n\xff,a\n")
     with pytest.raises(DataError, match="is not a .csv file in UTF-8"):
         texts(0, path=str(tmp_path / "b.csv"))
-    with pytest.raises(RecipeError, match="test_fraction has no use beside split"):
+    with pytest.raises(RecipeError, match="split names the test part"):
         texts(0, path=write(tmp_path / "t.csv"), split="part", test_fraction=0.5)
 
 
@@ -131,7 +131,7 @@ def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
     run: Any = SimpleNamespace(recipe=recipe, dataset=recipe.data.make(0))
     assert _data(run, "topic", ["data.labels={topic: topic}"]).signal == run.dataset.signal
     with pytest.raises(
-        DataError, match=r"inputs are tokens \(vocabulary 7, .*, but the run's are tokens \(vocabulary 1"
+        DataError, match=r"expected the inputs of the run, tokens \(vocabulary 1.*, found tokens \(vocabulary 7"
     ):
         _data(run, "topic", ["data.vocabulary=7"])
 

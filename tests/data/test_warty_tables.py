@@ -172,7 +172,7 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
 }
 BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
     "nothing": ("", "cannot be read as a .csv file in UTF-8 (it is empty)"),
-    "names alone": (",".join(HEAD) + "\n", "no row found, expected a line of names and a line for each example"),
+    "names alone": (",".join(HEAD) + "\n", "no row found, expected a line of names and one line per example"),
     "another encoding": (text(rows(90, ("Zürich", "b"))).encode("latin-1"), "cannot be read as a .csv file in UTF-8"),
     "what is no text": (b"\x89PNG\r\n\x1a\n\x00\xff" * 40, "cannot be read as a .csv file in UTF-8"),
     "a line of more cells": (text(rows()) + "north,1,2,a,1,9\n", "line 92: expected 5 cells like the first line"),
@@ -180,7 +180,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
     "a quote that is never closed": (text(rows()) + 'north,"1,2,a,1\n', "cannot be read as a .csv file in UTF-8"),
     "two columns of one name": (column(lambda i: "1", "age"), "columns 2 and 6 are all named 'age'; rename them"),
     "missing sites": (changed(0, lambda i, site: "" if i == 3 else site),
-                      "rows without a site found: 1, such as row 4;"),
+                      "rows without a site found: 1, such as row 4:"),
     "sites that differ in case": (changed(0, lambda i, site: ["Oslo", "oslo", "Bergen"][i % 3]),
                                   "sites 'Oslo' and 'oslo' would both be client 'oslo'; write them alike"),
     "labels that differ in case": (changed(4, lambda i, ill: [["no", "No"], ["yes", "YES"]][int(ill)][i % 2]),
@@ -202,7 +202,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
     "no such site": (text(rows()), "no column 'sit'. Did you mean 'site'?", ("--clients", "sit")),
     "no such feature": (text(rows()), "no column 'agee'. Did you mean 'age'?", ("--features", "agee")),
     "a label as a feature": (text(rows()), "column 'ill': it is a label or the site", ("--features", "ill,age")),
-    "a label without a value": (changed(4, lambda i, ill: ""), "'ill': no cell has a label; leave the task out"),
+    "a label without a value": (changed(4, lambda i, ill: ""), "'ill': no cell has a label: leave the task out"),
     "a label with one class": (changed(4, lambda i, ill: "1"), "'ill': all labels are '1', so there is nothing"),
     "dates as labels": (changed(4, lambda i, ill: f"2020-01-{i % 28 + 1:02d}"), "column 'ill': dates found"),
     "infinite labels": (changed(4, lambda i, ill: "inf" if i == 2 else f"{i / 7}"), "'ill': 1 infinite labels found"),
@@ -210,7 +210,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                                  "'ill': numbers and texts such as '?' found; if that means missing,"),
     "a label of its own for every row": (changed(4, lambda i, ill: f"word {i}"), "90 different labels in 90 rows"),
     "no column beside labels and sites": (text([[line[0], line[4]] for line in rows()], ["site", "ill"]),
-                                          "no column is left as an input"),
+                                          "no column remains as an input"),
     "a feature of dates": (column(lambda i: f"2020-01-{i % 28 + 1:02d}"), "column 'extra': it has dates or times;",
                            ("--features", "extra,age")),
     "a metric of something else": (text(rows()), "metric 'rmse' found, expected one of auc,", ("--metric", "rmse")),
@@ -222,7 +222,7 @@ def command(*words: Any) -> tuple[int, str]:
     done = CliRunner().invoke(cli.app, [str(word) for word in words])
     if done.exception is None or isinstance(done.exception, SystemExit):
         return done.exit_code, done.output
-    said = cli.told(done.exception) if isinstance(done.exception, Exception) else None
+    said = cli.message_of(done.exception) if isinstance(done.exception, Exception) else None
     assert said is not None, repr(done.exception)
     return 2, said
 

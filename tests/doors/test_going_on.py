@@ -72,12 +72,13 @@ def test_a_change_without_a_round_after_it_is_told_in_the_last_line(tmp_path: Pa
 @pytest.mark.parametrize(
     ("started", "change", "message"),
     [
-        ("training.schedule.name=cosine", "training.rounds=4", r"training.schedule \(cosine\) runs over all rounds, .*"
+        ("training.schedule.name=cosine", "training.rounds=4", r"training.schedule \(cosine\) spans all rounds: .*"
          r"round 2: 0.025 was, 0.0427 would be"),
         ("training.schedule.warmup_share=0.5", "training.rounds=4", r"training.schedule \(warmup_share: 0.5\)"),
-        ("method=fedga", "training.rounds=4", "training.rounds cannot be changed, for fedga paces itself by it"),
+        ("method=fedga", "training.rounds=4", "training.rounds cannot change, because fedga depends on the number "
+            "of rounds"),
         ("seed=0", "training.rounds=1", "has had 2 rounds, so training.rounds cannot become 1"),
-        ("seed=0", "training.batch_size=4", r"training.batch_size cannot change in a run that has begun.*--from"),
+        ("seed=0", "training.batch_size=4", r"training.batch_size cannot change after the run has begun.*--from"),
     ],
 )  # fmt: skip
 def test_what_would_change_rounds_that_are_done_is_refused(

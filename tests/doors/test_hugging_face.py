@@ -70,7 +70,9 @@ def test_a_split_gives_the_numbers_of_its_arrays(make: Callable[[dict[str, Any]]
 
     found = rows(split, inputs="vector", labels={"sort": "label", "size": "size"})
     assert found == rows(lambda part: (X[part], {"sort": Y[part], "size": X[part, 0]}))
-    with pytest.raises(DataError, match="'ann', train, example 0: a mapping with vector, label, size found; name the"):
+    with pytest.raises(
+        DataError, match="'ann', train, example 0: a mapping with vector, label, size found: add the keys"
+    ):
         rows(split)
 
 

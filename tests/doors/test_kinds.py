@@ -166,7 +166,7 @@ def test_what_a_kind_cannot_have_is_said() -> None:
         ({"kind": "segmentation"}, "classes=None"),
         ({"classes": 3, "class_weights": [1, 2]}, "3 numbers"),
         ({"kind": "regression", "class_weights": [1]}, "regression has no classes"),
-        ({"kind": "normals", "ignore": 1}, "none for normals"),
+        ({"kind": "normals", "ignore": 1}, r"\(for normals: None\)"),
         ({"kind": "depth", "metric": "auc"}, "unknown metric 'auc'"),
     ):
         with pytest.raises(RecipeError, match=said):
@@ -193,7 +193,7 @@ def test_folders_of_pictures_are_images_and_masks(tmp_path: Path) -> None:
     assert torch.equal(read[1:].long(), mask[1:])
     assert fl.run(fed, model=Net({"mask": 2}, {"size": 1}), rounds=1).status == "finished"
     (tmp_path / "masks" / "stray.png").write_bytes((tmp_path / "masks" / "001.png").read_bytes())
-    with pytest.raises(DataError, match=r"task 'mask': .*'stray' has no image of that name"):
+    with pytest.raises(DataError, match=r"task 'mask': .*'stray' belongs to no image"):
         fl.Federation({"a": fl.Client(train)}, tasks)
     (tmp_path / "masks" / "stray.png").write_text("no picture")
     (tmp_path / "images" / "stray.png").write_text("no picture")

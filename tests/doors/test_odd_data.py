@@ -97,7 +97,7 @@ def test_axes_of_series() -> None:
     def of(x: Any, **options: Any) -> fl.Federation:
         return fl.Federation({"ann": fl.Client(x)}, TASKS, signal="series", **options)
 
-    with pytest.warns(RunWarning, match="series of 30 x 2 .*more channels than steps: say axes='NTC'"):
+    with pytest.warns(RunWarning, match="series of 30 x 2 .*more channels than steps: add axes='NTC'"):
         of((steps_first, Y))
     turned = of((steps_first, Y), axes="NTC")
     assert turned.dataset.input_shape == (2, 30)
@@ -117,7 +117,7 @@ def test_tokens_of_different_lengths_are_filled_up() -> None:
     assert fed.dataset.signal == Signal(kind="tokens", vocabulary=6, padding=0)
     assert fl.run(fed, model="transformer", rounds=1).status == "finished"
     zeros = [[0, *row] for row in TOKENS]
-    with pytest.raises(DataError, match="client 'ann', train: .*0 is among the tokens"):
+    with pytest.raises(DataError, match="client 'ann', train: .*0 is a token too"):
         fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS)
     signal = Signal(kind="tokens", padding=9, vocabulary=10)
     assert 9 in fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS, signal=signal).dataset.train.images

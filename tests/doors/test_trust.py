@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom as fl
-from fedloom.cli.app import app, told
+from fedloom.cli.app import app, message_of
 from fedloom.core.lazy import need
 from fedloom.core.settings import trust
 from fedloom.core.settings.registry import Registry
@@ -108,7 +108,7 @@ def refuses(*command: str) -> str:
     """What the command line says; it must refuse, in a sentence, with the names that it would import."""
     done = CliRunner().invoke(app, list(command))
     assert isinstance(done.exception, Exception), done.output
-    text = told(done.exception)
+    text = message_of(done.exception)
     assert text is not None, done.exception
     assert "Nothing was imported" in text
     assert "--allow-code" in text
@@ -248,52 +248,50 @@ def test_a_flag_or_a_variable_allows_a_package_and_nothing_else(here: Path, monk
     ]
 
 
-def fedloom(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
-    environment = {**os.environ, **more}
-    return subprocess.run(
-        [sys.executable, "-m", "fedloom", *command], cwd=folder, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+def fedloom(*command: str) -> tuple[int, str]:
+    """Exit code and words of a command as in a new process: nothing is allowed or imported yet."""
+    trust._allowed.clear()
+    sys.modules.pop("mine", None)
+    done = CliRunner().invoke(app, list(command))
+    text = message_of(done.exception) if isinstance(done.exception, Exception) else None
+    return (done.exit_code, done.output) if text is None else (2, text)
 
 
-def test_a_run_of_ones_own_goes_on_until_its_source_changes(here: Path) -> None:
-    begun = fedloom(here, "run", "digits-tasks", "method=mine:trimmed", *QUICK, "-q", "--out", "run")
-    assert begun.returncode == 0, begun.stderr
-    further = fedloom(here, "resume", "run", "training.rounds=2", "-q")
-    assert further.returncode == 0, further.stderr
+def test_a_run_of_ones_own_goes_on_until_its_source_changes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = fedloom("run", "digits-tasks", "method=mine:trimmed", *QUICK, "-q", "--out", "run")
+    assert code == 0, said
+    code, said = fedloom("resume", "run", "training.rounds=2", "-q")
+    assert code == 0, said
     (here / "imported").unlink()
-    elsewhere = fedloom(here, "resume", "run", "training.rounds=3", "-q", FEDLOOM_CONFIG=str(here / "other"))
-    assert elsewhere.returncode == 2  # not the user who began it
+    with monkeypatch.context() as patch:
+        patch.setenv(trust.CONFIG, str(here / "other"))  # not the user who began it
+        assert fedloom("resume", "run", "training.rounds=3", "-q")[0] == 2
     (here / "mine.py").write_text(MINE + "\n# changed\n")
-    other = fedloom(here, "resume", "run", "training.rounds=3", "-q")
-    assert other.returncode == 2
-    assert "mine:trimmed (mine.py" in other.stderr
+    code, said = fedloom("resume", "run", "training.rounds=3", "-q")
+    assert code == 2
+    assert "mine:trimmed (mine.py" in said
     assert not (here / "imported").exists()
-    agreed = fedloom(here, "resume", "run", "training.rounds=3", "-q", "--allow-code", "mine")
-    assert agreed.returncode == 0, agreed.stderr
+    code, said = fedloom("resume", "run", "training.rounds=3", "-q", "--allow-code", "mine")
+    assert code == 0, said
 
 
-@pytest.mark.parametrize(("answers", "codes"), [("n", [2]), ("y", [0, 0])])
-def test_a_terminal_asks_once(here: Path, answers: str, codes: list[int]) -> None:
+@pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 0)])
+def test_a_terminal_asks_once(here: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
     (here / "r.yaml").write_text(yaml.safe_dump(changed(plain(), "method", "mine:trimmed")))
-    config = {"FEDLOOM_CONFIG": str(here / "config")}
-    for turn, expected in enumerate(codes):
-        master, slave = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedloom", "show", "r.yaml"], cwd=here, env={**os.environ, **config}, stdin=slave,
-            stdout=subprocess.DEVNULL, stderr=slave,
-        )  # fmt: skip
-        os.close(slave)
-        os.write(master, f"{answers}\n".encode())
-        assert process.wait(60) == expected
-        said = os.read(master, 4096).decode()
-        os.close(master)
-        assert ("r.yaml uses mine:trimmed (mine.py, sha256 " in said) == (turn == 0)
-    if codes == [0, 0]:
-        assert fedloom(here, "show", "r.yaml", **config).returncode == 0
-        (here / "mine.py").write_text(MINE + "\n# changed\n")
-        assert fedloom(here, "show", "r.yaml", **config).returncode == 2
+    monkeypatch.setenv(trust.CONFIG, str(here / "config"))
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedloom", "show", "r.yaml"], cwd=here, stdin=slave, stdout=subprocess.DEVNULL,
+        stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    os.write(master, f"{answer}\n".encode())
+    assert process.wait(60) == code
+    assert "r.yaml uses mine:trimmed (mine.py, sha256 " in os.read(master, 4096).decode()
+    os.close(master)
+    assert fedloom("show", "r.yaml")[0] == code  # where nobody can be asked
+    (here / "mine.py").write_text(MINE + "\n# changed\n")
+    assert fedloom("show", "r.yaml")[0] == 2
 
 
 def test_a_package_has_the_checksum_of_all_its_modules(here: Path) -> None:

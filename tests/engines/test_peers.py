@@ -11,25 +11,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 import fedloom
-from fedloom import Method
+from fedloom import Ctx, Method
 from fedloom.codecs import Sparse
 from fedloom.core.context import State
 from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
+from fedloom.engines.peers.community import Trained
+from fedloom.engines.peers.judging import signals
+from fedloom.engines.peers.rounds import community_of
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.evaluation import evaluate
+from fedloom.federation.rounds.messages import Message
 from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.at_peers import at_peers
 from fedloom.methods.peers.config import SafeguardsSection
-from fedloom.peers import Safeguards
-from fedloom.stages import Identity, Mean, Split
+from fedloom.peers import Safeguards, shared_columns
+from fedloom.stages import Identity, Mean, MinNorm, Split
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import load_recipe, outcome
@@ -300,6 +308,109 @@ def test_similarities_last_until_the_next_look() -> None:
     assert similarity[0] == similarity[1] == similarity[2] != similarity[3]
 
 
+def bytes_of(result: Result) -> list[dict[str, Any]]:
+    lines = [json.loads(text) for text in (result.folder / "bytes.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["round"]]
+
+
+def test_a_signal_may_come_less_often_than_others_and_from_few_examples(quick: Quick) -> None:
+    """Section 4.2.3: models are sent and measured every second round, gradients in each, and decide in between."""
+    each = "every: {cross-loss: 2}, samples: 4"
+    section = "peers={{choose: {{top: 1}}, similarity: {{signals: {{{}}}, normalise: min-max, {}}}}}"
+    more = ("training.rounds=3", "training.steps=1", "partition.val_fraction=0.2", "evaluation.splits=[val]")
+    both = quick(*more, section.format("gradient: 1, cross-loss: 3", each))
+    sent = [sum(e["bytes"] for e in line["up"] if e["role"] == "signal") for line in bytes_of(both)]
+    assert sent[0] == sent[2] > 2 * sent[1] > 0
+    found = [
+        {r["peer"]: r["similarity"] for r in line["records"] if r["kind"] == "peer"}
+        for run in (both, quick(*more, section.format("gradient: 1", "every: 1")))
+        for line in run.run.rounds[1:]
+    ]
+    assert found[0] != found[3]
+    built = build(load_recipe(*more, section.format("gradient: 1, cross-loss: 3", each)))
+    similarity = built.recipe.peers.similarity  # type: ignore[union-attr]
+    assert [{*similarity.due(round)} for round in range(3)] == [
+        {"gradient", "cross-loss"},
+        {"gradient"},
+        {"gradient", "cross-loss"},
+    ]
+    client = next(iter(built.federation.clients.values()))
+    message = Message(built.layout.flatten(built.module).detach()[: built.layout.parameters.d])
+    worker = Worker(built.setup)
+    few, cut = (worker.evaluate(EvalJob(0, message, {}, client.id, "val", (*client.tasks,), 1, some=n)) for n in (0, 4))
+    whole = client.val.spread(4)
+    assert len(whole) == 4
+    by_hand = evaluate(worker.model, whole, {name: task for name, (task, _) in client.tasks.items()}, 50, True, True)
+    assert {t: of["loss"] for t, of in cut[1].items()} == pytest.approx({t: of["loss"] for t, of in by_hand.items()})
+    assert few[1] != cut[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"similarity": {"every": {"overlap": 2}}}, "every names 'overlap', which is not among signals"),
+        ({"similarity": {"samples": 4}}, "samples is about cross-loss and disparity"),
+        ({"mode": "asynchronous", "similarity": {"every": {"gradient": 2}}, "scenario": {"speed": 1}}, "in one round"),
+    ],
+)
+def test_signals_that_do_not_fit_are_refused(section: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        strict(PeersSection, section)
+
+
+def test_a_peer_whose_update_conflicts_has_no_weight_and_one_without_agreement_keeps_its_own_model() -> None:
+    """Eqs. 4.3 and 4.9 by hand: from zero, updates point to b, so cosines are those of b."""
+    b = [[1.0, 0], [1, 1], [-1, 0], [0, -1]]
+    peers = Valleys({"choose": {"top": 3}, "similarity": {"scale": "cosine"}}, 1.0, b)
+    models = peers.go()
+    weights = {about["peer"]: about["weights"] for about in peers.recorded("peer")}
+    half = 2**-0.5
+    assert weights["c00"] == pytest.approx({"c00": 1 / (1 + half), "c01": half / (1 + half), "c02": 0, "c03": 0})
+    assert weights["c03"] == pytest.approx({"c00": 0, "c01": 0, "c02": 0, "c03": 1})
+    trained = 1 - 0.9**2
+    assert models["c03"].tolist() == pytest.approx([0, -trained])
+    unit = Valleys({"choose": {"top": 3}}, 1.0, b)
+    unit.go()
+    assert unit.recorded("peer")[0]["weights"]["c03"] == pytest.approx(0.5 / (1 + (half + 1) / 2 + 0.5))
+
+
+@pytest.mark.parametrize("model", ["trained", "received"])
+def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> None:
+    """Eq. 4.2 against torch on all training examples at once, at the model that signals describe."""
+    section = f"peers={{similarity: {{signals: {{gradient: 1, parameters: 1}}, gradient: loss, model: {model}}}}}"
+    built = build(load_recipe("model.heads=own", "training.batch_size=7", section))
+    context = community_of(built).context.at("all-0")
+    start, client = context.origin, context.client
+    trained = Trained(None, start, 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(0)), 1)  # type: ignore[arg-type]
+    found = signals(context, trained, {"server": {"buffers": None, "integers": {}}, "client": {}})
+    module = built.module.eval()
+    at = trained.model if model == "trained" else start
+    torch.nn.utils.vector_to_parameters(at, module.parameters())
+    x, targets = client.train.examples.batch(client.train.index, torch.device("cpu"), tasks=tuple(client.tasks))
+    outputs = module(x, tuple(client.tasks))
+    loss = sum(weight * task.loss(outputs[name], targets[name]) for name, (task, weight) in client.tasks.items())
+    part = shared_columns(context.shared)
+    whole = torch.autograd.grad(loss, [module.get_parameter(name) for name in part.names])
+    torch.testing.assert_close(found["gradient"], torch.cat([g.flatten() for g in whole]), rtol=1e-4, atol=1e-6)
+    assert bool(found["parameters"].any()) == (model == "trained")
+
+
+def test_equation_4_19_is_the_shortest_convex_combination() -> None:
+    """`min-norm` at peers against scipy's SLSQP, and its inequality: it works against no row."""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        X = rng.normal(size=(4, 6))
+        rows = Updates.of(torch.from_numpy(X), rows=[(name, None) for name in "abcd"])
+        mix, _ = AtPeer(MinNorm(unit=False), own="a", shares=dict.fromkeys("abcd", 1.0))(rows, {}, Ctx(1, 0))
+        least = minimize(
+            lambda a, X=X: float(np.sum((a @ X) ** 2)), np.full(4, 0.25), method="SLSQP", tol=1e-14,
+            bounds=[(0, 1)] * 4, constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+        )  # fmt: skip
+        direction = mix.X[0].numpy()
+        assert direction == pytest.approx(least.x @ X, abs=1e-5)
+        assert float((X @ direction).min()) >= direction @ direction - 1e-9
+
+
 def test_recency_gives_others_a_turn() -> None:
     """Whom each peer chooses is whom the factor and the similarities that it found say, round by round."""
     b = [[1.0, 2], [1.2, 2.1], [1, -2], [3, 0.5], [-1, 1]]
@@ -318,7 +429,7 @@ def test_recency_gives_others_a_turn() -> None:
         assert about["neighbours"] == [max(score, key=score.__getitem__)]
         last[me, about["neighbours"][0]] = round
     assert len({(a["peer"], *a["neighbours"]) for a in plain.recorded("peer")}) < len(last)
-    with pytest.raises(ValueError, match="recency is about whom top and threshold choose, found neither"):
+    with pytest.raises(ValueError, match="recency applies to the peers that top or threshold choose"):
         Valleys({"choose": {"recency": 1}}, 1.0, b)
     with pytest.raises(ValueError, match=r"choose\.recency needs similarities of at least 0"):
         Valleys({**section, "similarity": {"normalise": "z-score"}}, 1.0, b)

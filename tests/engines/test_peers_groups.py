@@ -83,6 +83,9 @@ def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> Non
     [
         ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between others"),
         ({"choose": {"groups": {}}, "similarity": {"normalise": "z-score"}}, "at least 0"),
+        ({"choose": {"groups": {}}, "similarity": {"scale": "cosine"}}, "similarity.scale is cosine"),
+        ({"similarity": {"signals": {"cross-loss": 1}, "cross_loss": "negative"}}, "leave out every neighbour"),
+        ({"similarity": {"model": "received"}}, "set gradient: loss"),
         ({"choose": {"groups": {}}, "scope": "encoder"}, "outside the encoder"),
         ({"choose": {"groups": {"low": 5}}}, "must not exceed"),
         ({"choose": {"groups": {}}, "mode": "asynchronous", "scenario": {"speed": 1}}, "at once"),

@@ -87,7 +87,7 @@ def test_clusters_have_the_same_numbers_at_all_peers_if_they_begin_with_noise(na
 @pytest.mark.parametrize("name", ["ifca", "fedsoft", "rr-cluster"])
 def test_groups_that_each_peer_numbers_for_itself_are_refused(name: str, more: str, found: str) -> None:
     peers = f"peers={{{more}, weights: {{kind: uniform}}}}"
-    with pytest.raises(RecipeError, match=f"{found} found, but {name} begins with groups of the clients"):
+    with pytest.raises(RecipeError, match=f"{found} found, but {name} starts with groups of the clients"):
         method_of(load_recipe(f"method={name}", peers))
     method_of(load_recipe(f"method={{name: {name}, first: noise}}", peers))
     method_of(load_recipe(f"method={name}", "peers={weights: {kind: uniform}}"))
@@ -95,7 +95,7 @@ def test_groups_that_each_peer_numbers_for_itself_are_refused(name: str, more: s
 
 def test_clients_that_are_sometimes_away_number_groups_apart_too() -> None:
     changes = ("method=ifca", "peers={weights: {kind: uniform}}", "training.participation=0.5")
-    with pytest.raises(RecipeError, match=r"training\.participation: 0\.5 found, but ifca begins with groups"):
+    with pytest.raises(RecipeError, match=r"training\.participation: 0\.5 found, but ifca starts with groups"):
         method_of(load_recipe(*changes))
     method_of(load_recipe("method=ifca", "training.participation=0.5"))
 

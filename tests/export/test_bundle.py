@@ -63,7 +63,7 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
 
 def test_a_clients_own_model(quick: Quick, tmp_path: Path) -> None:
     run = quick("method=local").folder
-    with pytest.raises(UserError, match="name the client"):
+    with pytest.raises(UserError, match="choose a client"):
         export(run, tmp_path / "x")
     with pytest.raises(UserError, match="no client 'nobody'"):
         export(run, tmp_path / "x", client="nobody")
@@ -185,7 +185,7 @@ def test_the_card_of_the_shared_model_has_its_own_numbers(quick: Quick, tmp_path
 
 def test_the_card_of_a_tasks_model(quick: Quick, tmp_path: Path) -> None:
     run = quick("method=matu").folder
-    with pytest.raises(UserError, match="name one with --task"):
+    with pytest.raises(UserError, match="choose a task with --task"):
         export(run, tmp_path / "x")
     assert "This is the model of task digit of a federated run" in card(run, tmp_path / "digit", task="digit")
 
@@ -205,7 +205,7 @@ def test_a_model_of_what_are_no_images(quick: Quick, tmp_path: Path) -> None:
     run = quick(data, "partition={name: iid, clients: 2}", "model={name: mlp}").folder
     out = export(run, tmp_path / "out")
     assert "fedloom predict" not in (out / "README.md").read_text()
-    with pytest.raises(UserError, match="which are no images"):
+    with pytest.raises(UserError, match="which are not images"):
         Bundle.read(out).predict([picture(tmp_path / "a.png")])
 
 
@@ -222,7 +222,7 @@ def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path
     data = "data={name: digits-many, count: 2, limit: 40}"
     done = quick(data, "partition={name: task-dirichlet, clients: 4, min_examples: 2}")
     names = list(done.run.info["tasks"])
-    with pytest.raises(UserError, match=r"normalised in 2 ways.*name one task with --task"):
+    with pytest.raises(UserError, match=r"normalised in 2 ways.*choose one task with --task"):
         export(done.folder, tmp_path / "all")
     bundles = [Bundle.read(export(done.folder, tmp_path / name, task=name)) for name in names]
     assert bundles[0].mean != bundles[1].mean

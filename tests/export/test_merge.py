@@ -105,10 +105,10 @@ def test_rules_that_are_refused(trained: tuple[Path, list[Path]], tmp_path: Path
     for rule, message in (
         ("tiess", "unknown add-on 'tiess'. Did you mean 'ties'"),
         ("ties={keep: 3}", r"method.add.ties.keep: 3 found, expected a number greater than 0"),
-        ("famo", "reads loss_received of training, which models do not have"),
-        ("feature-modules", "changes more than how rows become one"),
-        ("by-task", "changes more than how rows become one"),
-        ("server-step={step: 2}", "changes more than how rows become one"),
+        ("famo", "reads loss_received from training, which exported models do not have"),
+        ("feature-modules", "changes more than the combination of rows"),
+        ("by-task", "changes more than the combination of rows"),
+        ("server-step={step: 2}", "changes more than the combination of rows"),
         ("krum", "needs at least 3 rows"),
     ):
         with pytest.raises(UserError, match=message):

@@ -108,7 +108,7 @@ def test_runs_with_other_data_are_not_compared(runs, tmp_path):
     other = load("fedhca2/scenes-outside-st-rooms-mt", (*SMALL, "method=local", "seed=1"))
     fedloom.run(other, tmp_path / "other")
     with pytest.raises(
-        StateError, match=r"not comparable, for the data differ: .*local \(seed 0\) and .*other \(seed 1\)"
+        StateError, match=r"not comparable, because the data differ: .*local \(seed 0\) and .*other \(seed 1\)"
     ):
         predictions([runs["local"], tmp_path / "other"])
 

@@ -111,7 +111,11 @@ PAYLOADS: dict[str, tuple[tuple[str, ...], Spoil, str]] = {
     "side": ((), put("side", value=[]), "side: expected nothing"),
     "extra": ((), put("extra", value=[]), "extra: expected nothing"),
     "finite": ((), put("finite", value=[]), "expected n, tasks"),
-    "tasks": (("method=matu",), put("tasks", value={"even": 1.0, "digit": 1.0}), "tasks: expected some of even"),
+    "tasks": (
+        ("method=matu",),
+        put("tasks", value={"even": 1.0, "digit": 1.0}),
+        "tasks: expected a sorted selection of even",
+    ),
     "packed 1e300": ((), large("packed", "values"), "packed.values: expected finite"),
     "packed bits": (("method.codec=sparse",), put("packed", "mask", value=torch.ones(9)), "packed: "),
     "scales 1e300": (("method=matu",), large("packed", "scales"), "packed.scales: expected finite"),
@@ -314,8 +318,8 @@ def test_fewer_than_the_least_do_not_begin(go: Go, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError) as error:
         go("runtime.flower.min_clients=3")
     text = str(error.value)
-    assert text.startswith("2 of 3 nodes reported within 1 s (runtime.flower.wait); expected at least 3 (min_clients)")
-    assert "There: clinic, office. Not there: at node 99: " in text
+    assert text.startswith("2 of 3 nodes reported within 1 s (runtime.flower.wait), expected at least 3 (min_clients)")
+    assert "Connected: clinic, office. Absent: at node 99: " in text
 
 
 def test_who_is_missing_where_the_recipe_knows_the_clients(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
@@ -458,7 +462,7 @@ def test_a_node_that_dies_is_not_waited_for(go: Go) -> None:
 
     result = go("runtime.flower.deadline=1000000", "evaluation.every=3", change=change)
     assert trained(result.folder) == [HONEST] * 3
-    assert "its node is gone" in dropped(result)[0]["why"]
+    assert "its node has disconnected" in dropped(result)[0]["why"]
 
 
 def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ def test_batch_norm_and_trained_models(quick: Quick) -> None:
     )
 
 
+def test_batch_norm_of_each_task(quick: Quick) -> None:
+    check(quick, "model={name: resnet10, width: 4}", "method=separate")
+
+
 def test_the_best_state_is_still_at_the_nodes(quick: Quick) -> None:
     """Training gets worse at once, so the best round is several rounds back when the run stops."""
     check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, Re
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
-from fedloom.engines.flower import as_strategy
 from fedloom.engines.flower.engine import LocalGrid
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-deployment" / "as_strategy.py"
+as_strategy = runpy.run_path(str(EXAMPLE))["as_strategy"]
 
 ROWS = {"b": [3.0, -1, 0, 2], "a": [-2.0, 2, 1, 0], "c": [1.0, 1, -4, 0]}
 SIZES = {"b": 10, "a": 30, "c": 20}
@@ -67,7 +71,7 @@ def test_a_round_is_what_the_stage_does(stage: Any) -> None:
 
 
 def test_what_a_strategy_cannot_carry_is_refused() -> None:
-    with pytest.raises(RecipeError, match="leaves each client a model"):
+    with pytest.raises(RecipeError, match="returns a model per client"):
         as_strategy(Identity())
-    with pytest.raises(RecipeError, match="for which nobody would account here"):
+    with pytest.raises(RecipeError, match="a strategy keeps no privacy budget"):
         as_strategy(PrivateMean(clip=1.0, noise=2.0))

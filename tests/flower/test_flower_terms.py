@@ -164,7 +164,7 @@ def test_a_node_whose_record_was_changed_trains_no_more(
     file.write_text(file.read_text().replace('"run": "0"', '"run": "2"'))
     with pytest.raises(UserError, match="2 of 3 nodes reported"):
         go("training.rounds=1", "runtime.flower.min_clients=3")
-    assert "its content is not what its hash says" in capsys.readouterr().out
+    assert "the content does not match its hash" in capsys.readouterr().out
     file.unlink()
 
 

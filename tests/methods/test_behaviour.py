@@ -130,6 +130,7 @@ def test_a_client_without_steps_is_dropped() -> None:
 
 
 SKEWED: dict[str, Any] = {"h": [1, 2, 4], "b": [0, 1, -1], "optimizer": {"lr": 0.05}}
+FAST: dict[str, Any] = {"optimizer": {"lr": 0.2}}
 
 
 def test_scaffold_finds_the_optimum() -> None:
@@ -139,7 +140,7 @@ def test_scaffold_finds_the_optimum() -> None:
 
 
 def test_feddyn_finds_the_optimum() -> None:
-    run = Quadratics(methods.feddyn(alpha=1.0), steps=40, **SKEWED)
+    run = Quadratics(methods.feddyn(alpha=1.0), steps=10, **SKEWED | FAST)
     assert float(run.go(90)) == pytest.approx(-2 / 7, abs=1e-12)
 
 
@@ -153,7 +154,7 @@ class LinearOnly(training.Dual):
 def test_feddyn_without_its_quadratic_ends_elsewhere() -> None:
     method = replace(methods.feddyn(alpha=1.0), local=(LinearOnly(1.0),))
     # sum(h b) / (sum h - N alpha) = -2 / 4
-    assert float(Quadratics(method, steps=40, **SKEWED).go(80)) == pytest.approx(-0.5, abs=0.02)
+    assert float(Quadratics(method, steps=10, **SKEWED | FAST).go(60)) == pytest.approx(-0.5, abs=0.02)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -185,13 +186,13 @@ def instance(seed: int) -> dict[str, Any]:
 
 def test_scaffold_under_partial_participation() -> None:
     """2 of 20 clients a round: c stays the mean of all c_k, and the error falls far below FedAvg's."""
-    rounds = members(20, 110, 2)
+    rounds = members(20, 75, 2)
     errors = {}
     for method in (methods.scaffold(), methods.fedavg(), methods.feddyn(alpha=1.0)):
         run = Quadratics(method, **instance(1), steps=10, optimizer={"lr": 0.1})
-        run.go(90, rounds)
+        run.go(60, rounds)
         late = []
-        for here in rounds[90:]:
+        for here in rounds[60:]:
             run.go(1, [here])
             late.append(float((run.point - run.optimum).norm()))
             if method.name == "scaffold":
@@ -315,7 +316,7 @@ def test_fedamp_across_tasks_shares_decoders_but_no_heads() -> None:
     assert method.stage == AttentionAcrossTasks(1.0, 3.0, "median")
     assert method.local == methods.fedamp(lam=0.5).local
     assert method.private == Select(role="head")
-    with pytest.raises(ValueError, match="fedamp: across-tasks takes the place of one mean or one attention"):
+    with pytest.raises(ValueError, match="fedamp: across-tasks replaces one mean or one attention"):
         methods.across_tasks(methods.fedamp(share="encoder"))
 
 
@@ -427,16 +428,22 @@ def test_fedga_without_gaps_changes_nothing(gaps: dict[str, float]) -> None:
     assert adjusted({"a": 0.25, "b": 0.75}, gaps, 0.2) == {"a": 0.25, "b": 0.75}
 
 
+def test_fedga_weights_lie_between_the_floor_and_1_before_they_are_divided_by_their_sum() -> None:
+    assert adjusted({"a": 0.5, "b": 0.5}, {"a": 3.0, "b": -3.0}, 0.9, 0.25) == {"a": 0.8, "b": 0.2}
+    assert adjusted({"a": 0.5}, {"a": -1.0}, 1.0) == {"a": 0.5}, "nothing would be left"
+
+
 def test_personal_methods_refuse_what_would_be_lost() -> None:
     with pytest.raises(ValueError, match="would be lost"):
         methods.feddea(methods.fedamp(), rho=0.5, at="server")
 
 
-def test_separate_is_one_fedavg_for_each_task() -> None:
+@pytest.mark.parametrize(("encoder", "shape"), [({"name": "mlp"}, (5,)), ({"name": "resnet10", "width": 4}, (1, 8, 8))])
+def test_separate_is_one_fedavg_for_each_task(encoder: dict[str, Any], shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     labels = {"a": 2, "b": 3}
     data = {
-        who: (rng.normal(size=(20, 5)).astype("float32"), {t: rng.integers(0, labels[t], 20) for t in tasks})
+        who: (rng.normal(size=(20, *shape)).astype("float32"), {t: rng.integers(0, labels[t], 20) for t in tasks})
         for who, tasks in {"ann": "a", "bob": "ab", "cleo": "b"}.items()
     }
 
@@ -448,11 +455,13 @@ def test_separate_is_one_fedavg_for_each_task() -> None:
             if set(y) & set(tasks)
         }
         federation = fl.Federation(clients, {t: fl.task(classes=n) for t, n in tasks.items()}, test=data["bob"])
-        result = fl.run(federation, model={"name": "mlp", "heads": "own"}, method=method, rounds=3, **more)
+        model = {**encoder, "heads": "own"}
+        result = fl.run(federation, model=model, method=method, rounds=3, **more)
         module = result.model(task=task) if method == "separate" else result.model("bob")
         return {name: v for name, v in module.state_dict().items() if name.startswith(("encoder", f"heads.{task}"))}
 
     for task in labels:
-        mine, alone = models(task, "separate", batch_size=20), models(task, "fedavg", batch_size=20)
+        # a small rate, because batch norm magnifies rounding
+        mine, alone = (models(task, method, batch_size=20, lr=0.001) for method in ("separate", "fedavg"))
         for name, value in alone.items():
-            torch.testing.assert_close(mine[name], value, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=1e-4)

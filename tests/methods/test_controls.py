@@ -54,16 +54,16 @@ def test_what_follows_what() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: pcgrad(local()), r"local: PCGrad\(.*would change nothing, for everything is private"),
-        (lambda: cagrad(local()), r"local: CAGrad\(.*takes the place of a mean, but Identity\(\) has none"),
+        (lambda: pcgrad(local()), r"local: PCGrad\(.*would have no effect, because everything is private"),
+        (lambda: cagrad(local()), r"local: CAGrad\(.*would replace a mean, but Identity\(\) has none"),
         (lambda: min_norm(cagrad(fedavg())), r"fedavg \+ cagrad: MinNorm\(.*but CAGrad\(.*has none"),
-        (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) takes the place of a mean"),
-        (lambda: config(min_norm(fedavg())), r"fedavg \+ min-norm: ConFIG\(\) takes the place of a mean"),
+        (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) would replace a mean"),
+        (lambda: config(min_norm(fedavg())), r"fedavg \+ min-norm: ConFIG\(\) would replace a mean"),
         (lambda: famo(fedga()), r"LossWeights\(.*overwrites it without reading it"),
-        (lambda: server_step(local(), step=2), r"local: a server step would change nothing"),
+        (lambda: server_step(local(), step=2), r"local: a server step would have no effect"),
         (
             lambda: server_step(server_step(fedavg(), step=2), step=2),
-            r"fedavg \+ server-step: server-step takes the place of Plain\(step=1.0\), but it has Plain\(step=2\)",
+            r"fedavg \+ server-step: server-step replaces Plain\(step=1.0\), but the method has Plain\(step=2\)",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_server_step_names_another_server_rule() -> None:
         def __repr__(self) -> str:
             return "Other()"
 
-    with pytest.raises(ValueError, match=r"mine: server-step .* but it has Other\(\)"):
+    with pytest.raises(ValueError, match=r"mine: server-step .* but the method has Other\(\)"):
         server_step(Method(name="mine", server=Other()), step=2)
 
 

@@ -113,11 +113,13 @@ def test_several_stages_and_names_that_are_none(plain: MultiTask) -> None:
     assert maps["stages.1"] == 8
     model = attached(plain, layers=("stages.1", "stages"))
     assert list(model.encoder.attached) == ["stages_1", "stages"]  # type: ignore[arg-type]
-    with pytest.raises(fedloom.errors.RecipeError, match="'stages.9' is no map of the encoder; it has: .*stages.1"):
+    with pytest.raises(
+        fedloom.errors.RecipeError, match="'stages.9' is not a map of the encoder; its maps: .*stages.1"
+    ):
         attached(plain, layers=("stages.9",))
     with pytest.raises(fedloom.errors.RecipeError, match="an encoder with maps"):
         build(load_recipe("method=f2dc", "model=mlp"))
-    with pytest.raises(fedloom.errors.RecipeError, match="are there already"):
+    with pytest.raises(fedloom.errors.RecipeError, match="already has feature modules"):
         build(tiny("method={name: f2dc, add: {feature-modules: {}}}"))
 
 

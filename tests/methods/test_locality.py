@@ -324,7 +324,9 @@ def test_a_stage_that_knows_nothing_of_presence_is_refused_where_rows_may_lack_b
         "peers={scope: encoder, weights: {kind: uniform}}",
         "peers={warmup: {until: 2}, weights: {kind: uniform}}",
     ):
-        with pytest.raises(RecipeError, match=r"trimmed: TrimmedMean\(\) does not say how it treats rows that lack"):
+        with pytest.raises(
+            RecipeError, match=r"trimmed: TrimmedMean\(\) does not declare how it treats rows that lack"
+        ):
             built(change, trimmed)
     built("model.heads=own", PerBlock(TrimmedMean()))
     built("peers={weights: {kind: uniform}}", trimmed)

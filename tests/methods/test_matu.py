@@ -171,12 +171,12 @@ def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
 
 
 def test_unrelated_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
+    with pytest.raises(ValueError, match="the method has one row per client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
     with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
         fedloom.Method(name="mine", stage=Identity(), turn=EachTask())
     with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
-        build(load_recipe("method=matu", "model={name: resnet10, width: 4}"))
+        build(load_recipe("method.add.by-task={}", "model={name: resnet10, width: 4}"))
     with pytest.raises(fedloom.errors.RecipeError, match="no one model 'trained'"):
         build(load_recipe("method=matu", "evaluation.models=[trained]"))
     with pytest.raises(fedloom.errors.RecipeError, match="stacked"):
@@ -288,8 +288,8 @@ def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
     [
         ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
         ("{name: ditto, add: {by-task: }}", "Beside.* and rows"),
-        ("{name: fedamp, add: {by-task: }}", r"Own\(\) and rows \(client, task\) do not go together"),
-        ("{name: matu, add: {by-task: }}", r"rows \(client, task\) are there already"),
+        ("{name: fedamp, add: {by-task: }}", r"one row per client and task cannot be combined with Own\(\)"),
+        ("{name: matu, add: {by-task: }}", r"already has one row per client and task"),
     ],
 )
 def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: str) -> None:
@@ -297,8 +297,29 @@ def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: s
         build(load_recipe(f"method={method}"))
 
 
+def test_by_task_of_a_method_with_a_model_per_client_has_one_per_client_and_task(quick: Quick) -> None:
+    """matfl keeps and sends an adapter for each task; with one task per client it is matfl itself."""
+    matfl = "method={name: matfl, groups: 2, add: {by-task: }}"
+    whole, apart = build(load_recipe("method={name: matfl, groups: 2}", MANY)), build(load_recipe(matfl, MANY))
+    for client in whole.federation.clients.values():
+        for task in client.tasks:
+            name = f"{client.id}-{task}" if len(client.tasks) > 1 else client.id
+            mine = apart.federation.clients[name]
+            assert [*mine.tasks] == [task]
+            assert mine.train.positions.tolist() == client.only(task).train.positions.tolist()
+    assert len(apart.federation.clients) == sum(len(c.tasks) for c in whole.federation.clients.values()) > 5
+    result = quick(matfl, MANY)
+    (line,) = (line for line in lines(result, "bytes.jsonl") if line["round"] == 1)
+    sent = [e["bytes"] for e in line["up"] if e["role"] == "encoder"]
+    assert sent == [4 * apart.layout.parameters.select("encoder").d] * len(apart.federation.clients)
+    assert fedloom.resume(result.folder).run.info["clients"].keys() == apart.federation.clients.keys()
+    one = "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}"
+    both = [build(load_recipe(method, one)).partition.hash for method in (matfl, "method=matfl")]
+    assert both[0] == both[1]
+
+
 def test_by_task_needs_a_server() -> None:
-    with pytest.raises(fedloom.errors.RecipeError, match="sends an update for each task to one model, which needs"):
+    with pytest.raises(fedloom.errors.RecipeError, match="sends one update per task to one model, which needs"):
         build(load_recipe(BY_TASK, "peers={}"))
 
 

@@ -126,9 +126,13 @@ def test_only_linear_layers_are_targets():
 @pytest.mark.parametrize(
     ("encoder", "targets", "message"),
     [
-        ("tiny-vit", ["qkv", "fc3"], r"'fc3' names no linear layer of the encoder; it has: net\.blocks\.\*\.attn\.qkv"),
+        (
+            "tiny-vit",
+            ["qkv", "fc3"],
+            r"'fc3' names no linear layer of the encoder; its linear layers: net\.blocks\.\*\.attn\.qkv",
+        ),
         ("tiny-vit", ["kv"], "'kv' names no linear layer"),
-        ("resnet10", ["conv1"], "'conv1' names no linear layer of the encoder; it has: none"),
+        ("resnet10", ["conv1"], "'conv1' names no linear layer of the encoder; its linear layers: none"),
     ],
 )
 def test_targets_that_are_no_layers(encoder, targets, message):
@@ -193,7 +197,9 @@ def test_worker_processes_train_the_same_factors(quick):
 
 def test_a_run_does_not_go_on_from_other_frozen_weights(tmp_path: Path) -> None:
     recipe = load_recipe(*SMALL)
-    assert plan(recipe).parameters["frozen"] > plan(recipe).parameters["adapter"] > 0
+    planned = plan(recipe)
+    assert planned.parameters["frozen"] > planned.parameters["adapter"] > 0
+    assert planned.memory["frozen parameters (per worker)"] == 4 * planned.parameters["frozen"]
     folder = stopped_after(1, tmp_path / "run", recipe)
     info = json.loads((folder / "run.json").read_text())
     assert info["frozen_hash"]

@@ -115,7 +115,7 @@ def test_a_transformer_attends_as_torch_does():
             (9, 128),
             None,
             {},
-            r"shape \(9, 128\), which may be a grey image as well; say what they are: signal=",
+            r"shape \(9, 128\), which may be a grey image or a series; add: signal=",
         ),
         ("conv1d", (1, 8, 8), Signal(kind="image"), {}, r"found image of 1 x 8 x 8 \(channels x height x width\)"),
         ("conv1d", (6,), TOKENS, {}, r"found tokens of 6 \(positions\), a vocabulary of 20"),

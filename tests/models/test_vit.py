@@ -115,7 +115,7 @@ def test_weights_of_timm_are_loaded_and_fitted_to_the_image(tmp_path, side):
 def test_pretrained_takes_the_file_of_its_architecture(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLOOM_WEIGHTS", str(tmp_path))
     params = {"architecture": "resnet10t", "pretrained": True}
-    with pytest.raises(UserError, match=r"pretrained weights of 'resnet10t' are absent: expected .*safetensors"):
+    with pytest.raises(UserError, match=r"pretrained weights of 'resnet10t' are missing: expected .*safetensors"):
         build_model("vit", params, (3, 32, 32), TASKS, 0)
     whole = need("timm", "vision").create_model("resnet10t", num_classes=7)
     save_file(whole.state_dict(), tmp_path / "resnet10t.safetensors")

@@ -19,6 +19,7 @@ def test_a_round_waits_for_all() -> None:
     assert (timing.start, timing.end, timing.late, timing.slow) == (100.0, 120.5, frozenset(), frozenset())
     assert synchronous(5.0, {}, {}).end == 5.0
     assert synchronous(5.0, {"a": 3.0}, {}, deadline=10).end == 8.0
+    assert synchronous(5.0, {"a": 0.0, "b": 0.0}, {("a", "b"): 0.0}).end == 5.0
 
 
 def test_a_deadline() -> None:
@@ -29,12 +30,13 @@ def test_a_deadline() -> None:
     earlier = synchronous(100.0, TRAINING, TRANSFERS, deadline=9.0)
     assert earlier.late == {("c", "a"), ("b", "a"), ("a", "c")}
     assert synchronous(100.0, TRAINING, TRANSFERS, deadline=1000.0).end == 120.5
+    assert synchronous(100.0, TRAINING, TRANSFERS, deadline=20.0).slow == frozenset(), "done at the deadline is on time"
     never = synchronous(0.0, {"a": math.inf, "b": 1.0}, {("a", "b"): 1.0}, deadline=5.0)
     assert (never.end, never.late, never.slow) == (5.0, {("a", "b")}, {"a"})
 
 
 def test_rounds_refuse_nonsense() -> None:
-    with pytest.raises(ValueError, match="sender 'z' takes no part; there are a, b, c"):
+    with pytest.raises(ValueError, match="sender 'z' takes no part; the participants are a, b, c"):
         synchronous(0, TRAINING, {("z", "a"): 1.0})
     with pytest.raises(ValueError, match="training of 'a': expected finite seconds >= 0, found -1"):
         synchronous(0, {"a": -1.0}, {})
@@ -100,6 +102,19 @@ def test_the_clock_moves_with_what_is_taken() -> None:
     for seconds in (-1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="'a' to 'b': expected finite seconds"):
             events.put(seconds, "a", "b")
+
+
+def test_the_clock_waits_until_the_next_event_at_most() -> None:
+    events = Events(1.0)
+    assert events.next == math.inf
+    events.put(3.0, "a", "b")
+    events.put(2.0, "a", "c")
+    assert events.next == 3.0
+    for until, now in ((2.0, 2.0), (1.0, 2.0), (3.0, 3.0)):
+        events.wait(until)
+        assert events.now == now
+    with pytest.raises(ValueError, match=r"an event at 3.0 comes before 3.5"):
+        events.wait(3.5)
 
 
 def test_events_survive_a_checkpoint() -> None:

@@ -162,6 +162,7 @@ def test_groups() -> None:
         ("random-k", {"k": 6}, "below the number of peers, 6, found 6"),
         ("random-k", {"k": "2"}, "expected an integer"),
         ("torus", {"rows": 4}, "rows must divide the number of peers, 6"),
+        ("torus", {"rows": 6}, "rows must divide the number of peers, 6, and leave at least 2 columns"),
         ("small-world", {"k": 3}, "k must be even"),
         ("small-world", {"k": 6}, "below the number of peers, 6, found 6"),
         ("erdos-renyi", {"p": 1.5}, "1.5 found"),
@@ -176,6 +177,8 @@ def test_impossible_parameters(name: str, params: dict[str, object], message: st
 def test_a_prime_number_of_peers_fills_no_torus() -> None:
     with pytest.raises(RecipeError, match="7 peers fill no grid"):
         candidates("torus", [f"p{i}" for i in range(7)])
+    with pytest.raises(RecipeError, match="rows must divide the number of peers, 7"):
+        candidates("torus", [f"p{i}" for i in range(7)], rows=3)
 
 
 def test_a_graph_refuses_what_is_no_link() -> None:
@@ -184,6 +187,7 @@ def test_a_graph_refuses_what_is_no_link() -> None:
             Graph(("a", "b"), frozenset(links))
     with pytest.raises(ValueError, match="sorted and distinct"):
         Graph(("b", "a"), frozenset())
+    assert Graph(("a", "b"), frozenset({("a", "b")})).directed
 
 
 def test_every_topology_has_a_page_and_no_torch_is_imported() -> None:

@@ -159,8 +159,9 @@ def test_coarse_clusters_of_few_or_equal_peers() -> None:
     assert len(coarse_clusters(list("abcdef"), torch.ones(6, 6))) == 2, "the smallest of equally good numbers"
     with pytest.raises(ValueError, match="finite numbers >= 0"):
         coarse_clusters(["a", "b"], torch.full((2, 2), -0.1))
-    with pytest.raises(ValueError, match="finite numbers >= 0"):
-        fine_clusters(["a", "b"], torch.full((2, 2), NAN))
+    for wrong in (NAN, math.inf):
+        with pytest.raises(ValueError, match="finite numbers >= 0"):
+            fine_clusters(["a", "b"], torch.full((2, 2), wrong))
     for names, size in ((["a", "a"], 2), (["a", "b"], 3)):
         with pytest.raises(ValueError, match="expected different names and N x N"):
             fine_clusters(names, torch.ones(size, size))

@@ -114,7 +114,7 @@ def test_rows_that_are_not_finite(bad: float) -> None:
     assert torch.equal(own.update, clean.update)
     assert conflict_averse_mix("c", {"c": given["c"], "a": given["a"]}).update.tolist() == [1, 0]
     alone = conflict_averse_mix("c", {"c": given["c"]})
-    assert (alone.update.tolist(), alone.weights) == ([0, 0], {})
+    assert (alone.update.tolist(), alone.weights, alone.coefficients) == ([0, 0], {}, {"c": 0.0})
     # Off: it spreads.
     assert not torch.isfinite(conflict_averse_mix("a", given, safeguards=OFF).update).all()
 
@@ -201,6 +201,7 @@ def test_smoothed() -> None:
     w = torch.tensor([0.2, 0.8], dtype=torch.float64)
     assert smoothed(w, ["a", "b"], {"a": 0.5, "c": 0.5}, 0.9).tolist() == pytest.approx([0.47 / 1.27, 0.8 / 1.27])
     assert smoothed(w, ["a", "b"], {"a": 0.5, "b": 0.5}, 0.0).tolist() == pytest.approx([0.2, 0.8])
+    assert smoothed(0 * w, ["a", "b"], {"a": 0.0, "b": 0.0}, 0.9).tolist() == [0, 0]
 
 
 def test_weights_move_slowly_over_rounds() -> None:
@@ -234,6 +235,10 @@ def test_ridge_draws_to_equal_weights() -> None:
 def test_the_result_is_shortened() -> None:
     given = random_rows()
     policy = Safeguards(None, None, None, None, None, None, clip_result=0.5)
+    few = {name: row / 100 for name, row in given.items()}  # shorter than that already
+    unchanged = conflict_averse_mix("a", few, safeguards=policy)
+    assert unchanged.acted == {}
+    assert 0.01 < float(unchanged.update.norm()) < 0.5
     mixed = conflict_averse_mix("a", given, add_own=True, safeguards=policy)
     whole = conflict_averse_mix("a", given, add_own=True, safeguards=OFF)
     assert float(mixed.update.norm()) == pytest.approx(0.5)
@@ -267,7 +272,7 @@ def test_the_order_of_messages_does_not_matter() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected an update of peer 'z' itself, found those of \['a'\]"):
         conflict_averse_mix("z", {"a": torch.ones(2)})
-    for wrong in ((0.5, 0.2), (0.5, 0.5)):
+    for wrong in ((0.5, 0.2), (0.5, 0.5), (-0.1, 1.0), (0.0, 1.1)):
         with pytest.raises(ValueError, match="bounds: expected"):
             Safeguards(bounds=wrong)
 

@@ -38,6 +38,13 @@ def test_gradient_is_the_cosine() -> None:
     assert torch.equal(S.diagonal(), torch.ones(5, dtype=torch.float64))
 
 
+def test_cosines_of_parallel_rows_are_1_or_minus_1_at_most_in_spite_of_rounding() -> None:
+    for seed in range(20):
+        x = torch.randn(7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        cosines = gradient(x, torch.stack([x * scale for scale in (3, -3, 1 / 7, -1 / 7, 0.1, -0.1)]), "cosine")
+        assert float(cosines.abs().max()) <= 1
+
+
 def test_only_the_direction_counts() -> None:
     g = torch.Generator().manual_seed(0)
     X = torch.randn(4, 50, generator=g)
@@ -153,7 +160,7 @@ def test_normalised_vector() -> None:
     assert normalised(S, "z-score").tolist() == pytest.approx([-2 / sd, -1 / sd, 3 / sd, NAN], nan_ok=True)
     assert torch.equal(normalised(S[:3], "none"), S[:3])
     for how in ("min-max", "z-score"):
-        found = normalised(1e-9 * S.double(), how)  # type: ignore[arg-type]
+        found = normalised(1e-15 * S.double(), how)  # type: ignore[arg-type]
         torch.testing.assert_close(found, normalised(S, how), equal_nan=True)  # type: ignore[arg-type]
 
 
@@ -193,7 +200,7 @@ def test_combined() -> None:
     parts["gradient"] = torch.tensor([NAN, 0.8])
     assert torch.isnan(combined(parts, {"overlap": 1, "gradient": 1})).tolist() == [True, False]
     assert combined(parts, {"overlap": 1, "gradient": 0}).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="'features' has a weight but is not given; given: overlap, gradient"):
+    with pytest.raises(ValueError, match="'features' has a weight but no value; values: overlap, gradient"):
         combined(parts, {"features": 1})
     for weights in ({}, {"overlap": 0}, {"overlap": -1, "gradient": 2}):
         with pytest.raises(ValueError, match="with a positive sum"):

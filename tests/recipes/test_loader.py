@@ -321,7 +321,7 @@ def test_an_override_needs_a_path_and_a_value(toys, override):
 def test_an_override_cannot_go_below_a_value(toys):
     with pytest.raises(RecipeError, match=r"seed is 3, not a section"):
         load(BASE, ["seed=3", "seed.x=1"])
-    with pytest.raises(RecipeError, match=r"override 'seed=\[1', line 1"):
+    with pytest.raises(RecipeError, match=r"override 'seed=\[1', line"):
         load(BASE, ["seed=[1"])
 
 

@@ -28,7 +28,7 @@ def test_edges_of_files_are_measured_by_odsf_in_every_recipe_and_cell() -> None:
     every = {name: load(name) for name in RECIPES}
     every |= {f"{name}: {cell}": recipe for name in GRIDS for cell, recipe in cells(name).items()}
     asked = {where: recipe.tasks["edge"].get("ods") for where, recipe in every.items() if has_edges(recipe)}
-    assert len(asked) == 8 + 2 * (15 + 5)  # the recipes of PASCAL-Context, the cells of dense and dense-release
+    assert len(asked) == 8 + 2 * (19 + 5)  # the recipes of PASCAL-Context, the cells of dense and dense-release
     assert set(asked.values()) == {True}
 
 
@@ -58,6 +58,8 @@ def test_the_release_is_a_variant() -> None:
         if cell.base in ("A1", "A2", "B1", "B4", "C1", "C2"):
             assert recipe.peers is not None
             assert not recipe.peers.weights.include_self
+            assert similarity(recipe) == {"gradient": "update", "scale": "unit", "cross_loss": "inverse"}
+            assert recipe.peers.similarity.normalise == "none"
     assert cells("thesis/dense-release").keys() == cells("thesis/dense").keys()
     for release, text in (("thesis/cifar-release", "thesis/cifar"), ("thesis/cifar-mini-release", "thesis/cifar-mini")):
         for cell, recipe in cells(release).items():
@@ -65,6 +67,24 @@ def test_the_release_is_a_variant() -> None:
             assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (3, "sgd", 0.01)
             now = cells(text)[cell].training
             assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (5, "adam", 0.001)
+
+
+def similarity(recipe: Recipe) -> dict[str, str]:
+    assert recipe.peers is not None
+    section = recipe.peers.similarity
+    return {"gradient": section.gradient, "scale": section.scale, "cross_loss": section.cross_loss}
+
+
+def test_similarities_are_those_of_the_text_in_every_grid_but_the_releases() -> None:
+    """Eqs. 4.2, 4.3 and 4.6 everywhere; signals are brought to one scale where two of them are combined."""
+    every = {f"{name}: {cell}": r for name in GRIDS if "release" not in name for cell, r in cells(name).items()}
+    every |= {name: load(name) for name in RECIPES}
+    for where, recipe in every.items():
+        if recipe.peers is None:
+            continue
+        assert similarity(recipe) == {"gradient": "loss", "scale": "cosine", "cross_loss": "negative"}, where
+        assert len(recipe.peers.similarity.signals) == 1 or recipe.peers.similarity.normalise == "min-max", where
+        assert recipe.peers.weights.include_self
 
 
 def test_phases_are_as_long_as_in_the_text() -> None:

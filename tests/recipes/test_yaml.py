@@ -60,7 +60,7 @@ TENFOLD = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "message"),
     [
         ("[" * 900 + "]" * 900, "nested"),
-        ("[" * 20_000, "nested too deeply"),
+        ("[" * 20_000, "nested more than 100 deep"),
         ("a: &a [*a]", "contains itself"),
         (TENFOLD, "more than 100000 values"),
         ("9" * 5000, "a number of 5000 digits"),

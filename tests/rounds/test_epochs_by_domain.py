@@ -55,5 +55,5 @@ def test_clients_without_domains_and_strangers_are_refused() -> None:
     with pytest.raises(RecipeError, match="is of no domain, found a"):
         fedloom.run(load("digits-tasks", ("training.epochs={a: 1}",)))
     names = ", ".join(f"{name}: 1" for name in recipe("1").data.params["domains"])
-    with pytest.raises(RecipeError, match=r"training.epochs.nowhere: no client is of this domain"):
+    with pytest.raises(RecipeError, match=r"training.epochs.nowhere: no client has this domain"):
         fedloom.run(recipe("{" + names + ", nowhere: 1}"))

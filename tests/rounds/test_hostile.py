@@ -57,14 +57,14 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack={name: replay, factor: 2}"], r"attack.factor: unknown key"),
         (["attack=replay", "attack.clients=0"], r"attack.clients: 0 found, expected a number of clients, or a list of"),
         (["attack={name: replay, clients: [digit-9]}"], r"attack.clients: no client 'digit-9'. Did you mean 'digit-0'"),
-        (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected an honest one"),
+        (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected at least one honest client"),
         (
             ["attack=mimic", "peers={mode: asynchronous, scenario: {speed: 1}}"],
             r"attack: mimic needs .* among asynchronous peers there is none",
         ),
         (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* with runtime.exact: false"),
         (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
-        (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
+        (["attack=alie", "method=matu"], r"attack: alie needs unpacked rows, but Unified"),
         (["attack=replay", "method=centralised"], r"attack: with centralised nothing is sent"),
         (
             ["method.add.krum={}"],
@@ -73,7 +73,7 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["peers={}", "method.add.median={}"], r"peers: Median.* a peer hears too few .* clip and centred-clip"),
         (
             ["peers={}", "method.weights=declared"],
-            r"peers: method.weights is declared, but peers know .*; set method.max_examples",
+            r"peers: method.weights: declared found, but peers know .*; set method.max_examples",
         ),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
@@ -102,7 +102,9 @@ def test_a_node_that_knows_only_itself_judges_nobody_else() -> None:
     named = "attack={name: replay, clients: [digit-0, holes-0]}"
     assert set(alone("digit-0", named).attacks) == {"digit-0"}
     assert not alone("large-0", named).attacks
-    with pytest.raises(RecipeError, match="does not know the others, so it cannot draw; list the clients' names"):
+    with pytest.raises(
+        RecipeError, match="does not know the other clients, so it cannot draw some of them; list the clients' names"
+    ):
         _ = alone("digit-0", "attack=replay").attacks
     strict = replace(alone("digit-0"), method=build_method(load_recipe("method.add.krum={}").method))
     refusals.too_few_rows(strict)

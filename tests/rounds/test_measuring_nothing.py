@@ -64,7 +64,7 @@ def arrays(tmp_path: Path) -> Callable[..., fedloom.Recipe]:
         (["evaluation.models=[personal, trained]"], "evaluation.models: personal, trained found, .* the global model"),
         (["method=local", "evaluation.models=[global]"], "evaluation.models: global found, but with local .* personal"),
         (["method=fedper", "evaluation.models=[global, trained]"], "with fedper .* personal model of each client"),
-        (["method=cfl", "evaluation.models=[global]"], "with cfl there is only the personal model of each client"),
+        (["method=cfl", "evaluation.models=[global]"], "cfl produces only the personal model of each client"),
         (
             ["peers={}", "evaluation.models=[trained]"],
             "evaluation.models: .*trained.* found, but peers have 'personal'",
@@ -76,7 +76,7 @@ def arrays(tmp_path: Path) -> Callable[..., fedloom.Recipe]:
             r"evaluation.splits: \[\] found, expected a list .*'val' or 'test'.* with at least 1",
         ),
         ([NOWHERE, "evaluation.splits=[val]"], "evaluation.splits: val found, but no client has val .* possible: test"),
-        ([NOWHERE, "early_stopping.patience=2"], "early_stopping: no client has val examples, so it has no score"),
+        ([NOWHERE, "early_stopping.patience=2"], "early_stopping: no client has val examples, so there is no score"),
         (["runtime.engine=cluster", "evaluation.models=[personal]"], "evaluation.models: personal found"),
         (["runtime.engine=flower", "evaluation.models=[personal]"], "evaluation.models: personal found"),
     ],
@@ -95,7 +95,7 @@ def test_it_is_refused_before_anything_is_written(tmp_path: Path, changes: list[
 def test_a_model_that_depends_on_the_network_is_looked_for_there() -> None:
     """Running statistics that stay with clients leave no global model; without any there is one."""
     only = "evaluation.models=[global]"
-    with pytest.raises(RecipeError, match="with fedbn there is only the personal model"):
+    with pytest.raises(RecipeError, match="fedbn produces only the personal model"):
         build(load_recipe("method=fedbn", "model={name: resnet10, width: 4, norm: batch}", only))
     changed = load_recipe("method.buffers=local", "model={name: resnet10, width: 4, norm: group}", only)
     assert build(changed).models == ("global",)

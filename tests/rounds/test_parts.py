@@ -209,8 +209,8 @@ def federation_of(*shares: Share) -> BuiltFederation:
     [
         ({}, [0], "client 'x' has no task"),
         ({"digits": 1.0}, [0], "client 'x': task 'digits' is unknown; tasks: digit, parity, large, holes"),
-        ({"digit": 1.0}, [], "client 'x' has no train examples"),
-        ({"digit": 1.0}, [0], "task 'parity' is held by no client"),
+        ({"digit": 1.0}, [], "client 'x' has no training examples"),
+        ({"digit": 1.0}, [0], "no client holds the task 'parity'"),
     ],
 )
 def test_a_federation_that_cannot_train_is_refused(tasks: dict[str, float], train: list[int], message: str) -> None:
@@ -239,7 +239,7 @@ def test_cuda_devices_are_numbered_from_0(count: int, there: int, monkeypatch: p
     names = ["cuda", "cuda:0", "cuda:1", "cuda:2"]
     assert [check_device(name) for name in names[:there]] == names[:there]
     for name in names[there:]:
-        with pytest.raises(UserError, match=f"'{name}' asked for, but {count} CUDA devices are here"):
+        with pytest.raises(UserError, match=f"'{name}' found, but this machine has {count} CUDA devices"):
             check_device(name)
     assert check_device("cpu") == "cpu"
 

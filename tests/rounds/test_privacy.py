@@ -275,18 +275,18 @@ CENTRAL = {
     "method=fedavg": "set method.weights: uniform",
     "method=local": "so there is nothing to protect",
     "method={name: matu, weights: uniform}": "sends a row for each task",
-    "method={name: scaffold, weights: uniform}": "sends control beside the update, which no noise protects",
-    "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows behind the clip",
-    "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weighs or mixes rows by what is in them",
+    "method={name: scaffold, weights: uniform}": "sends control beside the update, without noise",
+    "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows after the clip",
+    "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weights or mixes rows by their values",
     "method={name: fedhca2, weights: uniform}": "sends support beside the update",
     "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
-    "method={name: rr-cluster, weights: uniform}": "begins with groups, which are made of what is in rows",
+    "method={name: rr-cluster, weights: uniform}": "starts with groups that it computes from the rows",
     "method={name: fedspd}": "sends share0, share1 beside the update",
     "method={name: ifca, weights: uniform, first: noise, add: {pcgrad: }}": "looks at the columns of all",
-    "early_stopping={patience: 1}": "it looks at clients' validation data",
+    "early_stopping={patience: 1}": "it reads clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
-    "runtime={engine: flower, flower: {enough: 2}}": "one client more keeps another out",
+    "runtime={engine: flower, flower: {enough: 2}}": "one more client displaces another",
     "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the 5 clients",
 }
 
@@ -324,7 +324,7 @@ def test_clusters_have_private_means_where_all_clients_come_or_as_many(dp: objec
     build(load_recipe(CLUSTERS, GIVEN, "training.participation=0.8", "privacy.sampling=fixed"))
     with pytest.raises(RecipeError, match=r"privacy.sampling: poisson found, with training.participation 0.8, but"):
         build(load_recipe(CLUSTERS, GIVEN, "training.participation=0.8"))
-    with pytest.raises(RecipeError, match="sends cluster beside the update, which no noise protects"):
+    with pytest.raises(RecipeError, match="sends cluster beside the update, without noise"):
         build(load_recipe(CLUSTERS, GIVEN, "privacy.trust=local"))
     notes = [note for note in plan(load_recipe(CLUSTERS, GIVEN)).notes if note.startswith("privacy")]
     assert notes[2] == "privacy: in a cluster of 2 clients 2.5 times more than that: this will not learn"
@@ -351,10 +351,19 @@ def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rul
 @pytest.mark.parametrize(
     ("peers", "why"),
     [
-        ("{similarity: {signals: {features: 1}}}", "privacy: similarity features tells others of a peer's own data"),
-        ("{similarity: {signals: {cross-loss: 1}}}", "privacy: similarity cross-loss tells others of a peer's own"),
+        (
+            "{similarity: {signals: {features: 1}}}",
+            "privacy: similarity features shows other peers values from a peer's own data",
+        ),
+        (
+            "{similarity: {signals: {cross-loss: 1}}}",
+            "privacy: similarity cross-loss shows other peers values from a peer's own",
+        ),
         ("{choose: {groups: {}}}", "privacy: choose.groups.fine tells others"),
-        ("{mode: asynchronous, scenario: {speed: 1}}", "privacy: asynchronous peers train as often as they can"),
+        (
+            "{mode: asynchronous, scenario: {speed: 1}}",
+            "privacy: the budget counts rounds, but asynchronous peers train",
+        ),
         ("{choose: {groups: {fine: null}}}", None),
     ],
 )

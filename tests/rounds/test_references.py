@@ -15,7 +15,8 @@ import torch
 import fedloom
 from fedloom.data.dataset import TensorExamples, Withheld, without_label
 from fedloom.engines.api import Result, plan, trained_models
-from fedloom.errors import DataError, RecipeError
+from fedloom.engines.plan import activations
+from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.methods import centralised, constant
@@ -88,11 +89,25 @@ def test_the_trivial_answer_to_maps_is_pixel_by_pixel(tmp_path: Path) -> None:
     assert found["normals", "merr"] == pytest.approx(angles.mean(), rel=1e-3)
 
 
-def test_the_answer_is_kept_in_later_rounds_and_early_ones(quick: Quick) -> None:
-    _, lines = outcome(quick("method=constant", "training.rounds=3"))
-    each = [[m["value"] for m in line["metrics"]] for line in lines[1:]]
-    assert each[0] == each[1] == each[2]
-    assert each[0] != [m["value"] for m in lines[0]["metrics"]]
+def test_the_constant_prediction_costs_one_pass(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rounds and steps read no more examples, and make no step."""
+    read: list[int] = []
+    batch = TensorExamples.batch
+
+    def counted(self: TensorExamples, index: torch.Tensor, *given: Any, **named: Any) -> Any:
+        read[-1] += len(index)
+        return batch(self, index, *given, **named)
+
+    monkeypatch.setattr(TensorExamples, "batch", counted)
+    for rounds in (1, 3):
+        read.append(0)
+        result = quick("method=constant", f"training.rounds={rounds}", f"training.steps={rounds}")
+    assert read[0] == read[1] > 0
+    _, lines = outcome(result)
+    assert [line["round"] for line in lines] == [0, 1]
+    assert result.status == "finished"
+    assert not lines[1]["train"]
+    assert [m["value"] for m in lines[0]["metrics"]] != [m["value"] for m in lines[1]["metrics"]]
 
 
 def test_means_of_every_kind_of_label_by_hand() -> None:
@@ -197,7 +212,7 @@ def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Qui
 def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
     recipe = load_recipe(f"method={method}", "training.rounds=3")
     whole = fedloom.run(recipe, tmp_path / "whole")
-    assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "part", recipe)))
+    assert_same(whole, fedloom.resume(stopped_after(int(method != "constant"), tmp_path / "part", recipe)))
 
 
 def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
@@ -233,13 +248,13 @@ def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
 
 
 def test_refusals_of_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="train one model, so it is for all"):
+    with pytest.raises(ValueError, match="train one model for all clients"):
         fedloom.Method(stage=Identity(), private="*", turn=InOnePlace())
-    with pytest.raises(ValueError, match="train a model a task, so there is nothing to share"):
+    with pytest.raises(ValueError, match="train one model per task, so clients share nothing"):
         fedloom.Method(turn=InOnePlace("task"))
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
-    with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
+    with pytest.raises(DataError, match="client 'together': this name is reserved for the pool of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
     assert [centralised().turn.pool, centralised(by="task").turn.pool, constant().turn.pool] == ["all", "task", "all"]
 
@@ -252,6 +267,19 @@ def test_show_estimates_the_trivial_answer(quick: Quick) -> None:
     assert len(found.constant) == 4
     for task, (metric, value) in found.constant.items():
         assert value == pytest.approx(truth[task, metric], abs=0.05)
+
+
+def test_show_counts_activations_and_refuses_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MLP keeps its input (256) and the outputs of its layers (128, 64) of each example, as float32."""
+    recipe = load_recipe("model=mlp", "training.batch_size=16")
+    assert plan(recipe).memory["activations of a batch (per worker)"] == 4 * (256 + 128 + 64) * 16
+    built = build(load_recipe("model={name: resnet10, width: 2}"))
+    before = {name: b.clone() for name, b in built.module.named_buffers()}
+    assert activations(built) > 0
+    assert all(torch.equal(before[name], b) for name, b in built.module.named_buffers())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="'cuda' asked for, but 0 CUDA devices are here"):
+        plan(load_recipe("runtime.device=cuda"))
 
 
 def test_a_report_of_a_reference_can_be_made(quick: Quick) -> None:

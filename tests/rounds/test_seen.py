@@ -104,7 +104,7 @@ def test_rows_are_tried_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d)
     assert visibility(built)[1] == found
     monkeypatch.setattr(seen, "LARGEST", 5 * built.layout.d - 1)
-    assert "not known before the run (the model is large)" in visibility(built)[1]
+    assert "not known before the run (the model is too large)" in visibility(built)[1]
 
 
 def test_domains_are_known_before_the_run() -> None:

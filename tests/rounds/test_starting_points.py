@@ -46,7 +46,7 @@ def test_frozen_parts_neither_move_nor_travel(quick: Quick) -> None:
 
 
 def test_what_cannot_be_frozen() -> None:
-    with pytest.raises(RecipeError, match=r"model\.freeze: 'encodr\.\*' matches no parameter; names are such as enc"):
+    with pytest.raises(RecipeError, match=r"model\.freeze: 'encodr\.\*' matches no parameter; names look like enc"):
         build(load_recipe("model.freeze=encodr.*"))
     with pytest.raises(RecipeError, match=r"model\.freeze: '\*' matches every parameter"):
         build(load_recipe("model.freeze='*'"))
@@ -121,9 +121,9 @@ def test_inputs_are_as_the_weights_want_them() -> None:
     image = x * found[1].float().view(1, -1, 1, 1) + found[0].float().view(1, -1, 1, 1)
     mean, std = (torch.tensor(config_value).view(1, -1, 1, 1) for config_value in (config.mean, config.std))
     torch.testing.assert_close(seen[0], (image - mean) / std, atol=1e-5, rtol=1e-5)
-    with pytest.raises(RecipeError, match="nobody knows how images for SmallCNN are normalised"):
+    with pytest.raises(RecipeError, match="the normalisation of images for SmallCNN is unknown"):
         build(load_recipe("model.inputs=weights"))
-    with pytest.raises(RecipeError, match="the weights are for images of 3 channels, found 1"):
+    with pytest.raises(RecipeError, match="expected images of 3 channels, as the weights need, found 1"):
         build(load_recipe("model={name: timm, architecture: resnet18, inputs: weights}", "data.size=32"))
 
 

@@ -33,7 +33,7 @@ def test_a_changed_line_is_found(file: Path, number: int) -> None:
     lines = file.read_text().splitlines()
     lines[number] = lines[number].replace("ann", "bob")
     file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(StateError, match=f"line {number + 1}: its content is not what its hash says"):
+    with pytest.raises(StateError, match=f"line {number + 1}: the content does not match its hash"):
         verified(file)
 
 
@@ -62,7 +62,9 @@ def test_lines_cut_off_at_the_end_show_beside_a_hash_that_was_kept(file: Path, l
     assert len(verified(file, kept)) == 5
     file.write_text("".join(f"{line}\n" for line in lines[:left]))
     assert len(verified(file)) == left
-    with pytest.raises(StateError, match=f"none of its {left} lines has hash {kept}: it was cut off, or written anew"):
+    with pytest.raises(
+        StateError, match=f"none of its {left} lines has the hash {kept}: lines at the end were removed"
+    ):
         verified(file, kept)
 
 
@@ -72,9 +74,9 @@ def test_lines_cut_off_at_the_end_show_beside_a_hash_that_was_kept(file: Path, l
 def test_nothing_is_added_to_what_is_no_audit_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "audit.jsonl"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(StateError, match="its content is not what its hash says"):
+    with pytest.raises(StateError, match="the content does not match its hash"):
         Audit(file).note("join")
-    with pytest.raises(StateError, match="its content is not what its hash says"):
+    with pytest.raises(StateError, match="the content does not match its hash"):
         verified(file)
 
 
@@ -82,7 +84,7 @@ def test_a_line_without_a_time_is_none_of_ours(tmp_path: Path) -> None:
     line = {"number": 0, "what": "join", "before": START}
     digest = hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
     (tmp_path / "audit.jsonl").write_text(json.dumps({**line, "hash": digest}) + "\n")
-    with pytest.raises(StateError, match="its content is not what its hash says"):
+    with pytest.raises(StateError, match="the content does not match its hash"):
         verified(tmp_path / "audit.jsonl")
 
 

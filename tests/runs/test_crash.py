@@ -59,7 +59,7 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(part: Path) 
     for path in part.glob("state*.safetensors"):
         truncate(path)
     before = (part / "metrics.jsonl").read_bytes()
-    with pytest.raises(StateError, match="no whole checkpoint 'state'.*truncated, changed or missing"):
+    with pytest.raises(StateError, match="no intact checkpoint 'state'.*truncated, changed or missing"):
         fedloom.resume(part)
     assert (part / "metrics.jsonl").read_bytes() == before
 
@@ -155,7 +155,7 @@ def test_nan_in_every_client_changes_nothing(quick: Quick) -> None:
 
 def test_a_run_never_writes_over_another(quick: Quick) -> None:
     result = quick()
-    with pytest.raises(StateError, match="exists and is not empty; continue it with resume"):
+    with pytest.raises(StateError, match="exists and is not empty; continue the run with `fedloom resume`"):
         fedloom.run(load_recipe(), result.folder)
 
 
@@ -244,7 +244,7 @@ def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda:7", "CUDA devices are here"), ("tpu", "is no device"), ("meta", "expected cpu or cuda")],
+    [("cuda:7", "CUDA devices"), ("tpu", "expected a device such as"), ("meta", "expected cpu or cuda")],
 )
 def test_a_device_that_is_absent(quick: Quick, device: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -252,5 +252,5 @@ def test_a_device_that_is_absent(quick: Quick, device: str, message: str) -> Non
 
 
 def test_a_refused_combination(quick: Quick) -> None:
-    with pytest.raises(RecipeError, match="would change nothing, for everything is private"):
+    with pytest.raises(RecipeError, match="would have no effect, because everything is private"):
         quick("method={name: local, add: {feddea: {rho: 0.5}}}")

@@ -117,13 +117,13 @@ def test_a_full_mirror_is_said_once_however_quiet_the_run_is(
     (line,) = capsys.readouterr().err.splitlines()
     place = re.escape(str(tmp_path / "copies" / "run"))
     assert re.fullmatch(
-        rf"warning: runtime\.mirror: {place}/\S+\.part: No space left on device\. The run goes on.*", line
+        rf"warning: runtime\.mirror: {place}/\S+\.part: No space left on device\. The run continues.*", line
     )
 
 
 def test_the_mirror_of_another_run(tmp_path: Path) -> None:
     path, other = with_mirror(tmp_path)
-    with pytest.raises(StateError, match=r"runtime\.mirror: .* exists: it may be the copy of another run"):
+    with pytest.raises(StateError, match=r"runtime\.mirror: .* exists already and may be the copy of another run"):
         fedloom.run(load_recipe(f"runtime.mirror={other.parent}"), tmp_path / "elsewhere" / "run")
     (path / "state.json").unlink()
     (path / "state.prev.json").unlink()

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.app import app, told
+from fedloom.cli.app import app, message_of
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
@@ -108,7 +108,7 @@ def test_checkpoints_from_before_there_were_checksums_are_read(tmp_path: Path) -
     (tmp_path / "s.json").write_text(json.dumps({**head, "format": 1}))
     assert checkpoint.load(tmp_path, "s", lambda head: 0)[0] == {"n": 1}
     (tmp_path / "s.json").write_text(json.dumps(head))
-    with pytest.raises(StateError, match=r"s\.json is damaged \(its checksum is not that of its content\)"):
+    with pytest.raises(StateError, match=r"s\.json is damaged \(its checksum does not match its content\)"):
         checkpoint.load(tmp_path, "s", lambda head: 0)
 
 
@@ -127,21 +127,21 @@ def test_lines_that_the_run_did_not_write(name: str, damage: str, part: Path) ->
     else:
         file.unlink()
     before = {path.name: path.read_bytes() for path in part.iterdir() if path.is_file()}
-    with pytest.raises(StateError, match=rf"{name}: its lines up to round 2 are not those that the run wrote"):
+    with pytest.raises(StateError, match=rf"{name}: the lines up to round 2 are not those that the run wrote"):
         fedloom.resume(part)
     assert before == {path.name: path.read_bytes() for path in part.iterdir() if path.is_file()}
 
 
 def test_a_changed_run_json_and_another_partition(part: Path) -> None:
     edit(part / "run.json", '"rounds": 0', '"rounds": 1')
-    with pytest.raises(StateError, match=r"run\.json: its checksum is not that of its content: it was changed"):
+    with pytest.raises(StateError, match=r"run\.json: the checksum does not match the content: the file was changed"):
         fedloom.resume(part)
 
 
 def test_another_partition_is_refused(part: Path, tmp_path: Path) -> None:
     other = fedloom.run(load_recipe("training.rounds=1", "seed=1"), tmp_path / "other").folder
     shutil.copy(other / "partition.json", part / "partition.json")
-    with pytest.raises(StateError, match="the partition is not what it was when the run began"):
+    with pytest.raises(StateError, match="the partition has changed since the run began"):
         fedloom.resume(part)
 
 
@@ -164,7 +164,7 @@ def test_a_position_that_is_not_in_the_data_set_is_refused(
     file.write_text(json.dumps(saved))
     out = ["--out", str(tmp_path / "out")] if command == "export" else []
     error = CliRunner().invoke(app, [command, str(run), *out]).exception
-    text = told(error) or ""  # None for a bug
+    text = message_of(error) or ""  # None for a bug
     assert text.startswith(str(file))
     assert "all-0" in text
     assert "tasks digit, parity, large, holes" in text
@@ -179,7 +179,7 @@ def test_an_edited_recipe_is_refused_with_its_keys(part: Path) -> None:
     (part / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.raises(
         StateError,
-        match=r"the recipe is not the one that the run began with: .*training\.batch_size was 32, is 16, "
+        match=r"the recipe has changed since the run began: .*training\.batch_size was 32, is 16, "
         r"training\.optimizer\.lr was 0\.05, is 0\.5.*--accept-changes",
     ):
         fedloom.resume(part)
@@ -205,7 +205,7 @@ def test_another_method_is_never_accepted(part: Path) -> None:
     recipe = yaml.safe_load((part / "recipe.yaml").read_text())
     recipe["method"] = {"name": "fedprox", "mu": 0.1}
     (part / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    with pytest.raises(StateError, match="the method is not what it was when the run began"):
+    with pytest.raises(StateError, match="the method has changed since the run began"):
         fedloom.resume(part, accept_changes=True)
 
 
@@ -221,7 +221,7 @@ def test_without_its_checkpoints_a_run_does_not_begin_anew(part: Path) -> None:
     for path in part.glob("state*"):
         path.unlink()
     lines = (part / "metrics.jsonl").read_bytes()
-    with pytest.raises(StateError, match=r"its checkpoints .* are gone, but metrics\.jsonl has 2 rounds"):
+    with pytest.raises(StateError, match=r"the checkpoints .* are missing, but metrics\.jsonl has 2 rounds"):
         fedloom.resume(part)
     assert (part / "metrics.jsonl").read_bytes() == lines
 
@@ -254,7 +254,7 @@ def test_other_inputs_with_the_same_labels_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe("training.rounds=3", data, "partition={name: iid, clients: 2}")
     path = stopped_after(1, tmp_path / "run", recipe)
     np.savez(tmp_path / "a.npz", **{**arrays, "x_train": 255 - arrays["x_train"]})
-    with pytest.raises(StateError, match="the data set, in its inputs, is not what it was when the run began"):
+    with pytest.raises(StateError, match="the data set, in its inputs, has changed since the run began"):
         fedloom.resume(path)
     np.savez(tmp_path / "a.npz", **arrays)
     assert fedloom.resume(path).status == "finished"

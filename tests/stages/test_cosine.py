@@ -86,5 +86,5 @@ def test_tensors_that_only_some_have() -> None:
 
 
 def test_a_mean_inside_cannot_be_replaced_by_name() -> None:
-    with pytest.raises(ValueError, match="takes the place of a mean"):
+    with pytest.raises(ValueError, match="would replace a mean"):
         combined_by(PerBlock(MinNorm()), MinNorm())

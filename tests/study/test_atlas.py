@@ -1,4 +1,6 @@
-"""The conflict atlas: every pair once, what is told, and whether cosines of one seed foretell the gains of others."""
+"""The conflict atlas: every pair once, which gains are significant, and whether cosines of one seed predict the gains
+of others.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,14 @@ def atlas(cosine_of: Any, noise: float = 0.1) -> Atlas:
 
 def test_cosines_that_order_pairs_as_gains_do_foretell_them() -> None:
     made = atlas(lambda gain: gain / 20)
-    value, p = made.foretold("conv1")
+    value, p = made.rank_correlation("conv1")
     assert (value, p) == (pytest.approx(1.0), pytest.approx(1 / 120))
-    assert made.foretold("conv1", (0.8, 1.0)) == pytest.approx((np.nan, np.nan), nan_ok=True)  # all cosines are alike
-    assert atlas(lambda gain: -gain / 20).foretold("conv1")[0] == pytest.approx(-1.0)
-    assert atlas(lambda gain: -gain / 20).foretold("conv1")[1] == 1.0
-    assert "(told)" in made.notes[1]
+    assert made.rank_correlation("conv1", (0.8, 1.0)) == pytest.approx(
+        (np.nan, np.nan), nan_ok=True
+    )  # all cosines are alike
+    assert atlas(lambda gain: -gain / 20).rank_correlation("conv1")[0] == pytest.approx(-1.0)
+    assert atlas(lambda gain: -gain / 20).rank_correlation("conv1")[1] == 1.0
+    assert "(significant)" in made.notes[1]
 
 
 @pytest.mark.parametrize("what", ["a cosine", "a change"])
@@ -66,7 +70,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
         made.changes[1, 0, 3] = np.nan
     short = replace(made)
     assert short.left_out == ("a and d",)
-    assert short.foretold("conv1")[0] == pytest.approx(1.0)
+    assert short.rank_correlation("conv1")[0] == pytest.approx(1.0)
     assert short.overall == pytest.approx(whole, abs=0.02)
     assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
     assert len(short.as_table().lines) == (20 if what == "a cosine" else 19)
@@ -77,17 +81,17 @@ def test_cosines_of_a_seed_are_held_against_the_other_seeds() -> None:
     made = atlas(lambda gain: gain / 20)
     # a seed whose own gains are all turned round still foretells the others
     made.changes[0] *= -1
-    assert made.foretold("conv1")[0] < 1
+    assert made.rank_correlation("conv1")[0] < 1
 
 
 def test_a_line_says_who_helps_and_who_hurts() -> None:
     sheet = atlas(lambda gain: 0.0).as_table()
     assert len(sheet.lines) == 20
-    words = {(task, other): told for task, other, _, _, told, _ in sheet.lines}
+    words = {(task, other): verdict for task, other, _, _, verdict, _ in sheet.lines}
     assert {words["d", "e"], words["e", "d"]} == {"helps"}
     assert {words["a", "b"], words["b", "a"]} == {"hurts"}
     noisy = atlas(lambda gain: 0.0, noise=100.0).as_table()
-    assert {line[4] for line in noisy.lines} == {"not told"}
+    assert {line[4] for line in noisy.lines} == {"not significant"}
 
 
 def test_what_is_written(tmp_path: Path) -> None:
@@ -110,12 +114,12 @@ def test_the_runs_differ_in_who_hears_whom_alone() -> None:
     assert sorted(len(group) for group in groups["pairs 2"]) == [2, 2]
     same = {recipe.model_copy(update={"peers": None}).model_dump_json() for recipe in found.values()}
     assert len(same) == 1
-    with pytest.raises(RecipeError, match="three tasks or more, found digit, parity"):
+    with pytest.raises(RecipeError, match="at least three tasks, found digit, parity"):
         atlas_grid("x", load("benchmarks/digits").model_dump(mode="json"), dict(list(clients.items())[:2]), 2)
 
 
 def test_clients_with_several_tasks_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"client 'c00' holds .*: an atlas asks which task helps which"):
+    with pytest.raises(RecipeError, match=r"client 'c00' holds .*: an atlas compares single tasks"):
         clients_of(build(load("benchmarks/digits", ["partition={name: iid, clients: 2}"])))
 
 

@@ -181,5 +181,5 @@ def test_runs_that_lack_something(tmp_path: Path, runs: dict[str, Path]) -> None
     plain = fedloom.run(load_recipe("training.rounds=1", "data.tasks=[digit]", "data.size=8"), tmp_path / "plain")
     with pytest.raises(StateError, match="client .* has no domain"):
         read([plain.folder])
-    with pytest.raises(StateError, match="not comparable, for the data differ"):
+    with pytest.raises(StateError, match="not comparable, because the data differ"):
         read([runs["f2dc"], small(tmp_path / "seed", "method=fedavg", "seed=1").folder])

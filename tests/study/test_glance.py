@@ -29,7 +29,8 @@ TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
 
 def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: Any) -> Path:
     """Three rounds whose clients end with these numbers, and whose loss falls by a tenth of its mean a round."""
-    where = {"task": "seg", "metric": "miou", "model": "personal", "split": "test", "data": "own test"}
+    metric = info.get("tasks", TASK)["seg"]["primary"]
+    where = {"task": "seg", "metric": metric, "model": "personal", "split": "test", "data": "own test"}
     lines = [
         {
             "round": r,
@@ -50,9 +51,8 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
     assert "After 3 rounds 3 of 4 clients are better than with local (median +21 %)." in text
-    assert "No significant difference on seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
-    assert "d lost 6 %." in text
-    assert "The training loss still falls by 10 % per round." in text
+    assert "interval includes 0" in text  # 20, 22, 24 and -6 %
+    assert "(median +21 %). The training loss still falls by 10 % per round.Compared" in text, "two sentences"
     assert "Compared with local, which was found beside this run." in text
     assert "best c 0.6200" in text
     assert "A change is the mean over the clients of the task, each compared with itself under local" in text
@@ -60,7 +60,7 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     found = glance.of_run(collect(folder))  # type: ignore[arg-type]
     (tile,) = found.tiles
     of = Estimate.of([20, 22, 24, -6])
-    assert (tile.value, tile.change, tile.significant) == ("0.5750", "+15\u00a0%", False)
+    assert (tile.value, tile.change, tile.excludes_zero) == ("0.5750", "+15\u00a0%", False)
     assert tile.interval == f"{of.mean - of.half:.0f} to {of.mean + of.half:.0f}".replace("-", "\u2212")
     rows = rows_of(figures_of(collect(folder))["gains"].views[0].chart)  # type: ignore[arg-type]
     assert [row["name"] for row in rows if "text" in row] == ["c", "b", "a", "d"]
@@ -82,11 +82,36 @@ def test_the_base_is_of_the_same_clients_and_data_and_the_better_one(tmp_path: P
     held = collect(folder).against  # type: ignore[union-attr]
     assert held is not None
     assert dict(held.facts)["folder"] == "d"
-    assert "because no run of Local with the same clients" in Page(write(folder).read_text("utf-8")).text
+    assert "No run of training alone with the same clients" in Page(write(folder).read_text("utf-8")).text
     run(tmp_path / "y", values, "local")
     held = collect(folder).against  # type: ignore[union-attr]
     assert held is not None
     assert dict(held.facts)["folder"] == "y"
+
+
+def test_without_a_baseline_the_constant_prediction_that_the_run_recorded_is_shown(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))
+    start = {"round": 0, "cohort": [], "metrics": []}
+    start["records"] = [{"kind": "constant prediction", "tasks": {"seg": ["miou", 0.125], "gone": ["miou", 1.0]}}]
+    lines = (folder / "metrics.jsonl").read_text("utf-8")
+    (folder / "metrics.jsonl").write_text(json.dumps(start) + "\n" + lines)
+    text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
+    assert "After 3 rounds the model is better than the constant prediction on seg. The training loss" in text
+    assert "0.5000 constant prediction 0.1250" in text
+    found = collect(folder)
+    rows = rows_of(figures_of(found)["panel-0"].views[0].chart)  # type: ignore[arg-type]
+    assert [(row["x"], row["y"]) for row in rows if row["name"] == "constant"] == [(r, 0.125) for r in (1, 2, 3)]
+    run(tmp_path / "alone", dict.fromkeys(NAMES, 0.4), "local")
+    assert "constant prediction" not in Page(write(folder).read_text("utf-8")).text.split("Final numbers")[0]
+
+
+def test_rmse_is_in_metres_where_the_task_is_depth(tmp_path: Path) -> None:
+    for kind, unit in (("depth", " in metres"), ("regression", "")):
+        task = {"seg": {"kind": kind, "primary": "rmse", "metrics": {"rmse": "min"}}}
+        found = collect(run(tmp_path / kind, dict.fromkeys(NAMES, 0.5), tasks=task))
+        assert found.scores[0].unit == unit.removeprefix(" in ")  # type: ignore[union-attr]
+        text = " ".join(Page(write(tmp_path / kind).read_text("utf-8")).text.split())
+        assert f"RMSE{unit}, lower is better" in text
 
 
 def words_by_base(page: str) -> dict[str, str]:
@@ -173,9 +198,6 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 def test_sentences() -> None:
     clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
-    assert words.of_tasks({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}, "Local") == (
-        "Significantly better than Local on x and y; significantly worse on w; no significant difference on z."
-    )
     assert words.of_methods({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
         "x is significantly better than Local; w is significantly worse; z is not significantly different from it "
         "(3 seeds, each by its own interval; fedloom compare --tests corrects for 3)."
@@ -189,15 +211,15 @@ def test_sentences() -> None:
     assert words.trend(0.01) == "The training loss no longer changes."
     assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% per round."
     assert (
-        words.losers({"a": -1.0, "b": -4.0, "c": -2.0, "d": 1})
-        == "b lost 4\u00a0%, c lost 2\u00a0% and 1 more lost less."
-    )
-    assert (
         words.ahead(1, "Local", {"a": 1.0, "b": 2.0})
         == "After 1 round every client is better than with Local (median +1.5\u00a0%)."
     )
     assert "no client is better" in words.ahead(2, "Local", {"a": -1.0})
-    assert words.axis("rmse", "min") == "RMSE in metres, lower is better"
+    assert words.axis("rmse", "min", "metres") == "RMSE in metres, lower is better"
+    assert words.beats(2, {"a": True, "b": False}) == (
+        "After 2 rounds the model is better than the constant prediction on a, but not on b."
+    )
+    assert words.beats(2, {"a": False}).endswith("on no task.")
     assert words.conflict({"stem": 0.25, "head": 0.5}, ("a", "b", -0.3)) == (
         "Most conflict: head (50\u00a0% of pairs of updates). Furthest apart are a and b (mean cosine \u22120.30)."
     )

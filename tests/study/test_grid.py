@@ -128,7 +128,7 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
             assert KINDS["edge"]("edge", **recipe.tasks[f"{prefix}edge"]).primary == "odsf", cell
 
 
-ABSENT = r"(no file or folder|there is no folder) |is( not)? in /|expected a folder .* found none"
+ABSENT = r"(file or|the) folder .* does not exist|is( not)? in /|expected a folder .* found none"
 """What a dry run says where a data set's files are not there."""
 
 
@@ -414,7 +414,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(whole: Path, tmp_path: P
     heard = Heard()
     outcome = run_prepared(prepare(grid, tmp_path), heard, jobs=2)
     assert (set(outcome.finished), outcome.failed) == ({AVG, DEA}, {})
-    assert heard.said == [f"{AVG}: another process runs it; this grid tries again until it is free"]
+    assert heard.said == [f"{AVG}: another process runs this cell; this grid waits until it is free"]
     assert_equal(whole, tmp_path)
 
 
@@ -470,7 +470,7 @@ def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> Non
     value = TINY | {"bases": {"Local": {"method": "local"}, "FedAvg": {"method": "fedavg"}}}
     prepared = prepare(load_grid(value), tmp_path)
     reason = prepared.refused["Digits / Local / +DEA"]
-    assert "would change nothing, for everything is private" in reason
+    assert "would have no effect, because everything is private" in reason
     assert [str(cell) for cell in prepared.todo] == [
         "Digits / Local s0",
         "Digits / FedAvg s0",

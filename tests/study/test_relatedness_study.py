@@ -76,7 +76,7 @@ def test_of_local_runs_it_is_the_mean_of_those_who_hold_the_task_alone(quick: Qu
     save_file(kept, folder / "model.safetensors")
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**info, "files": {}, "check": None}))
-    with pytest.raises(StateError, match="task 'large' has no model of its own: no client holds it alone"):
+    with pytest.raises(StateError, match="task 'large' does not have its own model: no client holds it alone"):
         task_models(folder)
 
 
@@ -171,7 +171,7 @@ def test_the_examples_are_capped_and_drawn_from_the_seed(matu: Path) -> None:
 
 
 def test_what_is_indistinguishable(quick: Quick) -> None:
-    with pytest.raises(StateError, match="'digit' has no model of its own: fedavg leaves one model for all tasks"):
+    with pytest.raises(StateError, match="'digit' does not have its own model: fedavg leaves one model for all tasks"):
         task_models(quick("method=fedavg", *SMALL).folder)
     with pytest.raises(StateError, match="with fedper all tasks have the same encoder"):
         task_models(quick("method=fedper", ALONE, *SMALL).folder)

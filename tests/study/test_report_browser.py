@@ -249,7 +249,7 @@ def test_a_base_is_chosen_by_keyboard_and_all_that_depends_on_it_changes(browser
     browser.execute_script("arguments[0].focus()", chooser)
     chooser.send_keys(Keys.ARROW_DOWN)
     second = said()
-    assert ("of local" in first[0], "of fedavg" in second[0], first[3], second[3]) == (
+    assert ("with local" in first[0], "with fedavg" in second[0], first[3], second[3]) == (
         *(True, True, "base: local", "base: fedavg"),
     )
     assert all(one != other for one, other in zip(first, second, strict=True))

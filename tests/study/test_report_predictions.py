@@ -165,7 +165,7 @@ def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
     for more in ([], [str(run)]):
         result = CliRunner().invoke(app, [*asked, *more])
         assert isinstance(result.exception, UserError)
-        assert ("expected one run" if more else "expected answers of several rounds") in str(result.exception)
+        assert ("expected one run" if more else "expected predictions of several rounds") in str(result.exception)
     index = stored(run)
     put(run, predictions.INDEX, index | {"round": 2})
     (home / "then.png").write_bytes(png(99))

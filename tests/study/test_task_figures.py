@@ -84,14 +84,16 @@ def test_tasks_per_client(tmp_path: Path) -> None:
             held(tmp_path, Cell(data, "MaTU", "-", seed), k, 8_000_000 // k, {"semseg": 0.25 * k})
     write_run(tmp_path, Cell("other", "Individual", "-", 0), {"semseg": 0.9})  # sets no tasks per client
     found = panels(tasks_per_client(grid, tmp_path, "test"))
-    assert list(found) == ["Mbit up per task ↓", "mean over tasks mIoU ↑"]
-    bits, mean = map(means, found.values())
-    assert bits == {"FedAvg": {2: 2.0, 8: 0.5}, "MaTU": {2: 4.0, 8: 1.0}}
+    assert list(found) == ["MB sent by all clients per round", "mean over tasks mIoU ↑"]
+    sent, mean = map(means, found.values())
+    assert sent == {"FedAvg": {2: 0.25, 8: 0.0625}, "MaTU": {2: 0.5, 8: 0.125}}
     assert mean == {"FedAvg": pytest.approx({2: 0.55, 8: 0.55}), "MaTU": {2: 0.5, 8: 2.0}}
     draw(grid, tmp_path, tmp_path / "f.svg")
     found = panels(tasks_per_client(grid, tmp_path, "test", reference="other/Individual/-"))
     share = means(found["mean over tasks mIoU ↑, % of Individual"])
     assert share["FedAvg"] == pytest.approx({2: 50 / 0.9, 8: 50 / 0.9})  # of seed 0, which the reference has
+    (one, _) = map(means, panels(tasks_per_client(grid, tmp_path, "test", only=["MaTU"])).values())
+    assert list(one) == ["MaTU"]
     with pytest.raises(RecipeError, match="no cell 'others/Individual/-', expected DATA/BASE/ADDON"):
         tasks_per_client(grid, tmp_path, "test", reference="others/Individual/-")
     with pytest.raises(StateError, match="the reference other/MaTU/- of its figure has not finished"):
@@ -125,6 +127,7 @@ def test_data_sets_as_bars(tmp_path: Path) -> None:
     share, mean = map(bars, data_sets(grid, tmp_path, "test", reference="alone/Individual/-")["concat"])
     assert share == {"FedAvg": {"hard": pytest.approx(20)}, "MaTU": pytest.approx({"easy": 90.0, "hard": 45.0})}
     assert mean == {"FedAvg": {"hard": pytest.approx(0.2)}, "MaTU": pytest.approx({"easy": 0.8, "hard": 0.4})}
+    assert bars(data_sets(grid, tmp_path, "test", only=["FedAvg"])["concat"][0]).keys() == {"FedAvg"}
     (alone,) = map(bars, data_sets(grid, tmp_path, "test")["concat"])
     assert alone["Individual"] == {"alone": pytest.approx(0.9)}
     draw(grid, tmp_path, tmp_path / "f.svg")

@@ -126,7 +126,7 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
         finals.append([cell.removeprefix("final ") for cell in ran if cell.startswith("final ")])
     assert len(finals[0]) > len(finals[1])
     assert finals[1:] == [[f"benchmark / fedprox s{seed}" for seed in range(2)], []]
-    (moved,) = (text for text in told if "other settings are the best now" in text)
+    (moved,) = (text for text in told if "the best settings have changed" in text)
     assert moved.startswith("fedprox: ")
     assert (tmp_path / "final" / "earlier" / "fedprox 1" / "s0" / "run.json").is_file()
 
@@ -152,7 +152,7 @@ def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
         assert result.exit_code != 0
         return " ".join(str(result.exception or result.output).split())
 
-    assert "--most 2 found, expected at least --seeds, 3" in said(
+    assert "--most 2 found, expected at least 3 (--seeds)" in said(
         "benchmarks/digits", "--most", 2, "--out", tmp_path / "x"
     )
     wrong = {
@@ -169,7 +169,7 @@ def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "was begun with another recipe; they differ in training.epochs, training.rounds." in text
     (tmp_path / "tournament.yaml").write_text("name: 3")
     assert "tournament.yaml, name: " in said(tmp_path)
-    assert "a tournament that has begun" in said(tmp_path, "training.rounds=2")
+    assert "the tournament has begun" in said(tmp_path, "training.rounds=2")
 
 
 def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(

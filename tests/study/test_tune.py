@@ -159,7 +159,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     assert fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
-    with pytest.raises(fl.errors.StateError, match="is a run of another recipe"):
+    with pytest.raises(fl.errors.StateError, match="has a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)
 
 

@@ -128,7 +128,7 @@ def test_what_a_metric_keeps_does_not_grow(kind):
 @pytest.mark.parametrize("kind", MEASURES)
 def test_labels_of_another_size_are_an_error(kind):
     pred, labels = example(kind)
-    with pytest.raises(DataError, match=r"asks for labels of shape 7 x .*12 x 10, found 7 x .*12 x 9"):
+    with pytest.raises(DataError, match=r"expected labels of shape 7 x .*12 x 10, found 7 x .*12 x 9"):
         MEASURES[kind]().update(pred, labels[..., :9])
 
 
@@ -223,13 +223,13 @@ def test_depth_from_logarithms_is_measured_in_metres():
 
 
 def test_unknown_kinds_are_errors():
-    with pytest.raises(ValueError, match="kind is one of rmse"):
+    with pytest.raises(ValueError, match="kind: expected one of rmse"):
         DepthError("rsme")
-    with pytest.raises(ValueError, match="kind is one of merr"):
+    with pytest.raises(ValueError, match="kind: expected one of merr"):
         NormalError("mean")
     with pytest.raises(ValueError, match="'skip' or 'zero'"):
         MeanIoU(3, absent="nan")
-    with pytest.raises(ValueError, match="max_dist is above 0"):
+    with pytest.raises(ValueError, match="max_dist: expected a number above 0"):
         OdsF(0)
 
 

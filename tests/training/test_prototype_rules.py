@@ -226,11 +226,11 @@ def test_taps_by_name() -> None:
     model.encoder.norm.register_forward_hook(lambda _m, _i, out: seen.append(out))
     model.train()(torch.rand(3, 1, 16, 16))
     torch.testing.assert_close(model.encoder.levels[0].seen, seen[0].mean((2, 3)))  # type: ignore[union-attr, index]
-    with pytest.raises(RecipeError, match="'stages.7' is no map of the encoder; it has: stem, norm"):
+    with pytest.raises(RecipeError, match="'stages.7' is not a map of the encoder; its maps: stem, norm"):
         TapLevels(("stages.7",))(resnet(), (1, 16, 16))
     flat = MultiTask(MLP((4,), [3]), [Classification("c", 3)])
     TapLevels()(flat, (4,))
     assert flat.encoder.levels == []
     flat.encoder = Linearised(flat.encoder)  # type: ignore[arg-type]
-    with pytest.raises(RecipeError, match="do not go together"):
+    with pytest.raises(RecipeError, match="cannot be combined"):
         TapLevels()(flat, (4,))

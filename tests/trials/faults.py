@@ -17,7 +17,7 @@ from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.cli.app import told
+from fedloom.cli.app import message_of
 from fedloom.engines import processes
 
 KILLED, SENTENCE, TRACEBACK = -signal.SIGKILL, 2, 3
@@ -118,7 +118,7 @@ def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -
     try:
         job()
     except Exception as error:
-        sentence = told(error)
+        sentence = message_of(error)
         os.write(sender, (sentence or traceback.format_exc()).encode())
         return TRACEBACK if sentence is None else SENTENCE
     os.write(sender, str(writes).encode())

@@ -15,7 +15,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from fedloom.cli.app import app, told
+from fedloom.cli.app import app, message_of
 
 STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 7, 10**30, -0.5, 1e308, float("nan"), float("inf"), "", "x", "../..", "\u2028<b>", "nan"),
@@ -62,7 +62,7 @@ def judged(job: Callable[[], Any], *named: str | Path) -> Any:
             warnings.simplefilter("error")
             return job()
     except Exception as error:
-        sentence = told(error)
+        sentence = message_of(error)
         if sentence is None:
             raise
         assert not named or any(str(name) in sentence for name in named), f"{named} is not in: {sentence}"

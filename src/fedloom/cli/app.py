@@ -1,4 +1,4 @@
-"""The app: all commands. What needs torch is imported inside them, so that help and mistakes answer at once."""
+"""The app with all commands. A command imports torch only when it runs, so that help and errors appear at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: what the user or the machine can mend ends in one message and exit code 2; a bug shows itself."""
+    """Run the app: an error that the user can correct ends in one message and exit code 2, a bug in a traceback."""
     try:
         app()
     except Exception as error:
-        text = told(error)
+        text = message_of(error)
         if text is None:
             traceback.print_exc()
             typer.echo("This is a bug of fedloom, not your mistake: please report it with the lines above.", err=True)
@@ -34,8 +34,8 @@ def main() -> None:
         sys.exit(2)
 
 
-def told(error: Exception) -> str | None:
-    """One sentence for what the user or the machine can mend, None for a bug."""
+def message_of(error: Exception) -> str | None:
+    """Return one sentence for an error that the user can correct, None for a bug."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
@@ -62,21 +62,21 @@ def _options(
 
 def _group(name: str, about: str, *members: Any) -> typer.Typer:
     """Return the command `name` with commands below it."""
-    made = typer.Typer(name=name, help=about, no_args_is_help=True)
+    group = typer.Typer(name=name, help=about, no_args_is_help=True)
     for member in members:
-        made.command()(member)
-    return made
+        group.command()(member)
+    return group
 
 
-plot = _group("plot", "Draw figures of grids, and what runs predict on images.", look.picture, tables.figure)
+plot = _group("plot", "Draw figures of grids, and the predictions of runs on images.", look.picture, tables.figure)
 study = _group(
     "study",
-    "Studies of many runs: is a benchmark sensitive, which method wins, which tasks help each other.",
+    "Study many runs: is a benchmark sensitive, which method wins, which tasks help each other?",
     *(tables.benchmark, grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge),
 )
 of_papers = _group(
     "papers",
-    "What single figures and tables of the five papers ask of a run.",
+    "Compute single figures and tables of the five papers from a run.",
     *(papers.activated, papers.hyper, papers.domains, papers.join, papers.features),
 )
 deploy.flower.command()(deploy.audit)
@@ -102,20 +102,17 @@ for panel, members in _ALL.items():
         PANELS[panel].append(str(member.info.name if isinstance(member, typer.Typer) else member.__name__))
 
 FORMER: dict[str, tuple[Any, str]] = {
-    "table": (tables.table, "compare"),
+    "table": (tables.compare, "compare"),
     "bed": (tables.benchmark, "study benchmark"),
-    **{command.__name__: (command, f"plot {command.__name__}") for command in (look.picture, tables.figure)},
-    **{
-        command.__name__: (command, f"study {command.__name__}")
-        for command in (grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge)
-    },
-    **{
-        command.__name__: (command, f"papers {command.__name__}")
-        for command in (papers.activated, papers.hyper, papers.domains, papers.join, papers.features)
-    },
     "audit": (deploy.audit, "flower audit"),
+    **{
+        name: (each.callback.__wrapped__, f"{group.info.name} {name}")
+        for group in (plot, study, of_papers)
+        for each in group.registered_commands
+        if (name := each.callback.__name__)
+    },
 }
-"""Name of a command in older versions -> what it runs, and its name now. These work and are not listed."""
+"""Former name of a command -> its function and its present name. These work and are not listed."""
 recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)
 recipe.command("schema")(shared.renamed(lists.schema, "recipe schema", "recipes --schema"))
 app.add_typer(recipe)

@@ -22,7 +22,7 @@ def grid(incomplete: str) -> list[str]:
 
 
 def method(incomplete: str) -> list[str]:
-    """Methods and add-ons."""
+    """Return methods and add-ons."""
     from fedloom.methods import ADDONS, METHODS
 
     return _that_begin(incomplete, [*METHODS.names, *ADDONS.names])
@@ -56,16 +56,16 @@ def change(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _keys(path: str, section: Any) -> list[str]:
-    """KEY= for each key of a section, KEY.KEY= for those of sections in it."""
+    """Return KEY= for each key of a section, KEY.KEY= for those of sections in it."""
     from pydantic import BaseModel
 
-    found = []
+    keys = []
     for name, field in section.model_fields.items():
         inner = field.annotation
-        found.append(f"{path}{name}=")
+        keys.append(f"{path}{name}=")
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += [key for key in _keys(f"{path}{name}.", inner) if not key.endswith(("params=", "name="))]
-    return found
+            keys += [key for key in _keys(f"{path}{name}.", inner) if not key.endswith(("params=", "name="))]
+    return keys
 
 
 def _that_begin(with_: str, names: list[str]) -> list[str]:

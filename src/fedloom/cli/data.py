@@ -1,4 +1,4 @@
-"""`fedloom init`: questions, and a recipe for one's own data. `fedloom data`: look at data sets without training."""
+"""`fedloom init` writes a recipe for the user's own data; `fedloom data` shows data sets without training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ data = typer.Typer(name="data", help="Look at data sets without training.", no_a
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set, for example scenes.", autocompletion=complete.dataset)
 ]
-Names = Annotated[
-    str | None, typer.Option(metavar="NAME,...", help="The columns or globs that are inputs, whatever they tell.")
-]
+Names = Annotated[str | None, typer.Option(metavar="NAME,...", help="Use exactly these columns or globs as inputs.")]
 Missing = Annotated[str | None, typer.Option(metavar="CODE,...", help="Cells that mean missing, such as -9 or '?'.")]
 METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
 """Questions of `init`."""
@@ -43,24 +41,26 @@ def init(
         ),
     ] = None,
     clients: Annotated[
-        str | None, typer.Option(metavar="N|NAME", help="How many clients, or the column that says whose a row is.")
+        str | None,
+        typer.Option(metavar="N|NAME", help="The number of clients, or the column that names the client of each row."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="How they train.", autocompletion=complete.method)] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often they send updates.")] = None,
+    method: Annotated[str | None, typer.Option(help="The training method.", autocompletion=complete.method)] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="The number of rounds.")] = None,
     features: Names = None,
     leave_out: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are no inputs.")
+        str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are not inputs.")
     ] = None,
     missing: Missing = None,
-    metric: Annotated[str | None, typer.Option(help="Of all tasks: auc, accuracy, rmse ...")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric of all tasks: auc, accuracy, rmse ...")] = None,
     preprocess: Annotated[
-        Literal["federated", "local"], typer.Option(help="Scale by what all sites count, or each site by itself.")
+        Literal["federated", "local"],
+        typer.Option(help="Scale inputs with the counts of all sites, or each site with its own."),
     ] = "federated",
     out: Annotated[Path, shared.out_option("The recipe to write.", metavar="FILE.yaml", dir_okay=False)] = Path(
         "recipe.yaml"
     ),
 ) -> None:
-    """Write a recipe for your own data; prompts for what neither an option nor a default gives."""
+    """Write a recipe for your own data; the command prompts for anything not given."""
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.data.tables.read import is_table
     from fedloom.federation.recipes.draft import draft, look
@@ -68,7 +68,7 @@ def init(
     from fedloom.federation.recipes.loader import EDITORS, load
 
     if out.exists():
-        raise UserError(f"{out} is there already: name another file with --out")
+        raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table(path):
         said = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
@@ -77,7 +77,7 @@ def init(
         options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric}
         for option, value in options.items():
             if value is not None:
-                raise UserError(f"--{option} is for tables, and {path} is none")
+                raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
         found = look(path)
         wanted: list[str] = []
         if found.columns:
@@ -87,15 +87,15 @@ def init(
             text = _ask(labels, f"What to predict, of {', '.join(found.columns)}", guess)
             wanted = _listed(text) or []
         elif labels is not None:
-            raise UserError("--labels: the classes of a folder of images are its folders, so there is nothing to name")
+            raise UserError("--labels is not for folders of images, whose subfolders are the classes: leave it out")
         which = "How many clients for each of its domains" if found.groups else "How many clients hold it"
-        or_column = ", or the column that says whose a row is" if found.columns else ""
+        or_column = ", or the column that names the client of each row" if found.columns else ""
         held = _ask(clients, which + or_column, "1" if found.groups else "5")
         chosen = _ask(method, METHOD, "fedavg")
         recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
-    typer.echo(f"look at it: fedloom show {out}\ntrain:      fedloom run {out}", err=True)
+    typer.echo(f"Look at it: fedloom show {out}\nTrain:      fedloom run {out}", err=True)
 
 
 def _of_table(
@@ -116,13 +116,13 @@ def _of_table(
     names = ""
     if labels is None or (clients is None and not path.is_dir()):
         names = ", ".join(map(str, read(path, None).frame.columns))
-    else:  # all that no default could know is said, so nothing is asked
+    else:  # the user gave everything that has no default, so no prompt is needed
         method, rounds = method or "fedavg", rounds or 20
     wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), path)
     held = (
         ""
         if clients is None and path.is_dir()
-        else _ask(clients, "The column that says whose a row is, or how many clients", "5")
+        else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     )
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
     found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
@@ -148,12 +148,12 @@ def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _listed(text: str | None) -> list[str] | None:
-    """Names between commas."""
+    """Return the names between commas."""
     return None if text is None else [name.strip() for name in next(csv.reader([text]), []) if name.strip()]
 
 
 def codes(text: str | None) -> list[str | int | float]:
-    """Return the cells that stand for a missing value, numbers as such."""
+    """Return the codes of missing values; a code that is a number becomes a number."""
     from fedloom.data.tables.read import number_of
 
     found = [(text, number_of(text)) for text in _listed(text) or ()]
@@ -161,7 +161,7 @@ def codes(text: str | None) -> list[str | int | float]:
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
-    """Return the answer that an option gave, else what is typed."""
+    """Return the value of the option if it was given, else what the user types."""
     if given is not None:
         return given
     answer: Answer = typer.prompt(question, default=guess or None, type=type(guess))
@@ -173,10 +173,10 @@ def preview(
     name: NameArgument,
     out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
     parameters: Parameters = None,
-    count: Annotated[int, typer.Option(min=1, help="How many examples.")] = 6,
+    count: Annotated[int, typer.Option(min=1, help="The number of examples.")] = 6,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
     seed: Annotated[int, typer.Option(min=0, help="The data set's seed.")] = 0,
-    augmented: Annotated[bool, typer.Option("--augmented", help="As training sees them.")] = False,
+    augmented: Annotated[bool, typer.Option("--augmented", help="Apply the augmentation of training.")] = False,
 ) -> None:
     """Draw some examples of a data set with all their labels."""
     dataset = build(name, parameters or (), seed)
@@ -191,8 +191,8 @@ def check(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A data set of files: nyud, nyud-labeled or pascal-context.")
     ],
-    root: Annotated[Path, typer.Option(help="The folder that holds it.", file_okay=False)],
-    limit: Annotated[int, typer.Option(min=0, help="How many images of each part to read; 0 for all.")] = 100,
+    root: Annotated[Path, typer.Option(help="The folder that holds the data set.", file_okay=False)],
+    limit: Annotated[int, typer.Option(min=0, help="The number of images to read per part; 0 reads all.")] = 100,
     as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
@@ -206,11 +206,15 @@ def check(
 
 @data.command()
 def statistics(
-    file: Annotated[Path, typer.Argument(metavar="FILE|RECIPE", help="A table, or a recipe of one.")],
-    labels: Annotated[str | None, typer.Option(metavar="NAME,...", help="Of a table: the columns to predict.")] = None,
-    clients: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the column of the sites.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE|RECIPE", help="A table, or a recipe that reads a table.")],
+    labels: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="The columns to predict (only for a table).")
+    ] = None,
+    clients: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column that names the site of each row (only for a table).")
+    ] = None,
     missing: Missing = None,
-    minimum: Annotated[int, typer.Option(min=1, help="Counts below this are not shown.")] = 5,
+    minimum: Annotated[int, typer.Option(min=1, help="Hide counts below this number.")] = 5,
     as_json: shared.Json = False,
 ) -> None:
     """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""

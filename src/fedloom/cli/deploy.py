@@ -37,15 +37,15 @@ def export(
         shared.out_option("The folder to write.", show_default="export in the run", file_okay=False),
     ] = None,
     client: Annotated[
-        str | None, typer.Option(metavar="ID", help="The model that this client uses, with its tasks.")
+        str | None, typer.Option(metavar="ID", help="Export the model and the tasks of this client.")
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", help="With this task's head and decoder only.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", help="Export only this task's head and decoder.")] = None,
     licence: Annotated[
         str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
     ] = "unknown",
     hub: Annotated[
         bool,
-        typer.Option("--hub-format", help="As a model repository of Hugging Face: config.json, results in the card."),
+        typer.Option("--hub-format", help="Write a Hugging Face model repository: config.json, results in the card."),
     ] = False,
 ) -> None:
     """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
@@ -58,16 +58,18 @@ def merge(
     models: Annotated[list[Path], typer.Argument(metavar="EXPORT...", help="Folders that `fedloom export` wrote.")],
     base: Annotated[
         Path,
-        typer.Option(metavar="EXPORT|RUN", help="What all began with: a model, or a run whose starting model it is."),
+        typer.Option(
+            metavar="EXPORT|RUN", help="The model that all of them started from, or a run that started from it."
+        ),
     ],
     out: Annotated[Path, shared.out_option("The folder to write.", file_okay=False)],
     rule: Annotated[
         str,
         typer.Option(metavar="NAME[={...}]", help="mean, emr, or an add-on that combines rows: ties, consensus, ..."),
     ] = "mean",
-    scale: Annotated[float, typer.Option(min=0, help="A factor of the merged task vector.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0, help="The factor of the merged task vector.")] = 1.0,
 ) -> None:
-    """Merge exported models into one, by what each has learned since they began alike (task vectors)."""
+    """Merge exported models into one, by their changes since a common start (task vectors)."""
     from fedloom.experiments.export.merge import merge as merged
 
     for folder in merged(models, base, out, rule, scale):
@@ -77,7 +79,9 @@ def merge(
 def predict(
     model: Annotated[
         Path,
-        typer.Argument(metavar="RUN|EXPORT", help="A folder that `fedloom export` wrote; for tables a run's, too."),
+        typer.Argument(
+            metavar="RUN|EXPORT", help="A folder that `fedloom export` wrote; for tables, also the folder of a run."
+        ),
     ],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A table, or image files of any size.")],
     out: Annotated[
@@ -85,11 +89,11 @@ def predict(
         shared.out_option("The table or picture to write.", show_default="predictions.csv or .png", dir_okay=False),
     ] = None,
     client: Annotated[
-        str | None, typer.Option(metavar="ID", help="Of a run: predict every row with this client's model.")
+        str | None, typer.Option(metavar="ID", help="Predict every row with this client's model (only for a run).")
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Predict the rows of a table, with probabilities; or what is on images: a picture, and classes as text."""
+    """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
     from fedloom.data.tables.read import is_table
 
     if is_table(files[0]):
@@ -103,7 +107,7 @@ def predict(
         shared.answer({"table": file, "rows": len(made), "columns": list(made.columns)}, as_json, f"{file}")
         return
     if client is not None:
-        raise UserError("--client is for tables and a run's folder: export the client's model for images")
+        raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
     from fedloom.data.drawing import save
     from fedloom.experiments.export.bundle import Bundle
 
@@ -130,7 +134,7 @@ def new(
         typer.echo(path)
         if path.name == "recipe.yaml":
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            typer.echo(f"  sha256 {digest}, for `recipes` in the terms of a node.yaml")
+            typer.echo(f"  sha256 {digest}: put it under `recipes` in the terms of a node.yaml")
 
 
 @flower.command()
@@ -138,7 +142,7 @@ def demo(
     out: Annotated[
         Path | None, shared.out_option("Keep all files here, in a new folder.", metavar="DIR", file_okay=False)
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds.")] = 3,
 ) -> None:
     """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
     need("flwr", "flower")
@@ -163,15 +167,16 @@ def provision(
 @flower.command()
 def check(
     app: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an app.", file_okay=False, exists=True)],
-    superlink: Annotated[str | None, typer.Option(help="HOST:PORT of a SuperLink to look at.")] = None,
+    superlink: Annotated[str | None, typer.Option(help="The SuperLink to check, as HOST:PORT.")] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="The certificate authority's certificate, as nodes have it.", dir_okay=False)
+        Path | None,
+        typer.Option(help="The certificate of the certificate authority that the nodes use.", dir_okay=False),
     ] = None,
     key: Annotated[Path | None, typer.Option(help="This node's private key.", dir_okay=False)] = None,
     home: Annotated[Path | None, typer.Option(help="This node's folder, with node.yaml.", file_okay=False)] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Look at versions, sizes, keys, certificates, clocks and ports. Exit code 1 where something is wrong."""
+    """Check versions, sizes, keys, certificates, clocks and ports. The exit code is 1 if a check fails."""
     from fedloom.engines.flower.check import findings
 
     found = list(findings(app, superlink, root_certificates, key, home))
@@ -182,16 +187,19 @@ def check(
 
 
 def audit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="audit.jsonl of a run with nodes, or of a node's home.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The audit.jsonl of a run with nodes, or of a node's home.")
+    ],
     kept: Annotated[
         str | None,
-        typer.Option(metavar="HASH", help="A hash that this command printed: it must still be there."),
+        typer.Option(metavar="HASH", help="A hash that this command printed earlier; the file must still contain it."),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Check the chain of an audit file, and print what it says. Exit code 2 where a line was changed or removed.
+    """Check the chain of an audit file, and print its lines. The exit code is 2 if a line was changed or removed.
 
-    Lines cut off at the end, and a file written anew, show only beside a hash that was kept elsewhere (--kept).
+    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or that the file was
+    replaced.
     """
     from fedloom.federation.runs.audit import START, verified
 

@@ -1,4 +1,4 @@
-"""`fedloom grid`, `tournament` and `atlas`: many runs as one command, which goes on where it was stopped."""
+"""`fedloom grid`, `tournament` and `atlas`: many runs by one command, which continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ GridArgument = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="LABEL", help="Only cells with this data set, base or add-on; may be given several times."),
+    typer.Option(
+        metavar="LABEL", help="Run only the cells with this data set, base or add-on; repeat the option for several."
+    ),
 ]
 
 
@@ -38,7 +40,7 @@ def grid(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE...",
-            help="Changes of every cell, for example training.rounds=2; seeds=[0,1], delta=, show=, at= change the "
+            help="Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show=, at= change the "
             "grid.",
             autocompletion=complete.change,
         ),
@@ -52,13 +54,13 @@ def grid(
         typer.Option(metavar="SIZE", help="Memory for all cells, such as 8GB.", show_default="80 % of what is free"),
     ] = None,
     only: Only = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what would run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and print what would run.")] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
     benchmark: Annotated[
         str | None,
         typer.Option(
-            help="Run it on this benchmark: one of the grid's own, or a recipe (packaged, or a file) with your data.",
+            help="Run the grid on this benchmark: one of its own, or a recipe (packaged, or a file) with your data.",
             autocompletion=complete.recipe,
         ),
     ] = None,
@@ -72,7 +74,9 @@ def grid(
     budget = None if memory is None else size(memory)
     continues = (Path(name) / FILE).is_file()
     if continues and benchmark is not None:
-        raise UserError(f"--benchmark: {name} is a grid's folder, whose benchmark stays; give the grid's name or file")
+        raise UserError(
+            f"--benchmark: {name} is a grid's folder, whose benchmark cannot change; give the grid's name or file"
+        )
     asked = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
     folder = out or (Path(name) if continues else default_folder(asked))
     from fedloom.experiments.grid_progress import progress
@@ -99,8 +103,11 @@ def tune(
         ),
     ],
     changes: shared.Changes = None,
-    trials: Annotated[int, typer.Option(min=1, help="Settings that each method is tried with.")] = 8,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each trial, from 100, which nothing else uses.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, help="The number of settings to try per method.")] = 8,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="The number of seeds per trial, counted from 100, so that results use other seeds."),
+    ] = 2,
     out: Annotated[
         Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)
     ] = None,
@@ -112,7 +119,7 @@ def tune(
 
     Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
     goes to the method's own first numbers. The folder keeps all trials (curves.csv) and the tuned grid (grid.yaml); the
-    same command goes on where it was stopped.
+    same command continues where it was stopped.
     """
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.experiments.grid_progress import progress
@@ -141,7 +148,7 @@ def tournament(
         str,
         typer.Argument(
             metavar="BENCHMARK",
-            help="A packaged recipe or a YAML file with validation data, or a tournament's folder, to go on.",
+            help="A packaged recipe or a YAML file with validation data; or a tournament's folder, to continue it.",
             autocompletion=complete.recipe,
         ),
     ],
@@ -150,17 +157,20 @@ def tournament(
         str | None,
         typer.Option(
             metavar="A,B+ADDON,...",
-            help="Who takes part; of a folder, who joins.",
+            help="The methods that take part; for a folder, the methods that join.",
             show_default="all methods that the benchmark allows",
         ),
     ] = None,
     tries: Annotated[
         int | None,
-        typer.Option(min=1, help="Settings that each method is tried with on validation data.", show_default="4"),
+        typer.Option(min=1, help="The number of settings to try per method on validation data.", show_default="4"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds that every method has.", show_default="3")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=2, help="The number of seeds that every method gets.", show_default="3")
+    ] = None,
     most: Annotated[
-        int | None, typer.Option(min=2, help="Seeds that end it where intervals do not tell.", show_default="10")
+        int | None,
+        typer.Option(min=2, help="The number of seeds after which the tournament ends in any case.", show_default="10"),
     ] = None,
     out: Annotated[
         Path | None, shared.out_option("The tournament's folder.", show_default="tournaments/NAME", file_okay=False)
@@ -171,8 +181,8 @@ def tournament(
 ) -> None:
     """Tune all methods of a benchmark with the same budget, then add seeds until they differ significantly.
 
-    A folder keeps everything: the same command goes on where it was stopped, more tries and seeds are added to those
-    that are there, and with --methods a new method joins.
+    The folder stores everything: the same command continues where it was stopped, adds more trials and seeds, and with
+    --methods a new method.
     """
     from fedloom.experiments.grid_progress import progress
     from fedloom.experiments.tournament import planned, play
@@ -181,7 +191,7 @@ def tournament(
     given = {key: value for key, value in (("tries", tries), ("least", seeds), ("most", most)) if value is not None}
     plan, folder = planned(benchmark, changes or (), out, tuple(entered), given)
     if plan.most < plan.least:
-        raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
+        raise UserError(f"--most {plan.most} found, expected at least {plan.least} (--seeds)")
 
     with _interruptible(folder, f"continue with: fedloom study tournament {folder}"):
         made = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
@@ -196,7 +206,7 @@ def tournament(
 def atlas(
     benchmark: shared.RecipeArgument,
     changes: shared.Changes = None,
-    seeds: Annotated[int, typer.Option(min=2, help="How many seeds, from 0.")] = 3,
+    seeds: Annotated[int, typer.Option(min=2, help="The number of seeds, counted from 0.")] = 3,
     out: Annotated[
         Path | None, shared.out_option("The atlas' folder.", show_default="atlases/NAME", file_okay=False)
     ] = None,
@@ -204,9 +214,10 @@ def atlas(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Train every pair of a benchmark's tasks together: who helps whom, in which layers, and do early cosines tell?
+    """Train every pair of a benchmark's tasks together: which helps which, in which layers, and do early cosines
+    predict it?
 
-    The same command goes on where it was stopped.
+    The same command continues where it was stopped.
     """
     from fedloom.experiments.atlas import make
     from fedloom.experiments.grid_progress import progress
@@ -220,13 +231,13 @@ def atlas(
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:
-    """Return what prints a line of progress, or nothing where `quiet`."""
+    """Return the observer that prints progress, or None where `quiet`."""
     return lambda text: None if quiet else typer.echo(text, err=True)
 
 
 @contextmanager
 def _interruptible(written: Path, goes_on: str) -> Iterator[None]:
-    """Say on Ctrl+C how to go on, if there is something to go on with, and leave with its exit code."""
+    """Print on Ctrl+C how to continue, if there is something to continue, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -240,7 +251,7 @@ def _show(made: HasTable, as_json: bool, more: str) -> None:
 
 
 def size(text: str) -> int:
-    """'8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
+    """Return '8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)
     try:
         value = float(found[1]) * 1000 ** " kMGT".index(found[2] or " ") if found else 0.0
@@ -267,7 +278,7 @@ def _before(prepared: Prepared) -> None:
         typer.echo(f"refused: {name}: {reason}", err=True)
     done = sum(state == "finished" for state in prepared.states.values())
     if done:
-        typer.echo(f"{done} of {len(prepared.states)} runs are finished already", err=True)
+        typer.echo(f"{done} of {len(prepared.states)} runs have finished already", err=True)
 
 
 def _plan(prepared: Prepared, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedloom methods` and `fedloom recipes`: what there is by name."""
+"""`fedloom methods` and `fedloom recipes`: lists of everything that has a name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A method or add-on, for its details.", autocompletion=complete.method),
+        typer.Argument(
+            metavar="NAME", help="A method or add-on, to print its details.", autocompletion=complete.method
+        ),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -44,21 +46,23 @@ def methods(
 
 def recipes(
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Only recipes whose name or description has this text.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="List only recipes whose name or description contains this text."),
     ] = None,
-    free: Annotated[bool, typer.Option("--free", help="Only those that need no file and no download.")] = False,
+    free: Annotated[bool, typer.Option("--free", help="List only recipes that need no file and no download.")] = False,
     papers: Annotated[
-        bool, typer.Option("--papers", help="All: those of five papers and those that need files, too.")
+        bool,
+        typer.Option("--papers", help="List all recipes, also those of the five papers and those that need files."),
     ] = False,
     as_schema: Annotated[
-        bool, typer.Option("--schema", help="Instead: the JSON Schema of recipes, for editors and programs.")
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipes instead, for editors and programs.")
     ] = False,
     as_json: shared.Json = False,
     out: Annotated[Path | None, shared.out_option("Write the schema to this file.", dir_okay=False)] = None,
 ) -> None:
-    """List recipes to begin with; with TEXT, --free or --papers all packaged ones, with what they need.
+    """List recipes for a start; with TEXT, --free or --papers all packaged recipes, with what they need.
 
-    Minutes are of one core, as measured once.
+    The minutes were measured once, on one core.
     """
     from fedloom.federation.recipes.loader import catalogue
 
@@ -66,7 +70,7 @@ def recipes(
         schema(out)
         return
     if out is not None:
-        raise UserError("--out writes the schema: it needs --schema")
+        raise UserError("--out is only for --schema: add --schema, or leave --out out")
     first = not (text or free or papers or as_json)
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
@@ -77,7 +81,10 @@ def recipes(
     ]
     if not rows:
         which = " that needs no file and no download" if free else ""
-        raise UserError(f"no packaged recipe{which} has {text!r} in its name or its description")
+        raise UserError(
+            f"no packaged recipe{which} has {text!r} in its name or description: run `fedloom recipes --papers` to "
+            "list all"
+        )
     about = "minutes: of one core, as measured once; blank where a whole run was not"
     if first:
         lines = [f"{row['recipe']:20} {shorten(row['what it trains'], 99, placeholder=' ...')}" for row in rows]

@@ -1,4 +1,4 @@
-"""`fedloom show`, `watch`, `report` and `plot picture`: what a run would do, how far it is, and what came of it."""
+"""`fedloom show`, `watch`, `report` and `plot picture`: what a run would do, its progress and its results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def show(
     recipe: shared.RecipeArgument,
     changes: shared.Changes = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All clients, and every setting of the recipe with its default.")
+        bool, typer.Option("--full", help="Show all clients, and every setting of the recipe with its default.")
     ] = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Print who holds what and what a round costs, without training."""
+    """Print the clients with their tasks and examples, and the costs of a round, without training."""
     from fedloom.federation.recipes import dump, load
 
     checked = load(recipe, changes or ())
@@ -70,12 +70,15 @@ def show(
 
 def picture(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs; a grid is its first seed's.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="The folders of finished runs; a grid stands for the runs of its first seed."
+        ),
     ],
     out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
-    count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="The number of test examples.")] = 4,
     rounds: Annotated[
-        bool, typer.Option("--over-rounds", help="One run's answers to the same images after some of its rounds.")
+        bool, typer.Option("--over-rounds", help="Draw one run's predictions on the same images after several rounds.")
     ] = False,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
@@ -93,20 +96,21 @@ def picture(
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; with --browser, a folder with runs.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the files.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings of the files.")] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Look once only, as is done where the output is not a terminal.")
+        bool,
+        typer.Option("--once", help="Print the state once and end; the default where the output is not a terminal."),
     ] = False,
     browser: Annotated[
-        bool, typer.Option("--browser", help="Serve the progress and the pages of all runs in a folder, to you alone.")
+        bool, typer.Option("--browser", help="Serve the progress and the pages of all runs in a folder, to you only.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --browser; 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --browser; 0 chooses a free port.")] = 8765,
     as_json: shared.Json = False,
 ) -> None:
-    """Show rounds, tasks, losses, bytes and the time left of a run, from its files; ends with the run, or Ctrl-C.
+    """Show rounds, tasks, losses, bytes and the time left of a run, from its files, until the run or Ctrl-C ends it.
 
     With --browser a server on this machine shows all runs in a folder until Ctrl-C. Its address ends in a token: other
-    users of this machine, who do not have it, see nothing.
+    users of this machine, who do not know it, see nothing.
     """
     from rich.console import Console
     from rich.live import Live
@@ -133,7 +137,7 @@ def watch(
 
 
 def shown(found: Now) -> RenderableType:
-    """Return what is drawn."""
+    """Return the state of a run as a drawing for the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -157,7 +161,8 @@ def report(
         str,
         typer.Argument(
             metavar="RUN|GRID|DIR",
-            help="A folder of a run, of a grid, or of `fedloom study relatedness`; or the name of a grid that ran.",
+            help="The folder of a run, of a grid or of `fedloom study relatedness`; or the name of a grid that has "
+            "run.",
         ),
     ],
     out: Annotated[
@@ -166,18 +171,25 @@ def report(
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write every figure to this folder too, for papers.", file_okay=False),
+        typer.Option(metavar="DIR", help="Also write every figure to this folder, for papers.", file_okay=False),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as SVG files.", file_okay=False)] = None,
-    pdf: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as PDF files.", file_okay=False)] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder as SVG.", file_okay=False)
+    ] = None,
+    pdf: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder as PDF.", file_okay=False)
+    ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The numbers behind every figure, as CSV files.", file_okay=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also write the numbers behind every figure to this folder as CSV.", file_okay=False
+        ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
             metavar="RUN|CELL",
-            help="What a run is compared with: another run's folder. For a grid: a cell, as for table.",
+            help="The baseline: for a run, another run's folder; for a grid, a cell.",
         ),
     ] = None,
 ) -> None:

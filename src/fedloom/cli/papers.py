@@ -32,7 +32,7 @@ def activated(
     out: Out = None,
     scope: Annotated[
         Literal["encoder", "all"] | None,
-        typer.Option(help="Where the dimensions are chosen from.", show_default="encoder"),
+        typer.Option(help="The part of the model from which the dimensions are chosen.", show_default="encoder"),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -47,7 +47,7 @@ def hyper(
     out: Out = None,
     as_json: shared.Json = False,
 ) -> None:
-    """How much each client takes of what the others learned, over the rounds (FedHCA2's hyper weights)."""
+    """Print how much each client takes from the others over the rounds (FedHCA2's hyper weights)."""
     from fedloom.study.papers.hyper_weights import draw, table
 
     _show(table(folder), out, draw, as_json)
@@ -95,9 +95,9 @@ def features(
         Path | None, shared.out_option("Write figures and CSV files there too.", metavar="DIR", file_okay=False)
     ] = None,
     examples: Annotated[
-        int, typer.Option(min=2, help="At most so many test examples of each domain, for spectra and t-SNE.")
+        int, typer.Option(min=2, help="The largest number of test examples per domain, for spectra and t-SNE.")
     ] = 500,
-    images: Annotated[int, typer.Option(min=1, help="Test images of each domain for Grad-CAM.")] = 2,
+    images: Annotated[int, typer.Option(min=1, help="The number of test images per domain, for Grad-CAM.")] = 2,
     task: Annotated[
         str | None, typer.Option(metavar="NAME", help="The classification task.", show_default="the only one")
     ] = None,
@@ -105,7 +105,8 @@ def features(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1, Table 7).
+    """Compute features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1,
+    Table 7).
 
     With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
     """
@@ -126,7 +127,9 @@ def relatedness(
     metrics: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="sign, cosine, logme, etran, fim, wte.", show_default="all that the tasks allow"
+            metavar="NAME,...",
+            help="The metrics to compute: sign, cosine, logme, etran, fim, wte.",
+            show_default="all that the tasks allow",
         ),
     ] = None,
     out: Annotated[
@@ -137,15 +140,15 @@ def relatedness(
             file_okay=False,
         ),
     ] = None,
-    examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
-    kind: Annotated[Literal["text", "csv"], typer.Option("--format", help="How to print it.")] = "text",
+    examples: Annotated[int, typer.Option(min=2, help="The largest number of examples per task.")] = 200,
+    kind: Annotated[Literal["text", "csv"], typer.Option("--format", help="The output format.")] = "text",
     device: shared.Device = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """How related a run's tasks are, by several metrics, and how far these agree (MaTU, Figures 2 and 3).
+    """Print how related a run's tasks are by several metrics, and how far these agree (MaTU, Figures 2 and 3).
 
-    For runs of matu, whose tasks have a model each, and of local with clients that hold one task each.
+    The run needs a model per task: a run of matu, or of local with clients that hold one task each.
     """
     named = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     if named == []:
@@ -168,17 +171,19 @@ def join(
         str | None,
         typer.Option(metavar="NAME", help="A client of the run that takes up the task.", show_default="a new one"),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Local steps before signs are compared.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of local training from each start.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="The number of local steps before signs are compared.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds of local training from each start.")] = 5,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change the data, such as data.count=9; may be given several times."),
+        typer.Option(
+            metavar="KEY=VALUE", help="Change the data, for example data.count=9; repeat the option for several."
+        ),
     ] = None,
     device: shared.Device = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Let a new task join a run of matu: does it gain from starting where tasks with similar signs are?"""
+    """Let a new task join a run of matu: does it gain from a start near tasks with similar signs?"""
     shared.threads_of(folder)
     from fedloom.experiments.papers.join import join as join_run
 

@@ -1,4 +1,4 @@
-"""Parts that several commands share: options, answers as tables or as JSON, and a bar that tells how far they are."""
+"""Parts that several commands share: options, output as tables or as JSON, and a progress bar."""
 
 from __future__ import annotations
 
@@ -49,33 +49,39 @@ AllowCode = Annotated[
     typer.Option(
         "--allow-code",
         metavar="PKG[,PKG]",
-        help="Import code of these packages where a recipe, a run folder or a bundle names it.",
+        help="Allow the import of code from these packages where a recipe, a run folder or a bundle names it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; null where a number is absent.")]
-Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="How to write it.")]
-Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="the run's")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once.", show_default="as many as the CPUs can take")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
-SplitOption = Annotated[Literal["test", "val"], typer.Option(help="Which examples the numbers are measured on.")]
+Kind = Annotated[
+    Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="The output format.")
+]
+Device = Annotated[str | None, typer.Option(help="The device, such as cpu or cuda.", show_default="the run's")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="The number of runs at the same time.", show_default="as many as the CPUs can take"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
+SplitOption = Annotated[Literal["test", "val"], typer.Option(help="The examples that the numbers are measured on.")]
 TestsOption = Annotated[
-    bool, typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes.")
+    bool,
+    typer.Option("--tests", help="Print paired tests against the baseline instead, with intervals and effect sizes."),
 ]
 OverOption = Annotated[
     Literal["seeds", "clients"],
     typer.Option(
-        help="What --tests pairs: runs of the same seed, or clients, which train together and are not independent."
+        help="The pairs of --tests: runs of the same seed, or clients (these train together and are not independent)."
     ),
 ]
 RanksOption = Annotated[
     Literal["seeds", "tasks"] | None,
-    typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
+    typer.Option(help="Print mean ranks instead, over each task at each seed or over each task's mean over seeds."),
 ]
 PlotOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Draw the ranks to this file too, as a critical-difference plot: .svg, .png or .pdf.",
+        help="Also draw the ranks to this file (.svg, .png or .pdf), as a critical-difference plot.",
         dir_okay=False,
     ),
 ]
@@ -98,11 +104,11 @@ def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def renamed(command: Callable[..., None], former: str, now: str) -> Callable[..., None]:
-    """Return the command under its former name, which says the name that it has now."""
+    """Return the command under its former name; it prints its present name."""
 
     @wraps(command)
     def called(**given: Any) -> None:
-        typer.echo(f"`fedloom {former}` is `fedloom {now}` now", err=True)
+        typer.echo(f"`fedloom {former}` is now called `fedloom {now}`", err=True)
         command(**given)
 
     return called
@@ -116,9 +122,9 @@ def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more:
     if len(asked) > 1:
         raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
     if over == "clients" and not tests:
-        raise UserError("--over says what tests pair: it needs --tests")
+        raise UserError("--over is only for --tests: add --tests, or leave --over out")
     if plot is not None and not ranks:
-        raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
+        raise UserError("--plot draws ranks: add --ranks seeds or --ranks tasks")
 
 
 def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
@@ -161,7 +167,7 @@ def put(text: str, out: Path | None) -> None:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
-    """Rows as a table, a column for each key of the first one that is not None in all of them."""
+    """Return rows as a table, with a column for each key of the first one that is not None in all of them."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -174,7 +180,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
 
 
 def _printable(text: str) -> str:
-    """Without characters that a terminal obeys: names and events may come from elsewhere."""
+    """Return the text without control characters, because names and events may be untrusted."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
@@ -188,7 +194,7 @@ def _cell(value: Any) -> str:
 
 
 def print_wide(what: RenderableType) -> None:
-    """Print for people; wide where the output goes to a file, so that no line is broken."""
+    """Print for people; where the output goes to a file, print wide, so that no line is broken."""
     from rich.console import Console
 
     console = Console()

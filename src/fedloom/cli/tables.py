@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,7 @@ from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
+    from fedloom.study.tables.compare import Comparison
     from fedloom.study.tables.output import HasTable
 
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
@@ -22,29 +24,29 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="GRID",
-        help="A grid that ran in its default folder: its name or its file; or a grid's folder.",
+        help="A grid that has run: its name or file (if it ran in the default folder), or its folder.",
         autocompletion=complete.grid,
     ),
 ]
 AtOption = Annotated[
     Literal["last", "best-validation"] | None,
     typer.Option(
-        help="Which model of a run counts: the one kept at the end, or the best on validation data.",
+        help="The model of a run that counts: the last one, or the best one on validation data.",
         show_default="as the grid says",
     ),
 ]
 LossesOption = Annotated[
     Literal["best", "rounds"] | None,
     typer.Option(
-        help="Instead, of a grid: the best validation loss of each cell with its round, the rounds run and the "
+        help="Print the best validation loss of each cell of a grid instead, with its round, the rounds run and the "
         "variation over seeds; or the losses of each round and task."
     ),
 ]
 MetricsOption = Annotated[
-    bool, typer.Option("--metrics", help="Instead, of a grid: every metric of every task, with ranks.")
+    bool, typer.Option("--metrics", help="Print every metric of every task of a grid instead, with ranks.")
 ]
 SeedsOption = Annotated[
-    bool, typer.Option("--seeds", help="Instead, of a grid: the number of every seed, method and task.")
+    bool, typer.Option("--seeds", help="Print the number of every seed, method and task of a grid instead.")
 ]
 
 WIDE = 200
@@ -56,8 +58,10 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN|GRID|RECIPE...",
-            help="Run folders; runs that differ only in the seed become one column. Or one grid that ran: its name, "
-            "its file or its folder. Or one recipe, to learn whether training together pays; its runs are kept in "
+            help="Run folders; runs that differ only in the seed become one column. Or one grid that has run: its "
+            "name, "
+            "its file or its folder. Or one recipe, to learn whether training together pays off; its runs are "
+            "stored in "
             "comparisons/NAME.",
         ),
     ],
@@ -65,7 +69,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="RUN|BASE/ADDON",
-            help="What changes (Δm) are compared with: a column or a run folder; of a grid a cell, or 'base' for the "
+            help="The baseline of the changes (Δm): a column or a run folder; for a grid a cell, or 'base' for the "
             "same base with the first add-on.",
             show_default="the first column, or as the grid says",
         ),
@@ -74,7 +78,9 @@ def compare(
     as_json: shared.Json = False,
     out: Out = None,
     split: shared.SplitOption = "test",
-    metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The metric to compare by.", show_default="each task's own")
+    ] = None,
     tests: shared.TestsOption = False,
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
@@ -86,97 +92,70 @@ def compare(
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
-    Of a grid: its table, with tasks as columns. Of a recipe: tune and run training alone, together in three ways, and
-    in one place, and say for whom it pays.
+    For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
+    methods and centralised training, and say which clients benefit.
     """
-    from fedloom.federation.recipes.loader import load, names
-
-    if len(runs) == 1 and _is_grid(str(runs[0])):
-        table(str(runs[0]), kind, as_json, out, split, at, metric, base, tests, over, ranks, plot, losses, metrics,
-              seeds)  # fmt: skip
-        return
-    for name, value in {"at": at, "losses": losses, "metrics": metrics, "seeds": seeds}.items():
-        if value:
-            raise UserError(f"--{name} is for a grid: its name, its file or its folder")
-    shared.one_of(tests, over, ranks, plot)
-    from fedloom.study import compare as put_side_by_side
+    from fedloom.study.grid import against
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
+    from fedloom.study.tables.results import of_grid
+
+    source, more = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
+    made: HasTable | None = None
+    if len(runs) == 1 and _is_grid(source):
+        shared.one_of(tests, over, ranks, plot, **more)
+        opened, folder = _opened(source, at)
+        if metric is not None:
+            opened = opened.model_copy(update={"metric": metric})
+        if base is not None:
+            opened = against(opened, base)
+            if any(more.values()):
+                raise UserError(
+                    "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
+                )
+        if ranks or tests:
+            results = of_grid(opened, folder, split)
+        else:
+            made = _of_grid(opened, folder, split, **more)
+    else:
+        for name, value in {"at": at, **more}.items():
+            if value:
+                raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
+        shared.one_of(tests, over, ranks, plot)
+        made = _of_runs(runs, base, split, metric)
+        results = made.results
+    if ranks:
+        made = ranked(results, ranks)
+        shared.draw_ranks(made, plot)
+    elif tests:
+        made = contrasts(results, over)
+    _print(made, kind, as_json, out)
+
+
+def _of_grid(
+    grid: Grid, folder: Path, split: str, losses: str | None = None, metrics: bool = False, seeds: bool = False
+) -> HasTable:
+    """Return the table of a grid, or the other one that is asked for."""
+    from fedloom.study.papers.losses import losses_of, over_rounds
+    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
+
+    if losses:
+        return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
+    return (all_metrics if metrics else of_seeds if seeds else tabulate)(grid, folder, split)
+
+
+def _of_runs(runs: Sequence[Path], base: str | None, split: Literal["test", "val"], metric: str | None) -> Comparison:
+    """Return runs side by side, or what a recipe's own runs, which this makes, say."""
+    from fedloom.federation.recipes.loader import load, names
 
     if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
         from fedloom.experiments.compared import compare as run_and_compare
 
         recipe = load(str(runs[0]))
-        comparison = run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
-    else:
-        comparison = put_side_by_side(runs, base, split, metric)
-    made: HasTable = comparison
-    if ranks:
-        made = ranked(comparison.results, ranks)
-        shared.draw_ranks(made, plot)
-    elif tests:
-        made = contrasts(comparison.results, over)
-    _print(made, kind, as_json, out)
+        return run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
+    from fedloom.study import compare as put_side_by_side
 
-
-def table(
-    source: Source,
-    kind: shared.Kind = "text",
-    as_json: shared.Json = False,
-    out: Out = None,
-    split: shared.SplitOption = "test",
-    at: AtOption = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Show this metric, of the tasks that have it: loss, say.", show_default="each task's own"),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BASE/ADDON",
-            help="What changes are against: a cell, or 'base' for the same base with the first add-on.",
-            show_default="as the grid says",
-        ),
-    ] = None,
-    tests: shared.TestsOption = False,
-    over: shared.OverOption = "seeds",
-    ranks: shared.RanksOption = None,
-    plot: shared.PlotOption = None,
-    losses: LossesOption = None,
-    metrics: MetricsOption = False,
-    seeds: SeedsOption = False,
-) -> None:
-    """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
-    from fedloom.study.grid import against
-    from fedloom.study.papers.losses import losses_of, over_rounds
-    from fedloom.study.significance.contrasts import contrasts
-    from fedloom.study.significance.ranks import ranked
-    from fedloom.study.tables.results import of_grid
-    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
-
-    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics, seeds=seeds)
-    opened, folder = _opened(source, at)
-    if metric is not None:
-        opened = opened.model_copy(update={"metric": metric})
-    if base is not None:
-        opened = against(opened, base)
-    if base is not None and (losses or metrics or seeds):
-        raise UserError("--base says what changes are compared with, and --losses, --metrics and --seeds show none")
-    made: HasTable
-    if losses:
-        made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
-    elif metrics:
-        made = all_metrics(opened, folder, split)
-    elif seeds:
-        made = of_seeds(opened, folder, split)
-    elif ranks:
-        made = ranked(of_grid(opened, folder, split), ranks)
-        shared.draw_ranks(made, plot)
-    elif tests:
-        made = contrasts(of_grid(opened, folder, split), over)
-    else:
-        made = tabulate(opened, folder, split)
-    _print(made, kind, as_json, out)
+    return put_side_by_side(runs, base, split, metric)
 
 
 def figure(
@@ -184,7 +163,7 @@ def figure(
     out: Annotated[Path, shared.out_option("The file to write: .png, .svg or .pdf.", metavar="FILE", dir_okay=False)],
     split: shared.SplitOption = "test",
     at: AtOption = None,
-    named: Annotated[str | None, typer.Option(metavar="NAME", help="One of the grid's `figures`.")] = None,
+    named: Annotated[str | None, typer.Option(metavar="NAME", help="The name of one of the grid's `figures`.")] = None,
 ) -> None:
     """Draw the figure of a grid, or one of its figures by its name."""
     from fedloom.study.figures import draw
@@ -197,8 +176,8 @@ def figure(
 def benchmark(source: Source, as_json: shared.Json = False) -> None:
     """Say whether a benchmark is sensitive enough, from a grid of Local, centralised and constant.
 
-    It reads validation data. The rules, and why, are in docs/benchmarks.md. Exit code 1 where a data set of the grid
-    fails one or has not been run.
+    It reads validation data. docs/benchmarks.md explains the rules. The exit code is 1 if a data set of the grid fails
+    one or has not been run.
     """
     from fedloom.study.benchmark import judge, verdict_lines
 
@@ -239,7 +218,7 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 
 def _print(made: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
-    """Write as asked for; on a terminal with the best in bold, and a comparison as wide as that."""
+    """Write in the format that was chosen; on a terminal the best numbers are bold."""
     from fedloom.study.tables.compare import Comparison
 
     if kind != "text" or out is not None or as_json:

@@ -1,4 +1,4 @@
-"""`fedloom run`, `resume`, `demo` and `pretrain`: what trains."""
+"""`fedloom run`, `resume`, `demo` and `pretrain`: the commands that train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from fedloom.cli import complete, shared
 from fedloom.cli.grid import grid
 from fedloom.cli.look import report
-from fedloom.cli.tables import table
+from fedloom.cli.tables import compare
 from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster
 
@@ -37,7 +37,7 @@ def run(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="Begin with this run's model; without RECIPE, with its recipe."),
+        typer.Option("--from", metavar="RUN", help="Start from this run's model; without RECIPE, use its recipe too."),
     ] = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -61,7 +61,7 @@ def run(
     rank = cluster.rank() if checked.runtime.engine == "cluster" else None
     if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
-        raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
+        raise StateError(f"{folder} is not empty: {resume}choose another folder with --out")
     with _watched(folder, quiet or bool(rank)) as progress:
         from fedloom.engines import api
 
@@ -74,15 +74,22 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="training.rounds=50 extends the run; keys of runtime may change."),
+        typer.Argument(
+            metavar="KEY=VALUE...", help="Changes: training.rounds=50 extends the run; keys of runtime may change too."
+        ),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on although the recipe in the folder was changed; record that.")
+        bool,
+        typer.Option(
+            "--accept-changes", help="Continue although the recipe in the folder was changed, and record that."
+        ),
     ] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Continue an interrupted run, or extend a finished one; the result is the same, bit for bit, as in one go."""
+    """Continue an interrupted run, or extend a finished one; the result is bit for bit that of one uninterrupted
+    run.
+    """
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
     with _watched(folder, quiet) as progress:
@@ -99,16 +106,19 @@ def demo(
     ] = "ist",
     out: Annotated[Path, shared.out_option("The grid's folder.", file_okay=False)] = Path("grids/demo"),
     quiet: shared.Quiet = False,
-    tests: Annotated[bool, typer.Option("--tests", help="Also: paired tests of every method and task.")] = False,
+    tests: Annotated[bool, typer.Option("--tests", help="Also print paired tests of every method and task.")] = False,
 ) -> None:
     """Train 16 sites alone and together, with several tasks and three seeds: a table and a page of every site."""
     with_page = find_spec("vl_convert") is not None
     if not with_page:  # before minutes of training, not after
-        typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
+        typer.echo(
+            "The demo will end without a page, because vl-convert is not installed: pip install 'fedloom[report]'",
+            err=True,
+        )
     grid("demo", changes, out, quiet=quiet, benchmark=None if data == "ist" else data)
-    table(str(out))
+    compare([out])
     if tests:
-        table(str(out), tests=True)
+        compare([out], tests=True)
     typer.echo("\n".join(_gains(out)))
     if with_page:
         report(str(out))
@@ -131,7 +141,7 @@ def _gains(folder: Path) -> list[str]:
 
 def pretrain(
     recipe: shared.RecipeArgument,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over all train examples.")],
+    epochs: Annotated[int, typer.Option(min=1, help="The number of passes over all training examples.")],
     out: Annotated[Path, shared.out_option("The file to write.", metavar="FILE.safetensors", dir_okay=False)],
     changes: shared.Changes = None,
     quiet: shared.Quiet = False,
@@ -172,7 +182,7 @@ def _folder_name(recipe: str, method: MethodSection, start: str | None, seed: in
 
 @contextmanager
 def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
-    """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
+    """Show progress while a run trains; Ctrl-C ends it with exit code 130 and prints how to continue."""
     from fedloom.federation.rounds.progress import progress
 
     watch = progress(quiet)

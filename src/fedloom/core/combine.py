@@ -74,7 +74,7 @@ class Scope(Around):
         super().__post_init__()
         if self.stage.traits.reduces:
             raise ValueError(
-                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all; "
+                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all rows; "
                 "use Split with a stage for the rest"
             )
 
@@ -83,7 +83,6 @@ class Scope(Around):
         return self.stage.init(_part(layout, self.selector, "Scope"))
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         part = updates.layout.select(as_select(self.selector))
         out, state = self.stage(updates.select(part), state, ctx)
         return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
@@ -104,7 +103,6 @@ class Split(Inner):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self), reduces=all(s.traits.reduces for s in inner(self)))
 
     def layouts(self, layout: Layout) -> dict[Selector, Layout]:
@@ -131,7 +129,6 @@ class Split(Inner):
         return {str(i): s.init(parts[selector]) for i, (selector, s) in enumerate(self.parts.items())}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         layouts = self.layouts(updates.layout)
         results: list[tuple[Layout, Updates]] = []
         new: State = {}
@@ -179,7 +176,6 @@ class PerTask(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self), self.stage.traits.reduces)
         return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
@@ -191,7 +187,6 @@ class PerTask(Around):
         return {t: self.stage.init(layout.select(task=t)) for t in layout.tasks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         rows = 1 if self.stage.traits.reduces else len(updates)
         X = updates.empty(rows).zero_() if self.stage.traits.reduces else updates.X.clone()
         new = dict(state)
@@ -230,7 +225,6 @@ class GroupBy(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
         return replace(traits := Traits.around(inner(self)), reads=traits.reads | own)
 
@@ -241,12 +235,11 @@ class GroupBy(Around):
             return [str(task) for _, task in updates.rows]
         if self.key not in updates.extra:
             known = ", ".join(updates.extra) or "none"
-            raise ValueError(f"GroupBy: no extra {self.key!r} beside the updates; there: {known}")
+            raise ValueError(f"GroupBy: the updates have no extra {self.key!r}. Extras: {known}")
         values = updates.extra[self.key]
         return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         groups: dict[str, list[int]] = {}
         for i, group in enumerate(self._group_of(updates)):
             groups.setdefault(group, []).append(i)
@@ -279,7 +272,6 @@ class Switch(Inner):
         return {"before": self.before.init(layout), "after": self.after.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         name, stage = ("before", self.before) if ctx.round < self.round else ("after", self.after)
         updates, new = stage(updates, state[name], ctx)
         return updates, {**state, name: new}
@@ -313,7 +305,6 @@ class PerBlock(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
@@ -321,7 +312,6 @@ class PerBlock(Around):
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         reduces = self.stage.traits.reduces
         X = updates.data.new_zeros(1 if reduces else len(updates), updates.layout.d)
         new = dict(state)
@@ -370,7 +360,6 @@ class PartlyShared(Inner):
         return {"shared": self.shared.init(part), "own": self.own.init(rest)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         layout = updates.layout
         part, rest = self._parts(layout)
         one, shared = self.shared(updates.select(part), state["shared"], ctx)
@@ -416,5 +405,4 @@ class Every(Around):
         return self.stage.init(layout)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Apply the stages inside."""
         return (updates, state) if ctx.round % self.rounds else self.stage(updates, state, ctx)

@@ -122,7 +122,7 @@ class Layout:
         seen: set[str] = set()
         for b in self.blocks:
             if b.name in seen:
-                raise ValueError(f"two blocks are called {b.name!r}")
+                raise ValueError(f"two blocks have the name {b.name!r}")
             seen.add(b.name)
 
     @staticmethod
@@ -159,7 +159,7 @@ class Layout:
                 continue
             rule = rule_of(roles, name)
             if rule is None and name not in norms:
-                raise ValueError(f"parameter {name!r} {tuple(p.shape)} is named by no role rule; {_known(roles)}")
+                raise ValueError(f"no role rule matches the parameter {name!r} {tuple(p.shape)}; {_known(roles)}")
             part, task = rule or (None, None)
             role = "norm" if name in norms else "adapter" if name in adapters else part
             blocks.append(Block(name, tuple(p.shape), dtype_name(p), role or "norm", task, part, norms.get(name)))
@@ -331,7 +331,7 @@ class Layout:
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise ValueError(f"blocks of one dtype on one device expected, found {found}")
+            raise ValueError(f"expected blocks of one dtype on one device, found {found}")
         vector = self.flatten(module)
         vector = vector.clone() if vector is getattr(module, "_fedloom_vector", None) else vector
         for b, s in zip(self.blocks, self.slices, strict=True):

@@ -71,7 +71,7 @@ def _installed(module: str) -> ModuleType:
     if package not in sys.modules and (spec := importlib.util.find_spec(package)) is not None:
         places = spec.submodule_search_locations or [spec.origin or ""]
         if any(os.path.dirname(place) == os.getcwd() for place in places):
-            raise ImportError(f"{package} is in the current folder, not installed")
+            raise ImportError(f"{package} is in the current folder, but it is not installed")
     return importlib.import_module(module)
 
 

@@ -40,7 +40,7 @@ def available_memory() -> int:
 def need_memory(count: int, what: str) -> None:
     """Raise UserError where something would take more bytes than there are."""
     if count > 10**6 and count > (free := available_memory()):
-        raise UserError(f"{what} would take {count / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free")
+        raise UserError(f"{what} needs {count / 1e9:.3g} GB of memory, but only {free / 1e9:.3g} GB are free")
 
 
 def keep_memory() -> None:

@@ -60,10 +60,10 @@ class Traits:
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants"):
             if isinstance(value := getattr(self, name), str):
-                raise TypeError(f"Traits: {name} is a set of names, found the text {value!r}")
+                raise TypeError(f"Traits: {name}: expected a set of names, found the text {value!r}")
             object.__setattr__(self, name, frozenset(value))
         if self.presence not in (None, *_PRESENCES):
-            raise ValueError(f"Traits: presence is {', '.join(_PRESENCES)} or None, found {self.presence!r}")
+            raise ValueError(f"Traits: presence: expected {', '.join(_PRESENCES)} or None, found {self.presence!r}")
 
     @property
     def broadcasts(self) -> frozenset[str]:
@@ -124,7 +124,6 @@ class Stage(Checked):
         return change(self)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         raise NotImplementedError
 
     def __rshift__(self, other: Stage) -> Chain:
@@ -158,7 +157,6 @@ class Identity(Stage):
         return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         return updates, state
 
 
@@ -200,7 +198,6 @@ class Chain(Stage):
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         new: State = {}
         for i, stage in enumerate(self.stages):
             updates, new[str(i)] = stage(updates, state[str(i)], ctx)
@@ -243,7 +240,7 @@ def combined_by(stage: Stage, other: Stage) -> Stage:
 
     def replaced(rule: Stage) -> Stage:
         if not rule.replaceable:
-            raise ValueError(f"{other!r} takes the place of a mean, but {rule!r} has none")
+            raise ValueError(f"{other!r} would replace a mean, but {rule!r} has none")
         return other
 
     return stage.at_combiner(replaced)
@@ -277,4 +274,4 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
     for name, writer in pending.items():
         after = stages[stages.index(writer) + 1 :]
         blame = f"{after[-1]!r} after it does not read it" if after else "nothing comes after it"
-        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would change nothing")
+        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would have no effect")

@@ -213,7 +213,7 @@ def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
         raise ValueError(f"task vectors: expected T x d, found shape {tuple(vectors.shape)}")
     rows = list(vectors)
     if not rows:
-        raise ValueError("task vectors: expected at least one")
+        raise ValueError("expected at least one task vector, found none")
     for row in rows:
         if row.shape != (rows[0].numel(),) or not row.is_floating_point() or row.dtype != rows[0].dtype:
             raise ValueError("task vectors: expected floating-point vectors (d) of one size and dtype")
@@ -271,11 +271,11 @@ class Upload:
         if len(self.counts) != k or not all(n >= 0 for n in self.counts):
             raise ValueError(f"{who}: expected {k} sample counts that are not negative, found {list(self.counts)}")
         if (self.masks is None) != (self.scales is None) or (self.masks is None and k > 1):
-            raise ValueError(f"{who}: masks and scales go together, and only a single task does without")
+            raise ValueError(f"{who}: expected both masks and scales; only a single task may have neither")
         if self.masks is not None and self.scales is not None:
             _check_mask(self.masks, len(self.vector))
             if self.masks.ndim != 2 or len(self.masks) != k or self.scales.shape != (k,):
-                raise ValueError(f"{who}: expected {k} masks and {k} scales, one a task")
+                raise ValueError(f"{who}: expected {k} masks and {k} scales, one per task")
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,16 +101,18 @@ def arrays(
         beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}
         for what, value in beside.items():
             if value is not None:
-                raise RecipeError(f"arrays: {what} has no use beside dense")
+                raise RecipeError(f"arrays: {what} cannot be combined with dense: leave one of them out")
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
     dense, classes = dense or {}, classes or {}
     keys = [images, *labels.values(), *(label.key for label in dense.values()), *([domain] if domain else [])]
     named = splits("arrays", keys, test_fraction)
     if domain_names is not None and domain is None:
-        raise RecipeError("arrays: domain_names needs domain")
+        raise RecipeError("arrays: domain_names names the values of domain, which is missing: add domain")
     for task in classes:
         if task not in labels:
-            raise RecipeError(f"arrays: classes names the unknown task {task!r}.{nearest(task, labels)}")
+            raise RecipeError(
+                f"arrays: classes names the task {task!r}, which labels does not name.{nearest(task, labels)}"
+            )
 
     with Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
@@ -160,7 +162,7 @@ def _read(
         name = label.key.replace("{split}", split)
         array = store.read(name)
         if len(array) != len(inputs):
-            raise DataError(f"{where}: expected as many {name!r} as {key!r}, {len(inputs)}, found {len(array)}")
+            raise DataError(f"{where}: {name!r}: expected {len(inputs)} values, as many as {key!r}, found {len(array)}")
         columns[task] = decode(array, label, f"{where}, {name!r}")
     return Part(inputs, columns, places, key)
 
@@ -319,25 +321,25 @@ def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
     features, targets, task_by = (key.replace("{split}", split) for key in keys)
     x = store.read(features)
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
-        raise DataError(f"{where}: {features!r} expected numbers N x F, found {x.dtype} of shape {x.shape}")
+        raise DataError(f"{where}: {features!r}: expected numbers N x F, found {x.dtype} of shape {x.shape}")
     if not np.isfinite(x).all():
-        raise DataError(f"{where}: {features!r} expected finite features, found NaN or infinity")
+        raise DataError(f"{where}: {features!r}: expected finite features, found NaN or infinity")
     if kind == "classification":
         y = store.integers(targets, len(x), features)[:, None]
         if y.min() < -1 or y.max() >= _CLASSES:
             wrong = y.min() if y.min() < -1 else y.max()
-            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {wrong}")
+            raise DataError(f"{where}: {targets!r}: expected labels from 0 to {_CLASSES - 1}, or -1, found {wrong}")
     else:
         y = store.read(targets)
         if y.dtype.kind not in "fiu":
-            raise DataError(f"{where}: {targets!r} expected numbers, found {y.dtype}")
+            raise DataError(f"{where}: {targets!r}: expected numbers, found {y.dtype}")
         y = y.astype(np.float64)
         y = y[:, None] if y.ndim == 1 else y
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
-            raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
+            raise DataError(f"{where}: {targets!r}: expected {len(x)} finite numbers (x K), found shape {y.shape}")
         if (np.abs(y) > np.finfo(np.float32).max).any():
             largest = np.nanmax(np.abs(y))
-            raise DataError(f"{where}: {targets!r} expected numbers that float32 can hold, found {largest}")
+            raise DataError(f"{where}: {targets!r}: expected numbers that float32 can hold, found {largest}")
     domain = store.integers(task_by, len(x), features)
     return Part(x.reshape(len(x), -1).astype(np.float64), {"target": y}, domain, features)
 
@@ -384,7 +386,7 @@ def texts(
     from fedloom.models.tasks.classification import Classification
 
     if split is not None and test_fraction is not None:
-        raise RecipeError("texts: test_fraction has no use beside split, which says what the test part is")
+        raise RecipeError("texts: split names the test part, so test_fraction has no effect: leave one of them out")
     file = Path(path).expanduser()
     where = f"texts, {file}"
     columns = labels or {"topic": "topic"}
@@ -410,7 +412,7 @@ def texts(
             raise DataError(f"{where}: no text is in the {part} part")
     for task, numbers in halves[0].labels.items():
         if len(np.unique(numbers[numbers >= 0])) < 2:
-            raise DataError(f"{where}, task {task!r}: expected texts of two classes or more in the train part")
+            raise DataError(f"{where}, task {task!r}: expected texts of two or more classes in the train part")
     listed = (frequent(halves[0].inputs) if words is None else _listed(Path(words).expanduser()))[: vocabulary - 2]
     tokens = {word: token for token, word in enumerate(listed, OTHER + 1)}
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
@@ -451,7 +453,7 @@ def _listed(file: Path) -> list[str]:
             raise DataError(f"texts, words: {file}: expected a word in lower case on each line, found {word[:40]!r}")
     if len(set(lines)) < len(lines):
         twice = next(word for word, count in Counter(lines).items() if count > 1)
-        raise DataError(f"texts, words: {file} has {twice!r} twice")
+        raise DataError(f"texts, words: {file}: expected different words, found {twice!r} twice")
     return lines
 
 

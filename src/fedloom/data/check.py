@@ -66,7 +66,8 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
     """
     if name not in CHECKABLE:
         raise RecipeError(
-            f"data set {name!r} is not kept in a folder that could be checked.{choices('Known', name, CHECKABLE)}"
+            f"data set {name!r} has no folder of files, so there is nothing to "
+            f"check.{choices('Known', name, CHECKABLE)}"
         )
     known, report = CHECKABLE[name], Report()
     for split, expected in known.expected.items():
@@ -86,6 +87,7 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
             elif not has.all():
                 first = part.names[int(np.flatnonzero(~has)[0])]
                 report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
+        report.notes += [f"{split}: {note}" for note in part.notes]
         _read(report, known, split, part, limit)
     return report
 

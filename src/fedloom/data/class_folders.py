@@ -45,6 +45,10 @@ DigitSet = Literal["mnist", "usps", "svhn", "syn"]
 BINARY, PICKLED = "cifar-10-batches-bin", "cifar-10-batches-py"
 RECORD = 1 + 3 * 32 * 32
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+GONE = {
+    "cars": ". The address of Stanford Cars no longer answers: get the images elsewhere, or leave cars out of data.sets"
+}
+"""Sets that cannot be had where they were published."""
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
@@ -85,8 +89,8 @@ def class_folders(
             folder = base / name / split
             if not folder.is_dir():
                 raise DataError(
-                    f"{where}: there is no folder {folder.absolute()}, expected ROOT/NAME/{{train,test}}/CLASS/IMAGE "
-                    "(docs/bring-your-data.md)"
+                    f"{where}: the folder {folder.absolute()} does not exist, expected "
+                    f"ROOT/NAME/{{train,test}}/CLASS/IMAGE (docs/bring-your-data.md){GONE.get(name, '')}"
                 )
             kinds = tuple(_folders(folder, "class", where))
             for kind in kinds:
@@ -153,7 +157,7 @@ def domain_folders(
     absent or unreadable.
     """
     if lists is not None and (test_fraction is not None or set(lists) != set(SPLITS)):
-        raise RecipeError("domain-folders: expected lists of both train and test, without test_fraction")
+        raise RecipeError("domain-folders: expected both train and test lists, and no test_fraction")
     base = Path(root).expanduser()
     known = _folders(base, "domain")
     names = known if domains is None else domains
@@ -209,9 +213,11 @@ def digit_files(
             where = f"digit-files, {name}, {split}, below {base.absolute()}"
             images, labels = READERS[name](base, split == "train", size)
             if len(images) != len(labels) or not len(labels):
-                raise DataError(f"{where}: {len(images)} images and {len(labels)} labels found")
+                raise DataError(
+                    f"{where}: expected a label per image, found {len(images)} images and {len(labels)} labels"
+                )
             if labels.min() < 0 or labels.max() > 9:
-                raise DataError(f"{where}: expected labels in 0..9, found others")
+                raise DataError(f"{where}: expected labels from 0 to 9, found others")
             colour = as_images(np.array(images, order="C"), size, 3, where)
             parts[split].append((colour, labels, np.full(len(labels), number)))
     return pictures("digit-files", parts, tuple(domains), 10, pad, flip)
@@ -275,7 +281,9 @@ def _idx(file: Path, ndim: int) -> Array:
     begins = len(raw) >= head and raw[:4] == bytes([0, 0, 8, ndim])
     shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if begins else ()
     if len(shape) != ndim or len(raw) - head != int(np.prod(shape)):
-        raise DataError(f"{file}: is cut off or no idx file of {ndim} dimensions and bytes")
+        raise DataError(
+            f"{file}: expected an idx file of bytes with {ndim} dimensions, found a truncated file or another format"
+        )
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 
 
@@ -357,7 +365,7 @@ def _binary(files: list[Path]) -> tuple[Array, Array]:
     images, labels = [], []
     for file in files:
         if not file.is_file():
-            raise DataError(f"cifar10: there is no file {file}")
+            raise DataError(f"cifar10: the file {file} does not exist")
         raw = np.fromfile(file, np.uint8)
         if not len(raw) or len(raw) % RECORD:
             expected = f"expected records of {RECORD} bytes, found {len(raw)} bytes"

@@ -112,7 +112,7 @@ def combine(
                 split = SPLITS[highest.index(min(highest))]
                 raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
-                raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
+                raise DataError(f"{name}, set {domain!r}: another task has the name {task!r} too")
             tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
 
     def joined(split: str) -> Examples:
@@ -182,14 +182,17 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     built = {name: load(seed, section) for name, section in sets.items()}
     for name, dataset in built.items():
         if len(dataset.domains) > 1:
-            raise DataError(f"several: set {name!r} has domains of its own ({', '.join(dataset.domains)})")
+            raise DataError(
+                f"several: expected sets without domains, but set {name!r} has the domains "
+                f"({', '.join(dataset.domains)})"
+            )
     channels = {name: d.input_shape[0] for name, d in built.items()}
     if len(set(channels.values())) > 1:
-        raise DataError(f"several: inputs have different numbers of channels: {channels}")
+        raise DataError(f"several: expected inputs with the same number of channels, found {channels}")
     signals = {d.signal for d in built.values()}
     if len(signals) > 1:
         told = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
-        raise DataError(f"several: inputs are not of one kind: {told}")
+        raise DataError(f"several: expected inputs of one kind, found {told}")
     own = {name: tuple(task.name for task in d.tasks) for name, d in built.items()}
     train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
     tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)
@@ -229,7 +232,9 @@ def many(
     for what, named in {"by_domain": by_domain, "classes": classes}.items():
         for name in named:
             if name not in sets:
-                raise RecipeError(f"many: {what} names the unknown set {name!r}.{nearest(name, sets)}")
+                raise RecipeError(
+                    f"many: {what} names the set {name!r}, which sets does not list.{nearest(name, sets)}"
+                )
     columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
     images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
     counts: dict[str, int] = {}
@@ -260,8 +265,8 @@ def _labels(
         return labels, {called[task]: count for task, count in own.items()}
     if len(own) > 1 or (by_domain and groups):
         raise RecipeError(
-            f"many, set {name!r}: by_domain or classes can cut one task into several, found {', '.join(own)}"
-            + (", and both are given" if by_domain and groups else "")
+            f"many, set {name!r}: by_domain and classes can split only a data set with one task, found {', '.join(own)}"
+            + (", and both of them" if by_domain and groups else "")
         )
     ((task, total),) = own.items()
     whole = {split: part.labels_of(task) for split, part in parts.items()}
@@ -343,7 +348,7 @@ def joined_domains(
         own = built.domains if len(built.domains) > 1 else (name,)
         for domain in own:
             if domain in domains:
-                raise DataError(f"{where}: there is another domain called {domain!r}")
+                raise DataError(f"{where}: another domain has the name {domain!r} too")
         for split in SPLITS:
             examples: Examples = getattr(built, split)
             x = _images(where, examples, (1, 3), size)
@@ -358,7 +363,7 @@ def joined_domains(
             parts[split].append((x.expand(-1, 3, -1, -1), examples.labels_of(task.name), numbers))
         domains += own
     if len(set(classes.values())) > 1:
-        raise DataError(f"joined-domains: sets have different numbers of classes: {classes}")
+        raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     return pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
 
 
@@ -388,7 +393,7 @@ def embedded(
 
     data = load(seed, of)
     if dense := [task.name for task in data.tasks if task.dense]:
-        raise DataError(f"embedded: features have no positions, which the dense task {dense[0]!r} asks for")
+        raise DataError(f"embedded: features have no positions, but the dense task {dense[0]!r} needs them")
     if not (isinstance(data.train, Labelled) and isinstance(data.test, Labelled)):
         raise DataError(f"embedded: data {data.name!r} has inputs of several shapes, expected one; see `many`")
     params = {key: value for key, value in encoder.items() if key != "name"}

@@ -154,7 +154,7 @@ def _classes(array: Array, label: DenseLabel, where: str) -> Array:
         raise DataError(f"{where}: expected integers, found {array.dtype}")
     low, high = int(array.min()), int(array.max())
     if low < -1 or high > IGNORE:
-        raise DataError(f"{where}: expected labels in 0..254, or 255 or -1 to ignore, found {low}..{high}")
+        raise DataError(f"{where}: expected labels from 0 to 254, or 255 or -1 (ignore), found {low}..{high}")
     array = array.astype(np.uint8)  # -1 becomes 255
     if label.boundaries:
         return boundaries(array)
@@ -162,7 +162,8 @@ def _classes(array: Array, label: DenseLabel, where: str) -> Array:
         other = array[(array > 1) & (array != IGNORE)]
         if len(other):
             raise DataError(
-                f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; state a threshold where these are shares"
+                f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; if these values are shares, add a "
+                "threshold"
             )
     return array
 

@@ -72,7 +72,7 @@ class Augment(Section):
     @classmethod
     def _ordered(cls, scale: tuple[float, float]) -> tuple[float, float]:
         if scale[0] > scale[1]:
-            raise ValueError(f"expected the smaller factor first, found {list(scale)}")
+            raise ValueError(f"expected (smallest, largest) factor, found {list(scale)}")
         return scale
 
 

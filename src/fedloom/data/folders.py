@@ -32,6 +32,7 @@ class FileSplit:
     annotated   task -> N, bool: which examples have a label
     version     changes when files are exchanged
     files       the files of images and labels, whose contents a resumed run must find unchanged
+    notes       which optional files were found, and what follows where they were not
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class FileSplit:
     annotated: Mapping[str, Array]
     version: str
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def split_list(file: Path) -> tuple[str, ...]:
         raise DataError(f"{file}: cannot be read as a list of images ({error})") from None
     names = [name for name in names if name]
     if not names:
-        raise DataError(f"{file}: expected one image name a line, found none")
+        raise DataError(f"{file}: expected one image name per line, found none")
     for name, count in Counter(names).items():
         if count > 1:
             raise DataError(f"{file}: image {name!r} is named twice")
@@ -161,7 +163,7 @@ def sizes(files: Iterable[Path], listed_in: Path) -> str:
             absent.append(file)
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise DataError(f"image {absent[0]}{more}, named in {listed_in}: absent")
+        raise DataError(f"image {absent[0]}{more} does not exist, but {listed_in} names it")
     return f"{digest:08x}"
 
 

@@ -94,7 +94,7 @@ def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | No
     if signal.kind == "image":
         return as_images(array, size, channels, where)
     if size is not None or channels is not None:
-        raise RecipeError(f"{where}: size and channels are for images, found {signal.kind}")
+        raise RecipeError(f"{where}: size and channels are only for images, but the inputs are {signal.kind}")
     if signal.kind == "tokens":
         return torch.from_numpy(array.astype(np.int64))
     with np.errstate(over="ignore"):  # what becomes infinite is found where statistics are taken
@@ -198,7 +198,8 @@ def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Ta
     if len(sizes) > 1:
         (one, a), (two, b) = list(sizes.items())[:2]
         raise DataError(
-            f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; make all of one size and one number "
+            f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; make all images the same size and "
+            "number "
             "of channels"
         )
     columns: dict[str, Any] = {}
@@ -208,7 +209,7 @@ def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Ta
             folder = Path(label).expanduser()
             files = _files(folder, f"{where}, task {task!r}")
             if stray := next((name for name in files if name not in read), None):
-                raise DataError(f"{where}, task {task!r}: {folder}: {stray!r} has no image of that name in {images}")
+                raise DataError(f"{where}, task {task!r}: {folder}: {stray!r} belongs to no image in {images}")
             columns[task] = _maps(read, files, tasks.get(task), f"{where}, task {task!r}")
     return np.concatenate(list(read.values())), columns
 
@@ -217,14 +218,14 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     """Return name without ending -> file, in the order of the names."""
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise DataError(f"{where}: {folder} is no folder")
+        raise DataError(f"{where}: {folder} is not a folder")
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         ending = next((end for end in ENDINGS if file.name.lower().endswith(end)), None)
         if ending is not None:
             files[file.name[: -len(ending)]] = file
     if not files:
-        raise DataError(f"{where}: {folder} has no images; known endings are {', '.join(ENDINGS)}")
+        raise DataError(f"{where}: {folder} has no images; images end in {', '.join(ENDINGS)}")
     return files
 
 
@@ -250,7 +251,7 @@ def _pixels(file: Path, as_label: bool = False) -> Array:
                 shown = "L" if image.mode in ("1", "L") else "RGB"
                 plain = np.asarray(image if as_label or deep else image.convert(shown))
             if plain.ndim == 3 and as_label:
-                raise ValueError(f"{image.mode} found, expected one channel, the label of each pixel")
+                raise ValueError(f"expected one channel (the label of each pixel), found {image.mode}")
             pixels = np.moveaxis(plain, 2, 0)[None] if plain.ndim == 3 else plain[None, None]
             if not deep:
                 return pixels
@@ -264,9 +265,11 @@ def _maps(images: Mapping[str, Array], files: Mapping[str, Path], task: Task | N
     for name, part in maps.items():
         shape = (len(images[name]), *images[name].shape[2:])
         if part.shape != shape:
-            raise DataError(f"{where}: {files[name]} is {_size(part.shape)}, its image {_size(shape)}")
+            raise DataError(
+                f"{where}: expected the image's size {_size(shape)}, but {files[name]} is {_size(part.shape)}"
+            )
         if whole and (part != np.round(part)).any():
-            raise DataError(f"{where}: {files[name]}: fractions found, expected whole numbers, the classes of pixels")
+            raise DataError(f"{where}: {files[name]}: expected whole numbers (the classes of pixels), found fractions")
     values = {value for part in maps.values() for value in np.unique(part).tolist()}
     if whole and values == {0, IGNORE} and task is not None and task.channels <= 2:
         maps = {name: part // IGNORE for name, part in maps.items()}  # masks are usually black and white

@@ -96,7 +96,6 @@ class Nyud(Folder):
     classes: int
 
     def image(self, name: str) -> Path:
-        """Return the file of an image."""
         return self.root / "images" / f"{name}.png"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
@@ -200,7 +199,10 @@ def open_labelled(
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{LABELLED}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
-    return FileSplit(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version, (file,))
+    there = (path / "splits.mat").is_file()
+    note = "splits.mat found" if there else f"splits.mat is absent, so the first {EXPECTED['train']} images train"
+    annotated = {task: np.ones(len(names), bool) for task in tasks}
+    return FileSplit(names, reader, annotated, version, (file,), (note,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +314,7 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
             raise DataError(f"{file}, {key}: expected 1..{total}, found {numbers.min()}..{numbers.max()}")
         positions = tuple((numbers - 1).tolist())
     if not positions:
-        raise DataError(f"{file.parent / LABELLED}: no image is in the part {split!r}; it holds {total}")
+        raise DataError(f"{file.parent / LABELLED}: none of its {total} images is in the part {split!r}")
     return positions
 
 
@@ -320,8 +322,9 @@ def _mapping(file: Path, classes: int) -> Array:
     """Read the table from the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
     if not file.is_file():
         raise DataError(
-            f"{file}: absent. It maps the 894 names to 40 classes (variable mapClass, published with the data set's "
-            "toolbox). Put it there, or set first_ids: true for the thesis' reading of the names"
+            f"{file} does not exist. It maps the 894 names to 40 classes (variable mapClass, published with the "
+            "data set's "
+            "toolbox). Put the file there, or set first_ids: true to read the names as the thesis does"
         )
     numbers = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
     if not len(numbers) or numbers.dtype.kind not in "uif" or numbers.min() < 0 or numbers.max() > 40:

@@ -103,19 +103,19 @@ class Federation:
     ) -> None:
         if (clients is None) == (data is None):
             both = "neither" if clients is None else "both"
-            raise DataError(f"Federation: {both} of clients= and data= found, expected one of them")
+            raise DataError(f"Federation: expected clients= or data=, found {both}")
         if (data is None) != (partition is None):
             raise DataError(
                 "Federation: data= needs partition=, such as {'name': 'iid', 'clients': 10} or lists of positions"
                 if partition is None
-                else "Federation: partition= deals out data=, but there are clients= with data of their own"
+                else "Federation: partition= is only for data=, but clients= have their own data: leave partition= out"
             )
         if hasattr(partition, "load_partition"):
             clients, data = _dealt(data, partition), None
         if isinstance(data, Dataset):
             if tasks is not None or test is not None or signal is not None:
                 raise DataError(
-                    "Federation: a fedloom Dataset has tasks, test data and a signal of its own; leave them out"
+                    "Federation: a fedloom Dataset already has tasks, test data and a signal: leave these arguments out"
                 )
             self.dataset = replace(data, deal=_rule(partition))
             return
@@ -157,7 +157,7 @@ class Federation:
         is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
         if axes is None and is_series and len(first.shape) == 2 and first.shape[0] > first.shape[1]:
             warnings.warn(
-                f"{first.where}: {sized(first.shape, self.dataset.signal)} found, more channels than steps: say "
+                f"{first.where}: {sized(first.shape, self.dataset.signal)} found, more channels than steps: add "
                 "axes='NTC' if the steps come first, axes='NCT' if this is right",
                 RunWarning,
                 stacklevel=2,
@@ -354,7 +354,7 @@ def _named(clients: Any) -> dict[str, Client]:
         if not isinstance(client, Client):
             raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
         if str(who) in named:
-            raise DataError(f"Federation, clients: the name {who!r} found a second time, expected one for each client")
+            raise DataError(f"Federation, clients: expected different names, found {who!r} twice")
         try:
             named[client_name(str(who))] = client
         except ValueError as error:
@@ -477,8 +477,8 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         y = dict(zip(tasks, rest, strict=True))
     elif hasattr(data, "iloc") and hasattr(data, "columns"):
         raise DataError(
-            f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or let "
-            "fl.Federation.from_table(df, site=..., tasks=...) read it"
+            f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or use "
+            "fl.Federation.from_table(df, site=..., tasks=...)"
         )
     elif isinstance(x, str | Path):
         x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, where)
@@ -518,8 +518,8 @@ def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
         raise _unfit(where, "lists of different lengths", "whole numbers (tokens) in them")
     if padding is None and any(0 in row for row in rows):
         raise DataError(
-            f"{where}: lists of different lengths found; they are filled up with 0, but 0 is among the tokens: say "
-            "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list has"
+            f"{where}: lists of different lengths found. They are padded with 0, but 0 is a token too: add "
+            "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list contains"
         )
     tokens = [torch.tensor(row, dtype=torch.int64) for row in rows]
     return pad_sequence(tokens, batch_first=True, padding_value=padding or 0)
@@ -550,7 +550,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         raise _unfit(where, type(data).__name__, f"{FORMS}{hint}")
     count = len(data)
     if not count:
-        raise DataError(f"{where}: it is empty")
+        raise DataError(f"{where}: expected data, found none")
     values: dict[str, list[Any]] = {name: [] for name in tasks}
     seen: dict[str, None] = {}
     first: Tensor | None = None
@@ -584,11 +584,11 @@ def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple
     if isinstance(item, Mapping):
         if keys.inputs is None:
             raise DataError(
-                f"{where}: a mapping with {', '.join(map(str, item))} found; name the input and the labels: "
+                f"{where}: a mapping with {', '.join(map(str, item))} found: add the keys of the input and the labels: "
                 "Federation(..., inputs='image', labels={'task': 'label'})"
             )
         if keys.inputs not in item:
-            raise DataError(f"{where}: inputs={keys.inputs!r} is not in it. Found: {', '.join(map(str, item))}")
+            raise DataError(f"{where}: no key {keys.inputs!r} (inputs=). Found: {', '.join(map(str, item))}")
         return keys.chosen(item, tasks, where)
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise _unfit(where, type(item).__name__, "(x, y), (x, {task: y}) or a mapping")
@@ -707,7 +707,7 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
     if present == [0, IGNORE] and task.channels == 2 and ignore is None:
         raise DataError(
             f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
-            f"{IGNORE}, or say ignore={IGNORE} if no pixel is of class 1"
+            f"{IGNORE}, or add ignore={IGNORE} if no pixel is of class 1"
         )
     if strays := [label for label in present if not -1 <= label < task.channels and label != IGNORE]:
         expected = f"0 to {task.channels - 1} ({IGNORE}: no label), for classes={task.channels}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -49,6 +49,20 @@ CLASS_OF_PART = {
     for groups in (tuple(PARTS.values()), FIFTEEN)
 }
 """Number of classes beside background -> part -> class."""
+# fmt: off
+NORMALS = (
+    3, 4, 6, 9, 10, 11, 13, 15, 17, 18, 22, 23, 29, 30, 33, 34, 36, 37, 38, 39, 41, 43, 46, 49, 50, 51, 53, 55,
+    56, 59, 61, 62, 65, 66, 68, 69, 72, 73, 78, 83, 84, 85, 87, 88, 95, 96, 101, 104, 105, 107, 111, 113, 115,
+    122, 124, 135, 141, 142, 143, 146, 150, 154, 157, 158, 159, 165, 172, 174, 181, 183, 184, 191, 193, 195,
+    197, 199, 202, 213, 215, 216, 219, 220, 223, 225, 228, 230, 232, 233, 238, 239, 242, 243, 246, 250, 251,
+    252, 255, 260, 261, 263, 269, 272, 273, 275, 281, 283, 284, 285, 286, 287, 288, 290, 291, 292, 293, 295,
+    304, 307, 309, 310, 314, 315, 319, 323, 329, 330, 331, 336, 342, 345, 349, 350, 351, 352, 355, 357, 368,
+    370, 371, 374, 379, 380, 383, 384, 397, 401, 403, 405, 407, 408, 411, 412, 413, 414, 417, 419, 421, 423,
+    427, 429, 430, 432, 440, 441, 442, 443, 444, 446, 454, 457,
+)
+# fmt: on
+"""Numbers of the classes of PASCAL-Context (1..459) whose normals count: those whose names are among NYU's 894, for the
+network that made the normals was trained on these, and tvmonitor; source: the lists in the archive PASCAL_MT."""
 FILES = {
     "semseg": "semseg/VOC12/{}.png",
     "human_parts": "human_parts/{}.mat",
@@ -58,7 +72,7 @@ FILES = {
 }
 ADVICE = (
     "Expected JPEGImages/ID.jpg, pascal-context/trainval/ID.mat, semseg/{VOC12,pascal-context}/ID.png, "
-    "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png, json/*.json and "
+    "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png and "
     "ImageSets/Context/{train,val}.txt, as in the archive PASCAL_MT"
 )
 
@@ -88,9 +102,8 @@ def pascal_context(
       ImageSets/Parts/train.txt and val.txt (JSON: ID -> VOC categories) clients of this task get none of those whose
       categories lack person (15).
     - saliency: sal_distill/ID.png, above 127 is salient.
-    - normals: normals_distill/ID.png (0..255 for -1..1). With json/nyu_classes.json (names) and
-      json/context_classes.json (name -> number) only where the class in `LabelMap` is one of NYU's, or tvmonitor;
-      ignored elsewhere.
+    - normals: normals_distill/ID.png (0..255 for -1..1), where the class in `LabelMap` is one of the 170 that are
+      classes of NYU too, or tvmonitor; ignored elsewhere.
     - edge: pixels of `LabelMap` (pascal-context/trainval/ID.mat) where its Laplacian is not zero, thinned to lines.
 
     A label file that is absent is ignored for its image. `size` is what images are cropped or padded to; it must hold
@@ -107,28 +120,30 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
     names = folders.split_list(listed)
-    valid = _normal_classes(path) if "normals" in tasks else None
     parts_list = path / "ImageSets" / "Parts" / f"{split}.txt"
     people = {"human_parts": _with_people(parts_list, names)} if "human_parts" in tasks else {}
-    return Pascal(path, names, tuple(tasks), classes, valid, parts).split(listed, people)
+    found = Pascal(path, names, tuple(tasks), classes, parts).split(listed, people)
+    if not people:
+        return found
+    where, there = parts_list.relative_to(path), parts_list.is_file()
+    note = f"{where} found" if there else f"{where} is absent, so images without a person count for human_parts too"
+    return replace(found, notes=(note,))
 
 
 @dataclass(frozen=True)
 class Pascal(Folder):
-    """A reader of PASCAL-Context. `valid` are the context classes whose normals count; None: all."""
+    """A reader of PASCAL-Context."""
 
     classes: int
-    valid: tuple[int, ...] | None
     parts: int
 
     def image(self, name: str) -> Path:
-        """Return the file of an image."""
         return self.root / "JPEGImages" / f"{name}.jpg"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
         """Return the files that a label is made of."""
         file = self.root / FILES[task].format(name)
-        if task == "normals" and self.valid is not None:
+        if task == "normals":
             return file, self.root / FILES["edge"].format(name)
         if task == "semseg" and not (self.classes == 21 and file.is_file()):
             return (self.root / "semseg" / "pascal-context" / f"{name}.png",)
@@ -148,8 +163,7 @@ class Pascal(Folder):
             label = folders.class_map(file, task, stored, 20 if self.classes == 21 else IGNORE)
             return label if self.classes == 21 else np.where(label < self.classes, label, np.uint8(IGNORE))
         normals = folders.normals_of(stored)
-        if self.valid is not None:
-            normals[~np.isin(_label_map(files[1], size), self.valid)] = 0
+        normals[~np.isin(_label_map(files[1], size), NORMALS)] = 0
         return normals
 
 
@@ -203,20 +217,6 @@ def _json(file: Path) -> Any:
         return None
     with parsing(f"{file}: cannot be read as JSON"):
         return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _normal_classes(root: Path) -> tuple[int, ...] | None:
-    """Return numbers of the context classes whose normals count; None where a list of classes is absent."""
-    file = root / "json" / "context_classes.json"
-    nyu, context = _json(root / "json" / "nyu_classes.json"), _json(file)
-    if nyu is None or context is None:
-        return None
-    if not isinstance(context, Mapping) or not all(isinstance(number, int) for number in context.values()):
-        raise DataError(f"{file}: expected an object of names and numbers, found {type(context).__name__}")
-    if not isinstance(nyu, list | Mapping):
-        raise DataError(f"{root / 'json' / 'nyu_classes.json'}: expected names, found {type(nyu).__name__}")
-    names = {str(name) for name in nyu} - {"unknown"} | {"tvmonitor"}
-    return tuple(sorted(number for name, number in context.items() if name in names))
 
 
 def _with_people(file: Path, names: tuple[str, ...]) -> Array:

@@ -46,7 +46,7 @@ Known = dict[str, list[int | str]]
 
 def at_nodes() -> NoReturn:
     """Raise the DataError of data and of a partition that stay with the nodes."""
-    raise DataError("data: nodes stays where it is, so nothing can be read here: start the run with `flwr run`")
+    raise DataError("data: nodes stays at the nodes, so this machine cannot read it: start the run with `flwr run`")
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
@@ -261,7 +261,7 @@ class Store:
         self.archive: zipfile.ZipFile | None = None
         if path.suffix == ".csv":
             raise DataError(
-                f"arrays: {path}: a table found; `data: {{name: table}}` reads it, `fedloom init {path}` writes that"
+                f"arrays: {path} is a table: use `data: {{name: table}}`, which `fedloom init {path}` writes"
             )
         if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
@@ -270,7 +270,7 @@ class Store:
                 self.archive = zipfile.ZipFile(path)
             self.keys = sorted(name.removesuffix(".npy") for name in self.archive.namelist())
         else:
-            raise DataError(f"arrays: there is no file or folder {path}")
+            raise DataError(f"arrays: the file or folder {path} does not exist")
 
     def __enter__(self) -> Store:
         return self
@@ -286,7 +286,7 @@ class Store:
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
             array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
         if not array.ndim:
-            raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
+            raise DataError(f"arrays, {self.path}: {key!r}: expected one value per example, found a single value")
         return array
 
     def _mapped(self, key: str) -> Array:
@@ -304,11 +304,11 @@ class Store:
         column, where = self.read(key), f"arrays, {self.path}"
         if column.ndim != 1 or column.dtype.kind not in "biu":
             shown = f"{column.dtype} of shape {column.shape}"
-            raise DataError(f"{where}: {key!r} expected one integer per example, found {shown}")
+            raise DataError(f"{where}: {key!r}: expected one integer per example, found {shown}")
         if len(column) != expected:
-            raise DataError(f"{where}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}")
+            raise DataError(f"{where}: {key!r}: expected {expected} values, as many as {beside!r}, found {len(column)}")
         if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{where}: {key!r} expected integers below 2^63, found {column.max()}")
+            raise DataError(f"{where}: {key!r}: expected integers below 2^63, found {column.max()}")
         return column.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:
@@ -316,7 +316,7 @@ class Store:
         column = self.read(key)
         if column.ndim != 1 or column.dtype.kind not in "US":
             shown = f"{column.dtype} of shape {column.shape}"
-            raise DataError(f"arrays, {self.path}: {key!r} expected a list of names, found {shown}")
+            raise DataError(f"arrays, {self.path}: {key!r}: expected a list of names, found {shown}")
         return tuple(column.astype(str).tolist())
 
 
@@ -338,7 +338,7 @@ def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C",
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, kind = read(opened)
     if kind.hasobject:
-        raise ValueError("it holds Python objects, which could run foreign code")
+        raise ValueError("it holds Python objects, which could run untrusted code")
     if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
         raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
     return shape, "F" if by_column else "C", kind
@@ -351,18 +351,18 @@ def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, lis
     empty or there twice, one that is absent, and a file without examples.
     """
     if not path.is_file():
-        raise DataError(f"{where}: there is no such file")
+        raise DataError(f"{where}: the file does not exist")
     with parsing(f"{where} is not a .csv file in UTF-8"), path.open(encoding="utf-8-sig", newline="") as opened:
         reader = csv.reader(opened, strict=True)
         lines = [(reader.line_num, line) for line in reader if line]
     if len(lines) < 2:
-        raise DataError(f"{where}: expected a line of names and a line for each example, found {len(lines)} lines")
+        raise DataError(f"{where}: expected a line of names and one line per example, found {len(lines)} lines")
     head = lines[0][1]
     for name in wanted:
         if name not in head:
             raise DataError(f"{where}: no column {name!r}.{nearest(name, head)} Found: {', '.join(head)}")
         if not name.strip() or head.count(name) > 1:
-            raise DataError(f"{where}: expected a name of its own for each column, found {name!r}")
+            raise DataError(f"{where}: expected a different name for each column, found {name!r} again")
     for number, line in lines:
         if len(line) != len(head):
             raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")

@@ -119,7 +119,7 @@ def run(
     StateError) for bad input.
     """
     if not isinstance(folder, str | Path | None):
-        raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
+        raise RecipeError(f"run: folder={found(folder)} found, expected a path; give the model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
     without_method(recipe.method)
     for device in recipe.runtime.devices:  # before the data is loaded, so that a wrong device fails at once
@@ -181,7 +181,7 @@ def resume(
         section = getattr(recipe, key)
         if thing is not None and key != "method" and section.name != GIVEN:
             raise StateError(
-                f"{folder}: {section.argument}= is given, but the run has {key}: {section.name}; leave it out"
+                f"{folder}: the run has {key}: {section.name}, so {section.argument}= has no place: leave it out"
             )
     changed: list[str] = []
     if overrides or options:
@@ -191,14 +191,16 @@ def resume(
     engine = engine or engine_of(recipe.runtime)
     if (accept_changes or changed) and recipe.runtime.engine != "process":
         what = "--accept-changes works" if accept_changes else f"{', '.join(changed)} can be changed"
-        raise StateError(f"{folder}: {what} with runtime.engine: process, not {recipe.runtime.engine}")
+        raise StateError(f"{folder}: {what} only with runtime.engine: process, found {recipe.runtime.engine}")
     if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
     if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
-        raise StateError(f"{folder}: {ROUNDS} cannot be changed, for {built.method.name} paces itself by it")
+        raise StateError(
+            f"{folder}: {ROUNDS} cannot change, because {built.method.name} depends on the number of rounds"
+        )
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
@@ -222,8 +224,8 @@ def _extended(
     for key in changed:
         if key != ROUNDS and (not key.startswith("runtime.") or key == "runtime.engine"):
             raise StateError(
-                f"{folder}: {key} cannot change in a run that has begun, only {ROUNDS} and keys of runtime can; "
-                f"`fedloom run --from {folder} {key}=...` begins a new run with its model"
+                f"{folder}: {key} cannot change after the run has begun; only {ROUNDS} and keys of runtime can. "
+                f"Start a new run from its model: fedloom run --from {folder} {key}=..."
             )
     run = Run.read(folder)
     if ROUNDS in changed and (run.info["status"] == "stopped early" or run.last_round > after.training.rounds):
@@ -235,9 +237,11 @@ def _extended(
         last = before.training.rounds
         was, now = (learning_rate(t.of(None), last, 0) for t in (before.training, after.training))
         raise StateError(
-            f"{folder}: {ROUNDS} was {last}, {after.training.rounds} found, but training.schedule ({what}) runs over "
-            f"all rounds, so those that are done would have had other learning rates (round {last}: {was:.3g} was, "
-            f"{now:.3g} would be); `fedloom run --from {folder}` begins a new run with its model"
+            f"{folder}: {ROUNDS} cannot change from {last} to {after.training.rounds}, because training.schedule "
+            f"({what}) spans "
+            f"all rounds: the finished rounds would have had other learning rates (round {last}: {now:.3g}, not "
+            f"{was:.3g}). "
+            f"Start a new run from its model: fedloom run --from {folder}"
         )
     return after, changed
 
@@ -253,10 +257,12 @@ def _begin_again(built: Built, folder: Path) -> None:
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
     """Plan a run without doing it: parameters by role, the partition, bytes of one full round, memory.
 
-    Takes what `run` takes.
+    Takes what `run` takes, and refuses a device that is not there.
     """
     resolved = recipe_of(recipe, model, method, **options)
     without_method(resolved.method)
+    for device in resolved.runtime.devices:
+        check_device(device)
     return plan_built(build(resolved))
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fedloom.core.context import Ctx, State
-from fedloom.data.dataset import Batch
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
+from fedloom.federation.rounds.constant import constant_scores
+from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.models.changes import ConstantHead
+from fedloom.models.signal import blank as blank_input
 from fedloom.models.signal import sized
-from fedloom.training.rules import label_means
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,9 @@ class Plan:
     """Task -> its metric, and the score of the constant prediction on test data (see `constant_scores`)."""
 
 
-SOME = 500
-"""Examples that are enough for an estimate."""
-
-
 def plan(built: Built) -> Plan:
     """Plan a run: parameters by role, the partition, bytes of one full round, memory, the constant prediction."""
-    return replace(plan_of(built), constant=constant_scores(built))
+    return replace(plan_of(built), constant=constant_scores(built.federation))
 
 
 def _second_round(built: Built) -> State:
@@ -55,6 +49,8 @@ def _second_round(built: Built) -> State:
     if built.method.task_vectors:
         vector = torch.zeros_like(state["model"])
         state["tasks"] = {task.name: vector for task in built.federation.tasks}
+        if state["buffers"] is not None and len(state["buffers"]):
+            state["task_buffers"] = dict.fromkeys(state["tasks"], state["buffers"])
     return state
 
 
@@ -92,13 +88,17 @@ def plan_of(built: Built) -> Plan:
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
     vectors = taking_part * (1 + len(built.method.auxiliary))
+    workers = recipe.runtime.processes
     memory = {
         "matrix of updates (participants x shared parameters)": vectors * shared.d * 4,
-        "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
+        "models, gradients, optimiser (per worker)": workers * (3 + moments) * p * 4,
+        "activations of a batch (per worker)": workers * activations(built) * recipe.training.batch_size,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
+    if frozen:
+        memory["frozen parameters (per worker)"] = workers * sum(p.nbytes for p in built.frozen.values())
     notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
@@ -129,30 +129,25 @@ def plan_of(built: Built) -> Plan:
     return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
 
 
-def constant_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
+def activations(built: Built) -> int:
+    """Return the bytes that the forward pass of one example keeps for its backward pass, beside the parameters."""
+    module = built.module
+    kept = {name: b.clone() for name, b in module.named_buffers()}
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    sizes: dict[int, int] = {}
 
-    Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
-    """
-    tasks = {task.name: task for task in built.federation.tasks}
-    everyone = built.federation.pooled("all").trainers[TOGETHER]
-    train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
-    means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
-    scores = {}
-    for part, names in test.by_labels(means):
-        metrics = {name: tasks[name].metric().cheap() for name in names}
-        heads = {name: ConstantHead(tasks[name], tuple(means[name].shape)) for name in names}
-        for name, head in heads.items():
-            head.answer.data = means[name]
-        for x, y in _batches(part, names):
-            for name, head in heads.items():
-                metrics[name].update(head(x).detach(), y[name])
-        for name, metric in metrics.items():
-            values = metric.compute()
-            first = next(m for m in (tasks[name].primary, *tasks[name].metrics) if m in values)
-            scores[name] = first, values[first]
-    return {name: scores[name] for name in tasks if name in scores}
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-
-def _batches(part: Part, tasks: tuple[str, ...]) -> Iterator[Batch]:
-    return (part.examples.batch(some, torch.device("cpu"), tasks=tasks) for some in part.index.split(50))
+    one = blank_input(built.dataset.input_shape, built.dataset.signal)
+    tasks = tuple(task.name for task in built.federation.tasks)
+    module.train()
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        outputs = module(torch.cat([one, one]), tasks)  # batch norm does not train on a single example
+    del outputs
+    for name, buffer in module.named_buffers():
+        buffer.copy_(kept[name])
+    return sum(sizes.values()) // 2

@@ -62,7 +62,7 @@ class WorkerPool:
             self.close()
             raise UserError(
                 "the model, the method, the tasks or the data cannot be sent to a worker process: "
-                f"{type(error).__name__}: {error}. Leave out what cannot be copied, such as open files and locks, "
+                f"{type(error).__name__}: {error}. Remove what cannot be copied, such as open files and locks, "
                 "or set runtime.workers to 1"
             ) from error
         self.loading = list(self.pipes)
@@ -116,7 +116,7 @@ class WorkerPool:
         self.close()
         raise UserError(
             f"worker process {process.pid} ended with exit code {process.exitcode}; "
-            "-9 often means that memory ran out. The last finished round is saved; resume continues from it."
+            "-9 often means that memory ran out. The last finished round is saved; continue with `fedloom resume`."
         ) from error
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ def _by_value(value: Any) -> bytes:
         import cloudpickle
     except ImportError:
         raise UserError(
-            f"{value.__qualname__} is defined in a notebook, in the script that runs or inside a function, so worker "
-            "processes cannot import it: pip install 'fedloom[notebook]', which sends it to them; or put it into a "
+            f"{value.__qualname__} is defined in a notebook, in the main script or inside a function, so worker "
+            "processes cannot import it: pip install 'fedloom[notebook]', which sends it to them; or move it to a "
             "module that can be imported, or set runtime.workers to 1"
         ) from None
     data: bytes = cloudpickle.dumps(value)

@@ -112,7 +112,7 @@ class Result:
         if key is None:
             known = ", ".join(sorted(models))
             what = "one model for all" if client is None else f"one model of client {client!r}"
-            raise StateError(f"{self.folder}: the run has not {what}; name a client or a task. Its models: {known}")
+            raise StateError(f"{self.folder}: the run has no {what}; name a client or a task. Its models: {known}")
         module = copy.deepcopy(built.module)
         fill(module, models[key], self.folder)
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
@@ -151,7 +151,7 @@ def model_file(folder: Path | str) -> Path:
     """Return the file of a run's final models. Raises StateError if it does not exist yet or was changed."""
     path = Path(folder) / MODEL
     if not path.is_file():
-        raise StateError(f"{folder} has no {MODEL}: the run is not finished")
+        raise StateError(f"{folder} has no {MODEL}: the run has not finished")
     verify_model(Path(folder))
     return path
 

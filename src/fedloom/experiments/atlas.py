@@ -59,7 +59,7 @@ def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Seque
     the same run, without hearing of each other.
     """
     if len(clients) < 3:
-        raise RecipeError(f"an atlas needs three tasks or more, found {', '.join(clients)}")
+        raise RecipeError(f"an atlas needs at least three tasks, found {', '.join(clients)}")
     local = {"name": "fedavg", "buffers": "local"}
     alike = {"weights": {"kind": "uniform"}, "scope": "encoder"}
 
@@ -141,12 +141,15 @@ class Atlas(HasTable):
         groups = (group for matching in matchings(self.tasks) for group in matching)
         return [(self.tasks.index(a), self.tasks.index(b)) for of in groups for a, b in itertools.permutations(of, 2)]
 
-    def foretold(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> tuple[float, float]:
-        """(Spearman's correlation of cosines with gains, p): cosines of one seed, gains of all others, mean over seeds.
+    def rank_correlation(
+        self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)
+    ) -> tuple[float, float]:
+        """Return (Spearman's correlation of cosines with gains, p): cosines of one seed, gains of all others, mean over
+        seeds.
 
-        Over pairs of tasks, whose two gains are averaged; those of which something is unknown are left out. p is
-        one-sided (a larger cosine, a larger gain), from orders of the tasks of the cosines, under which nothing is
-        foretold (Mantel, 1967).
+        It is over pairs of tasks, whose two gains are averaged; pairs with an unknown value are left out. p is
+        one-sided (a larger cosine, a larger gain), from permutations of the tasks of the cosines, which break any
+        association (Mantel, 1967).
         """
         T = len(self.tasks)
         first, second = np.triu_indices(T, 1)
@@ -178,8 +181,8 @@ class Atlas(HasTable):
 
     @cached_property
     def overall(self) -> tuple[float, float]:
-        """Return what early cosines of all layers foretell; see `foretold`."""
-        return self.foretold()
+        """Return the correlation for early cosines of all layers; see `rank_correlation`."""
+        return self.rank_correlation()
 
     def as_table(self) -> Table:
         """Return a line for each task and other task."""
@@ -190,7 +193,7 @@ class Atlas(HasTable):
                 self.tasks[j],
                 f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})",
                 p_text(p),
-                ("helps" if of.mean > 0 else "hurts") if p <= LEVEL else "not told",
+                ("helps" if of.mean > 0 else "hurts") if p <= LEVEL else "not significant",
                 f"{early[i, j]:+.3f}",
             )
             for (i, j), (of, p) in sorted(self.effects.items(), key=lambda item: -item[1][0].mean)
@@ -199,14 +202,16 @@ class Atlas(HasTable):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Return what was measured, and whether early cosines tell."""
+        """Return what was measured, and whether early cosines predict the gains."""
         together = "; ".join(f"{t} {v:+.2f} %" for t, v in zip(self.tasks, self.everyone.mean(0), strict=True))
         value, p = self.overall
         found = "nothing to correlate"
         if not math.isnan(value):
-            found = f"Spearman {value:+.2f}, p {p_text(p)} ({'told' if p <= LEVEL else 'not told'})"
+            found = f"Spearman {value:+.2f}, p {p_text(p)} ({'' if p <= LEVEL else 'not '}significant)"
         spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
-        looks = [(layers, name, *self.foretold(layers, at)) for layers in self.cosines for name, at in spans.items()]
+        looks = [
+            (layers, name, *self.rank_correlation(layers, at)) for layers in self.cosines for name, at in spans.items()
+        ]
         known = [look for look in looks if not math.isnan(look[3])]
         parts = [
             f"{layers}, {name} {value:+.2f} (p {p_text(p)})"
@@ -276,7 +281,7 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
     found = updates.collect(run)
     groups = {} if found is None else {n: by for n, by in found.cosine.items() if n.startswith("encoder")}
     if not groups:
-        raise StateError(f"{run.folder}: there are no cosines of updates; runtime.diagnostics must not be off")
+        raise StateError(f"{run.folder}: the run recorded no cosines of updates: do not set runtime.diagnostics: off")
     tasks = list(clients)
     made: dict[str, dict[int, Matrix]] = {}
     for name, by_round in groups.items():
@@ -291,7 +296,8 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
 
 
 def draw(atlas: Atlas, out: Path) -> None:
-    """Draw three panels: who helps whom; cosines of different tasks by layers and rounds; whether early cosines tell.
+    """Draw three panels: which task helps which; cosines of different tasks by layers and rounds; early cosines and
+    gains.
 
     The ending of the file says the format.
     """
@@ -301,7 +307,7 @@ def draw(atlas: Atlas, out: Path) -> None:
         (atlas.tasks[i], atlas.tasks[j]): f"{of.mean:+.1f}" + "*" * (p <= LEVEL)
         for (i, j), (of, p) in atlas.effects.items()
     }
-    title = "what a task (row) gains from another; * told"
+    title = "gain of a task (row) from another; * significant"
     who = charts.heat(gains, atlas.tasks, title=title, value="change, %", middle=0.0, texts=told)
     off = ~np.eye(T, dtype=bool)
     rounds = sorted({number for by in atlas.cosines.values() for number in by})
@@ -333,8 +339,8 @@ def clients_of(built: Built) -> dict[str, list[str]]:
     for client in built.federation.clients.values():
         if len(client.tasks) > 1:
             raise RecipeError(
-                f"client {client.id!r} holds {', '.join(client.tasks)}: an atlas asks which task helps which, so each "
-                "client holds one (partition=one-task)"
+                f"client {client.id!r} holds {', '.join(client.tasks)}: an atlas compares single tasks, so each client "
+                "must hold one task (partition=one-task)"
             )
         found[next(iter(client.tasks))].append(client.id)
     return found

@@ -79,7 +79,7 @@ def compare(
     if seeds is None:
         seeds = 3 if methods is None else 1
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
-        raise RecipeError(f"compare: seeds={seeds!r} found, expected how many, or a list of seeds")
+        raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
@@ -191,7 +191,7 @@ class _Question:
         """Return the folder of a finished run, running it where that has not happened."""
         if place.exists() and is_over(place):
             if recipe_hash(recipe_in(place)) != recipe_hash(recipe):
-                raise StateError(f"{place} is a run of another recipe: choose another folder, or delete {self.home}")
+                raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
         else:
             shutil.rmtree(place, ignore_errors=True)  # what was interrupted; a run here takes seconds
             run(recipe, place, progress=Progress())

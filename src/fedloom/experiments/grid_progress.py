@@ -55,13 +55,11 @@ class CellLines(_Counting):
     """A plain line on stderr for each cell that ends."""
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
-        """Note that a cell has ended."""
         super().ended(cell, how, seconds, rounds)
         left = "" if self.seconds_left is None else f", {clock(self.seconds_left)} left"
         self.event(f"[{self.over}/{self.cells}] {cell}: {how}  {clock(seconds)} spent{left}")
 
     def event(self, text: str) -> None:
-        """Note an event."""
         print(text, file=sys.stderr, flush=True)
 
 
@@ -82,39 +80,32 @@ class Bar(_Counting):
         )
 
     def start(self, cells: int, rounds: int) -> None:
-        """Begin."""
         super().start(cells, rounds)
         self._task = self._bar.add_task("cells", total=rounds, left="", names="")
         self._bar.start()
         self._show()
 
     def began(self, cell: Cell) -> None:
-        """Note that a cell has begun."""
         super().began(cell)
         self._show()
 
     def round(self, cell: Cell, rounds: int) -> None:
-        """Note that a cell has finished a round."""
         super().round(cell, rounds)
         self._show()
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
-        """Note that a cell has ended."""
         super().ended(cell, how, seconds, rounds)
         if not how.startswith(("finished", "stopped")):
             self.event(f"{cell}: {how}")
         self._show()
 
     def event(self, text: str) -> None:
-        """Note an event."""
         self._bar.console.print(text, markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the grid."""
         self.event(f"warning: {text}")
 
     def stop(self) -> None:
-        """End."""
         self._bar.stop()
 
     def _show(self) -> None:

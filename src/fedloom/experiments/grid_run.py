@@ -35,12 +35,12 @@ from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, st
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
 # torch 2.13 for CPU and one thread, importing everything took 234 MB; digits took 376 MB (425 MB by this formula),
 # feddea/scenes 488 MB (575 MB), feddea/nyud-mini 669 MB (665 MB), and Swin-T (28 million parameters) on scenes 2.9 GB
-# (3.2 GB), where the plan says 1.9 GB. Activations are by the byte of input: in training 42 with tiny-pyramid, and
-# about 150 with Swin-T; in evaluation 20 with tiny-pyramid. All this is a first guess: a cell that runs reports its
+# (3.2 GB), where the plan said 1.9 GB. Activations in training are the plan's; in evaluation they are by the byte of
+# input, 20 with tiny-pyramid. All this is a first guess: a cell that runs reports its
 # real peak, and the ones still to come are judged by that.
 PROCESS = 400_000_000
 PLANNED = 1.4
-TRAINING, EVALUATION = 150, 40
+EVALUATION = 40
 AGAIN = 1.0
 """Seconds after which a cell that another process is at work on is asked for again."""
 
@@ -221,7 +221,7 @@ class _CellJob:
         self.queue.append(cell)
         self.watch.put_off(cell)
         if cell not in self.elsewhere:
-            self.watch.event(f"{cell}: another process runs it; this grid tries again until it is free")
+            self.watch.event(f"{cell}: another process runs this cell; this grid waits until it is free")
         self.elsewhere[cell] = time.monotonic() + AGAIN
 
     def stop(self) -> None:
@@ -335,7 +335,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
             if size not in needs:
                 plan = plan_of(built)
                 one = prod(plan.input_shape) * 4
-                batch = max(TRAINING * recipe.training.batch_size, EVALUATION * recipe.evaluation.batch_size) * one
+                batch = EVALUATION * recipe.evaluation.batch_size * one
                 workers = recipe.runtime.processes
                 processes = workers + 1 if workers > 1 else 1
                 needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)

@@ -29,8 +29,8 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
     if not found.over_rounds:
         why = "".join(f"; {note}" for note in found.notes)
         raise StateError(
-            f"{folder}: expected answers of several rounds in its folder {PREDICTIONS}, which a run with "
-            f"dense tasks keeps while evaluation.predictions is true, found none{why}"
+            f"{folder}: expected predictions of several rounds in its folder {PREDICTIONS}, which a run with "
+            f"dense tasks stores if evaluation.predictions is true, found none{why}"
         )
     parts: dict[tuple[str, ...], list[ShownExample]] = {}
     for example in found.over_rounds:

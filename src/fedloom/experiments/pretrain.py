@@ -57,19 +57,19 @@ def pretrain(
     suffix and where the model is not finite any more, DataError for data sets that share no batches (`several`).
     """
     if recipe.model.lora is not None:
-        raise RecipeError("model.lora: pretraining trains all of the encoder; set model.lora=null")
+        raise RecipeError("model.lora: pretraining trains the whole encoder; set model.lora=null")
     if recipe.model.freeze is not None:
-        raise RecipeError("model.freeze: pretraining trains all of the encoder; set model.freeze=null")
+        raise RecipeError("model.freeze: pretraining trains the whole encoder; set model.freeze=null")
     if file.suffix != ".safetensors":
         raise UserError(f"{file}: expected a file that ends in .safetensors")
     if file.exists():
-        raise StateError(f"{file} exists; name another file")
+        raise StateError(f"{file} exists already: choose another file")
     device = check_device(recipe.runtime.devices[0])
     dataset = with_options(load_data(recipe.data, recipe.seed), recipe.tasks)
     if isinstance(dataset.train, JoinedExamples):
         raise DataError(
             f"data set {dataset.name!r}: batches of pretraining mix all examples, but those of "
-            f"{', '.join(dataset.train.pieces)} have no common batches; pretrain on one of them, or use 'many'"
+            f"{', '.join(dataset.train.pieces)} cannot share batches; pretrain on one of them, or use 'many'"
         )
     seed = recipe.seed
     module = starting_model(recipe.model, seed, dataset)
@@ -84,7 +84,7 @@ def pretrain(
         result = train(model, work, training, Ctx(epoch, seed), memory={"optimizer": optimizer})
         if not bool(torch.isfinite(model.vector).all()):
             kept = f"; {file} holds epoch {epoch - 1}" if epoch > 1 else ""
-            raise UserError(f"epoch {epoch}: the model is not finite any more; try a smaller learning rate{kept}")
+            raise UserError(f"epoch {epoch}: the model is no longer finite; try a smaller learning rate{kept}")
         optimizer = result.optimizer
         _save(model, file, {**labels, "epochs": str(epoch)})
         tell(epoch, sum(tasks[name][1] * loss for name, loss in result.losses.items()))

@@ -44,7 +44,9 @@ CSV = (
 
 
 class Tournament(Section):
-    """The settings of a tournament: with this file in its folder it goes on, and takes more methods."""
+    """The settings of a tournament: with this file in its folder the tournament can continue, and more methods can
+    join.
+    """
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     recipe: dict[str, Any]
@@ -58,7 +60,7 @@ class Tournament(Section):
     least: Count
     """Seeds, from 0, that every method has."""
     most: Count
-    """Seeds that end the tournament where intervals do not tell."""
+    """The number of seeds after which the tournament ends in any case."""
 
 
 def save(tournament: Tournament, folder: Path) -> None:
@@ -100,7 +102,7 @@ def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], 
     """(methods by name, directions of all tasks). Raises StateError without the base."""
     sides = {side.label: side for side in results.sides.values()}
     if base not in sides:
-        raise StateError(f"{folder}: {base} has not finished, and all others are compared with it")
+        raise StateError(f"{folder}: {base} has not finished, but the other methods are compared with it")
     return sides, {row.task: row.direction for row in results.rows[BENCHMARK]}
 
 
@@ -110,7 +112,7 @@ class Standings(Made):
 
     seeds: int
     is_settled: bool
-    """True if every method but the leader is told from it."""
+    """True if every other method differs significantly from the leader."""
 
 
 def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str]) -> Standings:
@@ -165,9 +167,9 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
         records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name))))
     about = (
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
-        f"method had at most {t.tries} settings, tried on validation data of other seeds "
-        f"({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until "
-        f"every method was told from the leader, at most {t.most}: a p found so is a little too small."
+        f"method had at most {t.tries} settings, tried on validation data with other seeds "
+        f"({', '.join(map(str, t.tuning))}), and uses the best. Seeds were added until "
+        f"every method differed significantly from the leader, up to {t.most}; such p-values are a little too small."
     )
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
@@ -212,7 +214,7 @@ def planned(
         named(name)
     begun = (Path(benchmark) / TOURNAMENT).is_file()
     if begun and (changes or out is not None):
-        raise UserError(f"{benchmark} is a tournament that has begun: its recipe and its folder cannot be changed")
+        raise UserError(f"{benchmark}: the tournament has begun, so its recipe and its folder cannot change")
     recipe = None if begun else load(benchmark, changes)
     folder = Path(benchmark) if recipe is None else out or Path("tournaments") / recipe.name
     if not (folder / TOURNAMENT).is_file():
@@ -264,9 +266,13 @@ def play(
         tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")
     if ALONE in refused:
         raise RecipeError(f"tournament {tournament.name}: {ALONE}: {refused[ALONE]}")
-    refused |= {name: "stands in every table, and does not take part" for name in tournament.methods if name in CHANGES}
+    refused |= {
+        name: "is a reference in every table, so it does not take part"
+        for name in tournament.methods
+        if name in CHANGES
+    }
     for method, where in _set_aside(final_grid(tournament, chosen, tuned, tournament.least), folder / "final"):
-        tell(f"{method}: other settings are the best now; its final runs with the earlier ones are in {where}")
+        tell(f"{method}: the best settings have changed; the final runs with the earlier settings are now in {where}")
     for seeds in range(tournament.least, tournament.most + 1):
         grid = final_grid(tournament, chosen, tuned, seeds)
         tell(f"final: {len(chosen)} methods, {seeds} seeds")
@@ -306,7 +312,7 @@ def named(method: str) -> list[Registered]:
     """Return the method and its add-ons of METHOD+ADDON. Raises RecipeError where there is none of that name."""
     name, *addons = method.split("+")
     if name in REFERENCES:
-        raise RecipeError(f"{name} stands in every table, and does not take part")
+        raise RecipeError(f"{name} is a reference in every table, so it does not take part: leave it out")
     for registry, given in ((METHODS, [name]), (ADDONS, addons)):
         for one in given:
             if problem := registry.problem(one):

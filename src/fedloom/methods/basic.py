@@ -50,7 +50,7 @@ def separate() -> m.Method:
 
     What sharing between tasks adds is what other methods gain over this one. A client with k tasks trains k models one
     after another, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
-    weighted mean of the trained models of task t. Models with running statistics are refused, and so are peers.
+    weighted mean of the trained models of task t, running statistics included. Peers are refused.
     """
     from fedloom.methods.method import EachTask
 

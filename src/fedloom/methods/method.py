@@ -39,6 +39,8 @@ class Received:
     """True if a client sends a row for each of its tasks."""
     beside: ClassVar[tuple[LocalRule, ...] | None] = None
     """Rules of a model of the client's own that is trained beside the shared one, if there is one."""
+    apart: ClassVar[bool] = False
+    """True if each task of a client trains as a client of its own."""
     pool: ClassVar[Pooled | None] = None
     """True if one party with all examples trains in the clients' place: one model for all, or one a task."""
 
@@ -50,7 +52,7 @@ class Received:
     def refused(self, method: Method) -> Iterator[str]:
         """Yield why a method cannot have such turns, in sentences."""
         if method.task_vectors:
-            yield f"rows are client, but {method.stage!r} leaves one row a task"
+            yield f"the method has one row per client, but {method.stage!r} returns one row per task"
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
         """Return the keys of the rows that a client with these tasks sends."""
@@ -68,15 +70,13 @@ class Own(Received):
     start = "own"
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         if method.stage.traits.reduces:
-            yield f"clients start from their own models, but {method.stage!r} leaves one for all"
+            yield f"clients start from their own models, but {method.stage!r} returns one model for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
             blame = method.stage if "X" in method.stage.traits.writes else method.server
-            yield f"clients start from their own models, so what {blame!r} makes of updates would be lost"
+            yield f"clients start from their own models, so the result of {blame!r} would be lost"
 
     def kept(self, start: Tensor, update: Tensor) -> State:
-        """Return what a client keeps for its next turn of the shared parameters, which the update has moved."""
         # with the values that the server receives, so that both have the same model
         return {"own": (start + update).to("cpu")}
 
@@ -103,21 +103,28 @@ class EachTask(Received):
     by_task = True
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
-            f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
+            f"{method.stage!r}, which returns one row per client": not method.stage.traits.reduces,
             "tuning": method.tune is not None,
             "the client's own model": method.own_model,
             "auxiliary vectors": bool(method.auxiliary),
             "what rows started from": "base" in method.stage.traits.reads,
             "what the server broadcasts": any(rule.needs for rule in method.rules),
         }
-        yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
+        yield from (
+            f"one row per client and task cannot be combined with {what}" for what, there in reasons.items() if there
+        )
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
-        """Return the keys of the rows that a client with these tasks sends."""
         return tuple((client, task) for task in sorted(tasks))
+
+
+@dataclass(frozen=True)
+class Apart(Received):
+    """Each task of a client trains as a client of its own (see `Partition.by_task`), with a model of its own."""
+
+    apart = True
 
 
 @dataclass(frozen=True)
@@ -130,12 +137,11 @@ class InOnePlace(Received):
     pool: Pooled = "all"  # type: ignore[misc]
 
     def refused(self, method: Method) -> Iterator[str]:
-        """Yield why a method cannot have such turns, in sentences."""
         apart = not method.stage.traits.reduces or method.private is not None or method.own_model
         if self.pool == "all" and apart:
-            yield "the examples of all clients train one model, so it is for all"
+            yield "the pooled examples of all clients train one model for all clients"
         if self.pool == "task" and not method.shares_nothing:
-            yield "the examples of all clients train a model a task, so there is nothing to share"
+            yield "the pooled examples of all clients train one model per task, so clients share nothing"
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ class Method:
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
     turn     what a client does in its turn of a round: it trains the received model (`Received`), its own of its last
-             round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`); or no client
-             does, for all examples lie in one place (`InOnePlace`)
+             round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`), or as a client of
+             its own (`Apart`); or no client does, for all examples lie in one place (`InOnePlace`)
     weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
              was known before the run (declared), or 1 (uniform)
     max_examples  most examples that a row counts for, whatever a client says, or None
@@ -176,22 +182,22 @@ class Method:
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
         if self.edge.traits.kind != "row" or self.edge.traits.reduces:
-            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
+            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot run at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
-            raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {self.edge!r} would have no effect, because everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity):
-            raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {self.stage!r} would have no effect, because everything is private")
         lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
-                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
+                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which the client does not send"
             )
         for why in self.turn.refused(self):
             raise ValueError(f"{self.name}: {why}")
         check_closed([self.edge, self.stage], self.name)
         alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
         if alone:
-            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which is only there at the server")
+            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which exists only at the server")
         provided = PROVIDED.union(*(rule.provides for rule in self.rules))
         missing = {
             f for f in self.edge.traits.reads | self.stage.traits.reads if f.startswith(("extra:", "auxiliary:"))
@@ -217,7 +223,7 @@ class Method:
             edge = stage if isinstance(self.edge, Identity) else self.edge >> stage
             return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
-            raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
+            raise ValueError(f"{self.name}: {stage!r} would have no effect, because everything is private")
         return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:
@@ -322,7 +328,7 @@ class Method:
         rules = [Box.of(rule) for rule in self.rules] or [Box("the tasks' losses only")]
         beside = [] if self.turn.beside is None else [Box("Stream", f"rules={self.turn.beside!r}")]
         more = [*map(Box.of, self.phases), *beside, *([] if self.tune is None else [Box.of(self.tune)])]
-        by_task = ("one row a client and task",) if self.turn.by_task else ()
+        by_task = ("one row a client and task",) if self.turn.by_task or self.turn.apart else ()
         weights = self.weights if self.max_examples is None else f"{self.weights}, at most {self.max_examples} examples"
         return Outline(
             local=(*(Box.of(change, after=" of the model") for change in self.model), *rules, *more),

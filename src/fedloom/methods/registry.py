@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedloom.core.server import Momentum as Momentum
     from fedloom.core.server import Plain as Plain
     from fedloom.core.server import ServerRule as ServerRule
+    from fedloom.methods.method import Apart as Apart
     from fedloom.methods.method import Beside as Beside
     from fedloom.methods.method import EachTask as EachTask
     from fedloom.methods.method import InOnePlace as InOnePlace

@@ -42,7 +42,9 @@ class Linearised(Encoder):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         if isinstance(encoder, PyramidEncoder):
-            raise RecipeError(f"only encoders of features can be linearised, found maps of {type(encoder).__name__}")
+            raise RecipeError(
+                f"expected an encoder with features, which can be linearised, found maps of {type(encoder).__name__}"
+            )
         self.features, self.reads_tokens = encoder.features, encoder.reads_tokens
         start = [p.detach().reshape(-1) for p in encoder.parameters() if p.requires_grad]
         # One and the same dictionaries: whatever moves, binds or replaces a tensor here does so in the encoder.
@@ -105,7 +107,7 @@ class Factors:
         """Change the model in place."""
         layers = adapted_layers(model.encoder)
         if not layers:
-            raise RecipeError("model.lora: null found, expected low-rank factors, which the method is about")
+            raise RecipeError("model.lora: null found, expected low-rank factors, which the method needs")
         found = float(layers[0].scaling["default"])
         if self.scale not in (None, found):
             raise RecipeError(f"scale: {self.scale} found, expected {found}, which is alpha / rank of model.lora")
@@ -116,7 +118,6 @@ class FreeAdaptedWeights(Factors):
     """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         super().__call__(model, shape)
         for layer in adapted_layers(model.encoder):
             layer.base_layer.weight.requires_grad_(True)
@@ -154,7 +155,7 @@ class LinearAnswers:
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         """Change the model in place."""
         if dense := [task.name for task in model.tasks if task.dense]:
-            raise RecipeError(f"method: simple predicts no maps, but task {dense[0]!r} has a label for each pixel")
+            raise RecipeError(f"method: simple cannot predict maps, but task {dense[0]!r} has one label per pixel")
         if getattr(model.encoder, "reads_tokens", False):
             raise RecipeError("method: simple reads numbers, but the inputs are tokens")
         model.encoder = _Flat()

@@ -123,7 +123,7 @@ def transformer(
     if signal is not None and signal.kind == "tokens" and len(input_shape) == 1:
         if signal.vocabulary is None:
             raise RecipeError(
-                "encoder 'transformer' needs the size of the vocabulary, which the data do not tell; say it, for "
+                "encoder 'transformer' needs the size of the vocabulary, which the data do not state; add it, for "
                 "example signal: {kind: tokens, vocabulary: 5000}"
             )
         embed = nn.Embedding(signal.vocabulary, width)
@@ -306,7 +306,7 @@ def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: s
     wanted = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
     if signal is None and len(shape) == 2:
         raise RecipeError(
-            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image as well; say what they are: "
+            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
             "signal='series' of a Federation or a Dataset"
         )
     if signal is None or signal.kind != "series" or len(shape) != 2:

@@ -102,7 +102,7 @@ class Erase:
         """Change the model in place."""
         encoder = model.encoder
         if not all(p.requires_grad for p in encoder.parameters()):
-            raise RecipeError("fdse replaces layers, some of which are frozen here; use it without model.lora")
+            raise RecipeError("fdse replaces layers, but some of them are frozen; leave model.lora out")
         found = list(_with_norms(encoder, shape))
         if not found:
             raise RecipeError(
@@ -150,7 +150,7 @@ def _with_norms(encoder: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[st
     for name, output in outputs:
         if output.ndim != 2 and isinstance(encoder.get_submodule(name), nn.Linear):
             raise RecipeError(
-                f"fdse splits linear layers that see one vector an example, but {name!r} of {type(encoder).__name__} "
-                f"gives {' x '.join(map(str, output.shape[1:]))} values an example"
+                f"fdse splits linear layers with one vector per example, but {name!r} of {type(encoder).__name__} "
+                f"gives {' x '.join(map(str, output.shape[1:]))} values per example"
             )
     return ((name, norms.get(name)) for name in dict(outputs))

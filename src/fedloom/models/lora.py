@@ -53,7 +53,9 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
         if not found:
             # A layer that many blocks have is listed once.
             known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
-            raise RecipeError(f"model.lora.targets: {target!r} names no linear layer of the encoder; it has: {known}")
+            raise RecipeError(
+                f"model.lora.targets: {target!r} names no linear layer of the encoder; its linear layers: {known}"
+            )
         chosen |= found
     peft = need("peft", "methods")
     alpha = lora.rank if lora.alpha is None else lora.alpha

@@ -133,7 +133,7 @@ def check_name(task: str) -> None:
     """Raise RecipeError unless a task's name can be a part of parameter names."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", task):
         raise RecipeError(
-            f"task name {task!r}: expected letters, digits, '_' and '-' only, since it becomes a part of "
+            f"task name {task!r}: expected letters, digits, '_' and '-' only, because it becomes part of "
             "parameter names"
         )
     if hasattr(nn.ModuleDict(), task):
@@ -177,7 +177,7 @@ class MultiTask(nn.Module):
         for task in tasks:
             check_name(task.name)
             if task.name in self.heads:
-                raise RecipeError(f"task name {task.name!r} occurs twice")
+                raise RecipeError(f"expected different task names, found {task.name!r} twice")
             if heads is not None:
                 self.heads[task.name] = heads[task.name]
                 continue

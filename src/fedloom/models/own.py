@@ -63,7 +63,7 @@ def model(
     elif heads not in (None, "linear"):
         raise RecipeError(f"model: heads={heads!r} found, expected {{task: module}} or 'linear'")
     if roles is not None and heads is not None:
-        raise RecipeError("model: roles are for a whole model; with heads they are known")
+        raise RecipeError("model: roles= is only for a model without heads=; leave roles= out")
     if roles is not None and not isinstance(roles, Mapping) and not callable(roles):
         raise RecipeError(f"model: roles={roles!r} found, expected {{glob: role}} or a function of a name")
     return Own(module, heads if isinstance(heads, Mapping) else None, heads == "linear", roles)
@@ -94,20 +94,20 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     if own.heads is None and not own.linear:
         _fits(type(module).__name__, answer, tasks)
         if not any(p.requires_grad for p in module.parameters()):
-            raise RecipeError(f"model: {type(module).__name__} found, which has no parameters to train, expected some")
+            raise RecipeError(f"model: {type(module).__name__} found, which has no parameters to train")
         whole = MultiTask(Plain(module, tokens), tasks, {task.name: Picked(task.name) for task in tasks})
         whole.more_roles = _roles(module, own.roles, tasks)
         return whole
     if not isinstance(answer, Tensor) or answer.ndim != 2:
         found = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
         raise RecipeError(
-            f"model: with heads, {type(module).__name__} is an encoder, which gives features B x F; found {found} for "
+            f"model: with heads, {type(module).__name__} is an encoder, expected features B x F, found {found} for "
             "one example"
         )
     heads = own.heads or {task.name: task.head(answer.shape[1]) for task in tasks}
     for task in tasks:
         if task.name not in heads:
-            raise RecipeError(f"model, heads: none for task {task.name!r}.{choices('Found', task.name, heads)}")
+            raise RecipeError(f"model, heads: no head for task {task.name!r}.{choices('Found', task.name, heads)}")
         head = _passed(heads[task.name], answer, f"model, heads: {task.name!r}")
         _fits(f"the head of {task.name!r}", head, [task])
     encoder = Plain(module, tokens, answer.shape[1])

@@ -29,14 +29,14 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     """
     path = Path(file).expanduser()
     if not path.is_file():
-        raise UserError(f"weights file {path} is absent")
+        raise UserError(f"the weights file {path} does not exist")
     state = _read(path)
     try:
         with warnings.catch_warnings():  # timm's resizing of bias tables warns about its own speed
             warnings.simplefilter("ignore")
             state = encoder.adopt(state)
     except (AttributeError, LookupError, RuntimeError) as error:
-        raise UserError(f"weights file {path}: is not of this architecture ({error})") from error
+        raise UserError(f"weights file {path}: the weights do not fit this architecture ({error})") from error
     wanted = encoder.state_dict()
     missing = sorted(key for key in wanted.keys() - state.keys() if not key.endswith("num_batches_tracked"))
     unexpected = sorted(state.keys() - wanted.keys())
@@ -51,7 +51,7 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     kept = {key: v.to(wanted[key].dtype) for key, v in state.items()}  # a large number may become infinite
     broken = sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all()))
     if broken:
-        raise UserError(f"weights file {path}: nan or inf in {_few(broken)}")
+        raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(broken)}")
     encoder.load_state_dict(kept, strict=False)
 
 
@@ -65,9 +65,9 @@ def pretrained_file(architecture: str) -> Path:
     hub = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
     name = getattr(hub, "hf_hub_id", None) or f"timm/{architecture}"
     raise UserError(
-        f"timm: pretrained weights of {architecture!r} are absent: expected {file}. A run downloads nothing. Where "
-        f"there is a network: pip install huggingface_hub && hf download {name} model.safetensors --local-dir "
-        f"'{folder}' && mv '{folder / 'model.safetensors'}' '{file}'. Or, in place of `pretrained`, name a file with "
+        f"timm: pretrained weights of {architecture!r} are missing: expected {file}. A run downloads nothing. With "
+        f"a network connection: pip install huggingface_hub && hf download {name} model.safetensors --local-dir "
+        f"'{folder}' && mv '{folder / 'model.safetensors'}' '{file}'. Or replace `pretrained` by a file with "
         f"the key `weights`, or a folder with the environment variable {WEIGHTS}."
     )
 
@@ -82,7 +82,8 @@ def _read(file: Path) -> dict[str, Tensor]:
                 content = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise UserError(
-                "it holds more than tensors and plain values, which could run foreign code; save its state_dict alone, "
+                "it holds more than tensors and plain values, which could run untrusted code; save its state_dict "
+                "alone, "
                 "or as .safetensors"
             ) from None
     for key in ("state_dict", "model"):

@@ -108,17 +108,19 @@ def lines(
     stars: Mapping[str, Line] = {},
     log: str = "",
     zero: bool = False,
+    palette: Sequence[str] = (),
 ) -> Chart:
     """Draw lines, name -> x -> y, with tooltips and a legend; a value that is no number is a gap.
 
     With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars with
     all points marked; one without a line is grey. `strong` lines are thick and in the colour of letters, `dashed` ones
     thin. Lines of one group in `groups` (name -> group) share a colour and differ in dashes. `stars` are single points.
-    `log` names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0.
+    `log` names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0. Names have the colours
+    of their places in `palette`, where it names them all.
     """
     strong, dashed = set(strong), set(dashed)
     names = list(dict.fromkeys([*several, *bands, *stars]))
-    number = {name: at for at, name in enumerate(n for n in several if n not in strong)}
+    number = {name: at for at, name in enumerate(palette or (n for n in several if n not in strong))}
     if groups:
         own = list(dict.fromkeys(groups.values()))
         members = {group: [name for name in several if groups[name] == group] for group in own}
@@ -212,7 +214,8 @@ def heat(
                 rows.append(row)
     shades = list(colors or (ONE_SIDED if middle is None else TWO_SIDED))
     scale = {"domain": [low, high] if len(shades) == 2 else [low, (low + high) / 2, high], "range": shades}
-    legend = {"format": spoken, "gradientLength": 140, "tickCount": 3}
+    # numbers in all cells need no legend
+    legend = None if has_texts and texts is None else {"format": spoken, "gradientLength": 140, "tickCount": 3}
     shade = _number("value", value, scale=scale | {"clamp": True, "interpolate": "lab"}, legend=legend)
     tooltip = [_said("row", down), _said("column", along), _said("value", value, spoken)]
     tooltip += [_said("note", "of")] if notes else []
@@ -231,7 +234,7 @@ def heat(
         },
         "layer": layers,
         "height": (22 if len(cells) <= 12 else 16 if len(cells) <= 30 else 10) * len(cells),
-        "usermeta": {"widest": 200 + 48 * len(names)},
+        "usermeta": {"widest": 200 + (96 if legend is None else 48) * len(names)},
     }
     return _chart(title, made, f"{len(cells)} rows, {len(names)} columns")
 
@@ -244,11 +247,13 @@ def intervals(
     small: Mapping[str, Sequence[float]] = {},
     texts: Mapping[str, str] = {},
     signed: bool = True,
+    palette: Sequence[str] = (),
 ) -> Chart:
     """Draw a dot with its interval for each name -> (number, low, high), the first on top.
 
     Ends that are nan are left out. `small` are further numbers by name, as of seeds, and `texts` stand beside the
-    intervals. If `signed`, 0 is marked, and numbers below it have another colour.
+    intervals. If `signed`, 0 is marked, and numbers below it have another colour; with a `palette`, as in `lines`, each
+    name has its own.
     """
     rows: list[Row] = []
     for name, (v, low, high) in several.items():
@@ -257,7 +262,9 @@ def intervals(
         rows[-1]["text"] = texts.get(name, "")
     points = [{"name": name, "value": plain(v)} for name, of in small.items() for v in of if name in several]
     ink: Chart = {"value": COLORS[0]}
-    if signed:
+    if palette:
+        ink = _from(palette)
+    elif signed:
         ink = {"condition": {"test": "datum.value < -1e-9", "value": COLORS[1]}, "value": COLORS[0]}
     few = len(rows) <= _NAMED
     across = {"scale": {"zero": signed, "nice": True}, "axis": {"tickCount": 6, "tickMinStep": 0 if signed else 1}}
@@ -294,15 +301,17 @@ def scatter(
     size: int = 40,
     axes: bool = True,
     colors: Sequence[str] = COLORS,
+    palette: Sequence[str] = (),
 ) -> Chart:
     """Draw points with `name`, `x` and `y`, and perhaps further fields, with tooltips.
 
     With `labels` the names stand beside the points. `color_by` and `shape_by` are fields that choose a point's colour
     (of `colors`) and shape. `spoken` is the format of numbers across. With `zero`, 0 is marked on the axis upwards.
+    `palette` is as in `lines`.
     """
     far: Chart = {"scale": {"zero": zero, "nice": True}} | ({} if axes else {"axis": None})
     marked = {"axis": {"format": spoken, "tickCount": 4}} if axes else {}
-    look: Chart = {"color": {"value": colors[0]}}
+    look: Chart = {"color": _from(palette) if palette else {"value": colors[0]}}
     if color_by:
         values = list(dict.fromkeys(str(point[color_by]) for point in points))
         look["color"] = _named(values, [colors[at % len(colors)] for at in range(len(values))], color_by)
@@ -451,6 +460,12 @@ def _named(names: Sequence[str], colors: Sequence[str], field: str = "name") -> 
     scale = {"domain": list(names), "range": list(colors)}
     legend = {"columns": columns, **symbol} if len(names) > 1 else None
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
+
+
+def _from(palette: Sequence[str]) -> Chart:
+    """Return the encoding of names by the colours of their places in a palette, without a legend."""
+    scale = {"domain": list(palette), "range": [color(at) for at in range(len(palette))]}
+    return {"field": "name", "type": "nominal", "scale": scale, "legend": None}
 
 
 def _said(field: str, title: str, spoken: str = "") -> Row:

@@ -376,16 +376,23 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
 def tasks_per_client(
-    grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = ""
+    grid: Grid,
+    folder: Path,
+    split: str,
+    *,
+    tasks: list[str] | None = None,
+    reference: str = "",
+    only: list[str] | None = None,
 ) -> Chart:
-    """Draw megabits that a client sends per round and task, and the mean over tasks, by tasks per client.
+    """Draw megabytes that all clients send per round, and the mean over tasks, by tasks per client.
 
     There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
-    The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, tasks are in percent of that cell's.
+    The tasks must have one metric. `only` is as in `best-loss`. With `reference`, a cell as DATA/BASE/ADDON, tasks are
+    in percent of that cell's.
     """
-    means = _Means(grid, folder, split, tasks, reference)
+    means = _Means(grid, folder, split, tasks, reference, only)
     drawn = []
-    for name in ("bits", "share" if reference else "mean"):
+    for name in ("sent", "share" if reference else "mean"):
         several: dict[str, list[Point]] = {}
         for base, addon in means.cells:
             points = several.setdefault(together(base, addon), [])
@@ -402,13 +409,21 @@ def tasks_per_client(
 
 
 @FIGURES.register("data-sets", source="MaTU, Figure 6")
-def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = "") -> Chart:
+def data_sets(
+    grid: Grid,
+    folder: Path,
+    split: str,
+    *,
+    tasks: list[str] | None = None,
+    reference: str = "",
+    only: list[str] | None = None,
+) -> Chart:
     """Draw the mean over tasks in each data set of the grid, as bars: one colour per cell.
 
-    The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, a first panel has the tasks in percent
-    of that cell's, and its data set has no bars.
+    The tasks must have one metric. `only` is as in `best-loss`. With `reference`, a cell as DATA/BASE/ADDON, a first
+    panel has the tasks in percent of that cell's, and its data set has no bars.
     """
-    means = _Means(grid, folder, split, tasks, reference)
+    means = _Means(grid, folder, split, tasks, reference, only)
     rows = [data for data in grid.data if data != reference.partition("/")[0]]
     drawn = []
     for name in ("share", "mean") if reference else ("mean",):
@@ -428,7 +443,15 @@ def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None =
 class _Means:
     """Means over the tasks of each cell's runs, which must have one metric."""
 
-    def __init__(self, grid: Grid, folder: Path, split: str, tasks: Sequence[str] | None, reference: str) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        folder: Path,
+        split: str,
+        tasks: Sequence[str] | None,
+        reference: str,
+        only: Sequence[str] | None,
+    ) -> None:
         self.grid, self.split = grid, split
         self.results, _ = read(grid, folder, split)
         ran = {data for data, *_ in self.results}
@@ -448,11 +471,14 @@ class _Means:
             raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
         self.base = self.results[names[reference]].values if reference else None
         self.against = together(*names[reference][1:]) if reference else ""
-        drawn = {where[1:] for where in self.results if not reference or where != names[reference]}
+        wanted = {(cell.data, cell.base, cell.addon) for cell in select(grid, only or ())}
+        drawn = {
+            where[1:] for where in self.results if where in wanted and (not reference or where != names[reference])
+        }
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
     def of(self, where: Combination, name: str) -> Estimate | None:
-        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabits ("bits")."""
+        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent")."""
         result = self.results.get(where)
         if result is None:
             return None
@@ -463,14 +489,17 @@ class _Means:
             shares = [[_share({s: v}, self.base, c) for c in columns] for s, v in values.items() if s in self.base]
             numbers = [math.fsum(of_seed) / len(of_seed) for of_seed in shares]
             return Estimate.of(numbers) if numbers else None
-        column = Column(where[0], "", "average" if name == "mean" else name, self.metric.direction)
+        if name == "sent":
+            runs = [run for run in result.runs.values() if run.last_round]
+            return Estimate.of([run.bytes_total()["up"] / 1e6 / run.last_round for run in runs]) if runs else None
+        column = Column(where[0], "", "average", self.metric.direction)
         return estimate(column, columns, result.runs, values)
 
     @property
     def titles(self) -> dict[str, str]:
         """Return the titles of the panels, by the names of `of`."""
         return {
-            "bits": str(Column("", "", "bits", "min")),
+            "sent": "MB sent by all clients per round",
             "mean": str(self.metric),
             "share": f"{self.metric}, % of {self.against}",
         }

@@ -26,7 +26,7 @@ class Optimizer(Section):
     @model_validator(mode="after")
     def _belongs(self) -> Optimizer:
         if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
+            raise ValueError(f"momentum and nesterov are only for sgd, found {self.name}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum > 0")
         return self
@@ -51,7 +51,7 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _one_warmup(self) -> Schedule:
         if self.warmup and self.warmup_share:
-            raise ValueError("give warmup (epochs) or warmup_share (of the run), not both")
+            raise ValueError("expected warmup (epochs) or warmup_share (of the run), found both")
         return self
 
 
@@ -81,7 +81,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Training:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both")
+            raise ValueError("expected epochs or steps, found both")
         return self
 
     def of(self, domain: str | None) -> Training:

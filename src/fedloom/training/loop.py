@@ -210,12 +210,13 @@ def _train(
     turns = [_Turn.of(model, training, part, until, old.get(str(i))) for i, (part, until) in enumerate(parts)]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
+    repeat = max((rule.repeat for rule in added.rules), default=1)
+    plan = batches(index, training, ctx, work.who, model.has_batch_norm, groups) if repeat else ()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
-        for number, (epoch, batch) in enumerate(batches(index, training, ctx, work.who, model.has_batch_norm, groups))
+        for number, (epoch, batch) in enumerate(plan)
     )
     stream = ahead(loaded) if work.examples.prefetch else loaded
-    repeat = max((rule.repeat for rule in added.rules), default=1)
     now, *later = turns
     model.module.train()
     if added.phases:

@@ -76,8 +76,8 @@ class LocalRule(Checked):
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
     vector (p). `needs` names what some stage must broadcast. `features` and `validation` ask for those parts of the
-    view. `repeat` is the number of optimiser steps on each batch. `stackable` says that the rule has only `grad` and no
-    state, so that it also works on stacked clients.
+    view. `repeat` is the number of optimiser steps on each batch; 0 needs no batches. `stackable` says that the rule
+    has only `grad` and no state, so that it also works on stacked clients.
     """
 
     features: bool = False
@@ -182,8 +182,13 @@ def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
 class LabelMeans(LocalRule):
     """The predictions of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
 
+    @property
+    def repeat(self) -> int:
+        """Return 0: means need no step."""
+        return 0
+
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Discard the trained parameters; in the first round, set the predictions to the means of the labels."""
+        """Discard what other rules trained; in the first round, set the predictions to the means of the labels."""
         assert view.module is not None
         assert view.labels is not None
         view.params.copy_(view.base)

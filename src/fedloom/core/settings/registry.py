@@ -56,7 +56,7 @@ class Registered:
         what = f"{self.kind} {getattr(self.thing, '__qualname__', self.name)}"
         if self.takes > len(given):
             raise RecipeError(
-                f"{what}: a function with {self.takes} arguments without a default found, expected at most {len(given)}"
+                f"{what}: expected a function with at most {len(given)} required arguments, found {self.takes}"
             )
         try:
             return self.function(*given[: self.takes], **params)
@@ -187,7 +187,7 @@ class Registry:
     def fits(self, section: dict[str, Any]) -> dict[str, Any]:
         """Return a section {name: a registered name, its parameters} as it is. Raises ValueError for anything else."""
         if "name" not in section:
-            raise ValueError(f"names no {self.kind}; expected a mapping with 'name' and its parameters")
+            raise ValueError(f"no name of a {self.kind} found, expected a mapping with 'name' and its parameters")
         if problem := self.problem(str(section["name"])):
             raise ValueError(problem)
         try:

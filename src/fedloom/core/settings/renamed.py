@@ -18,7 +18,7 @@ FOLDERS = {"centralised": "joint", "centralised-by-task": "joint-by-task", "cons
 
 @cache
 def _say(what: str, old: str, new: str) -> None:
-    warn(f"{what} {old!r} is called {new!r} now")
+    warn(f"{what} {old!r} is now called {new!r}")
 
 
 def current(what: str, name: str, names: Mapping[str, str] = METHODS) -> str:

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ _allowed: set[str] = set()
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+_version = cache(metadata.version)  # it reads the package's files; that a package is absent is not remembered
+
+
 def is_import(name: str) -> bool:
     """Return whether a name has the form `package.module:name`."""
     return _IMPORT.fullmatch(name) is not None
@@ -65,7 +68,7 @@ def source(thing: Any) -> dict[str, str | None]:
         text = None
     package = module.partition(".")[0]
     try:
-        version: str | None = metadata.version(package)
+        version: str | None = _version(package)
     except metadata.PackageNotFoundError:  # a file, or a package whose name is not that of its module
         version = getattr(sys.modules.get(package), "__version__", None)
     return {
@@ -282,7 +285,7 @@ def imported(name: str) -> Any:
     Importing runs the module's code. Raises RecipeError where the name was not allowed, or does not exist.
     """
     if not is_allowed(name):
-        raise RecipeError(f"{name!r} is code that was not allowed; allow it with --allow-code or {ALLOW}")
+        raise RecipeError(f"{name!r} is code that nobody has allowed; allow it with --allow-code or {ALLOW}")
     top = name.partition(":")[0].partition(".")[0]
     if _spec(top, None) is not None and not _spec(top, None, here=False):
         sys.path.append(os.getcwd())  # only for what is allowed: a module there could stand for one that is missing
@@ -296,7 +299,9 @@ def announced(name: str) -> Any:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise RecipeError(f"{name!r}: importing {module_name} needs {error.name!r}, which is not there") from None
+            raise RecipeError(
+                f"{name!r}: importing {module_name} needs {error.name!r}, which is not installed"
+            ) from None
         raise RecipeError(
             f"{name!r}: there is no module {error.name!r}, neither installed nor in the folder {os.getcwd()}"
         ) from None

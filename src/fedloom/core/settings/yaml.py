@@ -27,6 +27,7 @@ def parse(text: str, where: str) -> Any:
     its aliases are written out.
     """
     try:
+        _check_depth(text)
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
@@ -42,8 +43,15 @@ def parse(text: str, where: str) -> Any:
         raise RecipeError(f"{where}{place}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:
         raise RecipeError(f"{where}: {error}") from None
-    except RecursionError:
-        raise RecipeError(f"{where}: nested too deeply") from None
+
+
+def _check_depth(text: str) -> None:
+    """Raise MarkedYAMLError for what is too deep as it is written: libyaml's own recursion would end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} deep", problem_mark=event.start_mark)
 
 
 def _measure(root: yaml.Node) -> None:
@@ -66,7 +74,7 @@ def _measure(root: yaml.Node) -> None:
     size(root, 0, frozenset())
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # libyaml is ten times as fast
     yaml_implicit_resolvers = {}  # noqa: RUF012
     # no dates, bytes, sets or objects
     yaml_constructors = {  # noqa: RUF012
@@ -94,7 +102,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     yaml_implicit_resolvers = {}  # noqa: RUF012
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:

@@ -95,7 +95,7 @@ def one_task(
     kinds = [(task, {task: 1.0}, clients_per_task) for task in pool.tasks]
     if all_task_clients:
         if "all" in pool.tasks:
-            raise RecipeError("one-task: a task named 'all' cannot be told from clients that hold all tasks")
+            raise RecipeError("one-task: the name 'all' stands for clients that hold all tasks: rename the task 'all'")
         kinds.append(("all", dict.fromkeys(pool.tasks, 1.0), all_task_clients))
     clients, held = _clients(kinds)
     if images == "disjoint":
@@ -139,7 +139,7 @@ def task_weights(
         rows = [{a: 0.7, b: 0.3} for a, b in itertools.permutations(tasks, 2)]
     elif weights == "multi":
         if clients is None:
-            raise RecipeError("task-weights: 'multi' needs the number of clients")
+            raise RecipeError("task-weights: 'multi' needs the number of clients: add clients")
         rows = [dict.fromkeys(tasks, 1 / len(tasks))]
     else:
         rows = [{task: weight for task, weight in row.items() if weight > 0} for row in weights]
@@ -252,7 +252,7 @@ def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
 def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Generator) -> Held:
     """Draw groups of `per_client` tasks, each of those that the fewest clients hold so far."""
     if clients is None:
-        raise RecipeError("task-groups: tasks_per_client needs the number of clients")
+        raise RecipeError("task-groups: tasks_per_client needs the number of clients: add clients")
     total = len(pool.tasks)
     if per_client > total or per_client * clients < total:
         raise RecipeError(
@@ -353,7 +353,7 @@ def domains(
     everything = _members(pool, (*counts, *fractions), "domains")
     for name in counts:
         if name not in fractions:
-            raise RecipeError(f"domains: no fraction is given for domain {name!r}")
+            raise RecipeError(f"domains: fractions has no number for domain {name!r}: add it")
     labelled = np.any([pool.labelled(task) for task in pool.tasks], axis=0)
     rng = stream(seed, "domains")
     order = _allocated(counts, fractions, allocation == "random", max_tries, rng)
@@ -405,7 +405,7 @@ def _allocated(
             return order
     raise RecipeError(
         f"domains: no random allocation of {len(order)} clients in {tries} draws gave every domain a "
-        f"client and overdrew none; the last one: {problem or drawn_counts}"
+        f"client and enough examples; the last draw: {problem or drawn_counts}"
     )
 
 
@@ -460,7 +460,7 @@ def listed(
     named = clients if isinstance(clients, dict) else dict(zip(ids(len(clients)), clients, strict=True))
     for client in tasks or {}:
         if client not in named:
-            raise RecipeError(f"listed, tasks: no client is called {client!r}; clients: {', '.join(named)}")
+            raise RecipeError(f"listed, tasks: unknown client {client!r}; clients: {', '.join(named)}")
     groups = []
     for client, positions in named.items():
         index = np.asarray(positions, np.int64).reshape(-1)
@@ -478,7 +478,10 @@ def listed(
 def own(pool: Pool, seed: int) -> Partition:
     """Use the partition of the data set itself: a `fedloom.Federation` has clients of its own."""
     if pool.deal is None:
-        raise DataError("partition: own found, but the data set does not say who holds what; name another partition")
+        raise DataError(
+            "partition: own needs a data set that assigns examples to clients, and this one does not: choose "
+            "another partition"
+        )
     return pool.deal(pool, seed)
 
 
@@ -565,7 +568,9 @@ def finish(
     shares = []
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
-            raise DataError(f"client {client!r} would get no example: too many clients, or too small a fraction")
+            raise DataError(
+                f"client {client!r} would get no example: lower the number of clients, or raise the fraction"
+            )
         own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
         weights = {task: float(weight) for task, weight in own.items()}
         parts = set_apart(index, val_fraction, priority)

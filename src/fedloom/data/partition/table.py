@@ -108,7 +108,7 @@ class Share:
         if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         if len(np.unique(index)) < len(index):
-            raise DataError(f"{who} holds an example twice, in its train or validation part or in both")
+            raise DataError(f"{who} holds an example twice (in its train part, its validation part or both)")
         for task, weight in self.tasks.items():
             if task not in pool.labels:
                 raise DataError(f"{who}: {unknown('task', task, pool.tasks)}")
@@ -169,6 +169,19 @@ class Partition:
                 digest.update(len(part).to_bytes(8, "little") + part.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
+    def by_task(self, pool: Pool) -> Partition:
+        """Return the partition with one client per client and task, which holds the task's labelled examples.
+
+        A client with one task stays as it is; others are called CLIENT-TASK.
+        """
+        shares = []
+        for s in self.shares:
+            for task, weight in s.tasks.items() if len(s.tasks) > 1 else ():
+                train, val = (part[pool.labelled(task)[part]] for part in (s.train, s.val))
+                shares.append(Share(f"{s.client}-{task}", {task: weight}, train, val, s.domain))
+            shares += [s] if len(s.tasks) == 1 else []
+        return Partition(tuple(sorted(shares, key=lambda share: share.client)), self.where)
+
     def table(self, pool: Pool) -> list[dict[str, Any]]:
         """Return one row per client: client, tasks (with weights), domain, train and val (sizes), and labels.
 
@@ -202,7 +215,7 @@ class Partition:
                 holder[s.index] = number
             for task in pool.tasks:
                 if not any(task in s.tasks for s in self.shares):
-                    raise DataError(f"task {task!r} is held by no client")
+                    raise DataError(f"no client holds the task {task!r}")
 
 
 class _Saved(BaseModel):

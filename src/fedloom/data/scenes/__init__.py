@@ -73,7 +73,7 @@ def scenes(
     RecipeError where a task is named twice, or `tasks` beside a `setting`.
     """
     if tasks is not None and setting != "all":
-        raise RecipeError(f"scenes: tasks and setting {setting!r} exclude each other")
+        raise RecipeError(f"scenes: setting {setting!r} determines the tasks: leave tasks or setting out")
     names = tuple(tasks or SETTINGS[setting])
     if len(set(names)) < len(names):
         raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")

@@ -134,7 +134,10 @@ def draft(
     for name, known in described.items():
         task = task_name(name)
         if task in tasks:
-            raise DataError(f"{where}, column {name!r}: its task would be called {task!r} like another; rename it")
+            raise DataError(
+                f"{where}, column {name!r}: its task would get the name {task!r}, which another task has: rename "
+                "the column"
+            )
         several = known.get("kind") == "multilabel"
         try:
             tasks[task] = (
@@ -180,7 +183,7 @@ def draft(
             inputs[name] = kind if kind != "category" or mode == "federated" else column.distinct
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
-        raise DataError(f"{where}: no column is left as an input ({reasons}); name some with features")
+        raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), rows.notes)
 
 
@@ -195,7 +198,9 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     about, distinct, numbers = column.where, column.distinct, column.numbers
     kind, metric, count = known.get("kind"), known.get("metric"), known.get("classes")
     if column.is_date:
-        raise DataError(f"{about}: dates found, expected a label; make a number of it, such as days since admission")
+        raise DataError(
+            f"{about}: dates found, expected a label: convert them to numbers, such as days since admission"
+        )
     if kind not in (None, "binary", "classification", "ordinal", "regression"):
         expected = "binary, classification, ordinal, multilabel or regression"
         raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
@@ -211,7 +216,7 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             raise DataError(f"{about}: the label has numbers and {texts[0]!r}; {_perhaps_missing(column)}")
         values = numbers[~np.isnan(numbers)]
         if not len(values):
-            raise DataError(f"{about}: no cell has a label; leave the task out")
+            raise DataError(f"{about}: no cell has a label: leave the task out")
         if np.isinf(values).any():
             raise DataError(f"{about}: {int(np.isinf(values).sum())} infinite labels found; remove them")
         if mode == "federated":
@@ -221,9 +226,9 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if 0 < len(texts) < len(distinct) and len(distinct) > CLASSES:
         raise DataError(f"{about}: numbers and texts such as {texts[0]!r} found; {_perhaps_missing(column)}")
     if not distinct:
-        raise DataError(f"{about}: no cell has a label; leave the task out")
+        raise DataError(f"{about}: no cell has a label: leave the task out")
     if len(distinct) < 2:
-        raise DataError(f"{about}: all labels are {distinct[0]!r}, so there is nothing to learn; leave it out")
+        raise DataError(f"{about}: all labels are {distinct[0]!r}, so there is nothing to learn: leave the column out")
     if len(distinct) > max(len(column.series) // 2, 2):
         raise DataError(
             f"{about}: {len(distinct)} different labels in {len(column.series)} rows found, expected classes that "
@@ -245,7 +250,7 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if kind == "ordinal":
         if texts:
             raise DataError(
-                f"{about}: the order of {', '.join(classes[:5])} is not known; write numbers in their place, or "
+                f"{about}: the order of {', '.join(classes[:5])} is unknown: replace them by numbers, or "
                 f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
             )
         return Label(kind=kind, classes=tuple(sorted(classes, key=float)), metric=metric)

@@ -158,8 +158,8 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
         mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
     if not np.isfinite([mean, squares]).all():
         raise DataError(
-            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add up; "
-            "leave it out, or divide it"
+            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add: "
+            "leave the column out, or divide it"
         )
     return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)
 
@@ -197,8 +197,9 @@ class Preprocessing(Section):
         if ALL not in self.scales:
             for site in sites:
                 if site not in self.scales:
-                    raise DataError(f"{table.where}: site {site!r} found, but each site is scaled by its own numbers, "
-                                    f"and those of {', '.join(self.scales)} are known")  # fmt: skip
+                    raise DataError(f"{table.where}: site {site!r} is unknown. The model scales each site by its "
+                        "own numbers, "
+                                    f"and knows those of {', '.join(self.scales)}")  # fmt: skip
         rows = np.arange(len(table.frame)) if rows is None else rows
         scales = np.array([self.scales.get(ALL, self.scales.get(site)) for site in sites], np.float64)
         out = np.zeros((len(rows), len(self.names)), np.float32)

@@ -99,10 +99,10 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
         kind = "complex numbers" if frame[name].dtype.kind == "c" else kind
         if kind is not None:
             raise DataError(
-                f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts; drop the column"
+                f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts: leave the column out"
             )
     if not len(frame):
-        raise DataError(f"{where}: no row found, expected a line of names and a line for each example")
+        raise DataError(f"{where}: no row found, expected a line of names and one line per example")
     return Table(frame.reset_index(drop=True), where, site, tuple(missing))
 
 
@@ -129,7 +129,10 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str]:
     frames = {file.name.split(".")[0]: _file(file) for file in files}
     named = [name for name, one in frames.items() if SITE in one.columns]
     if site is None and named:
-        raise DataError(f"{path}, {named[0]}: a column {SITE!r} found; say which column has the sites")
+        raise DataError(
+            f"{path}, {named[0]}: has a column {SITE!r}, so the file names are not used as sites: name the column "
+            "of the sites"
+        )
     if site is None or (site == SITE and not named):
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
@@ -140,7 +143,7 @@ def _file(path: Path) -> pandas.DataFrame:
     import pandas
 
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file or folder")
+        raise DataError(f"{path}: the file or folder does not exist")
     if path.suffix.lower() == ".parquet":
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
@@ -337,11 +340,11 @@ class Column:
         """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
         if self.not_numbers:
             raise DataError(
-                f"{self.where}: {quoted(self.not_numbers)} found, expected numbers; if that means missing, name it: "
+                f"{self.where}: {quoted(self.not_numbers)} found, expected numbers; if it means a missing value, add: "
                 f"missing: [{self.not_numbers[0]!r}]"
             )
         if infinite := int(np.isinf(self.numbers).sum()):
-            raise DataError(f"{self.where}: {infinite} infinite numbers found")
+            raise DataError(f"{self.where}: expected finite numbers, found {infinite} that are infinite")
         return self.numbers
 
 

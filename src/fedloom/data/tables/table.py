@@ -160,7 +160,8 @@ def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Arr
     if len(absent):
         rows = ", ".join(str(row + 1) for row in absent[:3])
         raise DataError(
-            f"{column.where}: rows without a site found: {len(absent)}, such as row {rows}; fill it in or remove them"
+            f"{column.where}: rows without a site found: {len(absent)}, such as row {rows}: fill in the site, or "
+            "remove them"
         )
     names = [name_of(text) for text in column.distinct]
     folded = [name.casefold() for name in names]
@@ -184,7 +185,7 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
         if label.kind == "regression":
             labels[name] = column.finite()
             if (np.abs(labels[name]) > np.finfo(np.float32).max).any():
-                raise DataError(f"{column.where}: numbers above 3e38 found; divide the label")
+                raise DataError(f"{column.where}: numbers above 3e38 found, which are too large: divide the label")
             continue
         labels[name], strange = column.coded(label.classes)
         if strange:
@@ -311,7 +312,7 @@ def _refuse_doubles(where: str, tasks: Mapping[str, Label], inputs: Collection[s
     columns = [column for task, label in tasks.items() for column in label.read_from(task)]
     for place, column in enumerate(columns):
         if column in inputs:
-            raise DataError(f"{where}: column {column!r} is a label and an input; leave it out of one")
+            raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
         if column in columns[:place]:
             raise DataError(f"{where}: column {column!r} is a label twice; leave it out of one task")
 

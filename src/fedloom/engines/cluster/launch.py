@@ -37,11 +37,12 @@ class Cluster(Engine):
         for section in recipe.named:
             if section.is_held:
                 raise RecipeError(
-                    f"runtime.engine: a {section.section} made in Python does not travel to the processes of a "
-                    "cluster. Name it in the recipe as package.module:name, or use runtime.engine=process"
+                    f"runtime.engine: the processes of a cluster cannot receive a {section.section} that is a "
+                    "Python object. "
+                    "Name it in the recipe as package.module:name, or use runtime.engine=process"
                 )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
-            raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
+            raise RecipeError("peers.mode: asynchronous peers need runtime.engine=process")
         if cluster.rank() is not None:
             from fedloom.engines.cluster.session import join
 
@@ -101,8 +102,9 @@ class _Watched:
             if process.returncode:
                 tail = "\n".join((self.folder / LOG).read_text(errors="replace").splitlines()[-_TAIL:])
                 raise UserError(
-                    f"the processes of the cluster failed {_RESTARTS + 1} times (exit code {process.returncode}); the "
-                    f"last finished round is saved, resume continues from it. The end of {self.folder / LOG}:\n{tail}"
+                    f"the processes of the cluster failed {_RESTARTS + 1} times (exit code {process.returncode}). The "
+                    "last finished round is saved; continue with `fedloom resume`. The end of "
+                    f"{self.folder / LOG}:\n{tail}"
                 )
 
     def _read(self, silent: bool = False) -> None:

@@ -45,11 +45,9 @@ class Spanning(Network):
         self._out: dict[int, dict[tuple[str, int], tuple[bytes, list[str]]]] = {}
 
     def here(self, name: str) -> bool:
-        """Return whether a peer is in this process."""
         return self.owner[name] == self.comm.rank
 
     def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """Return one number per peer of the run, from those of the peers in this process."""
         return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
@@ -102,7 +100,6 @@ class Peering(Member):
         return {**own, "peers": {**initial_peers(self.built)["peers"], **own["peers"]}}
 
     def gathered(self, state: State) -> State:
-        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         return {**state, "peers": self._together(state["peers"])}
 
 

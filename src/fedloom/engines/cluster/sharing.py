@@ -253,12 +253,10 @@ class Sharing(Member):
         }
 
     def scattered(self, state: State | None) -> State:
-        """Return this process's part of a whole state, which rank 0 has."""
         mine = super().scattered(state)
         return {**mine, "server": self._view(mine["server"], self.comm.rank)}
 
     def gathered(self, state: State) -> State:
-        """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         state = super().gathered(state)
         server = state["server"]
         if not self._knows_all:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedloom.engines.flower.engine import Flower as Flower
     from fedloom.engines.flower.engine import server_app as server_app
     from fedloom.engines.flower.node import Node as Node
-    from fedloom.engines.flower.strategy import as_strategy as as_strategy
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -59,13 +59,14 @@ def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
     value = _mapping(tree["message"])
     tasks = [*value["tasks"]]
     if tasks != [task for task in mine if method.task_vectors and task in tasks]:
-        raise ValueError(f"tasks: expected some of {', '.join(mine)}, sorted, found {shown(tasks)}")
+        raise ValueError(f"tasks: expected a sorted selection of {', '.join(mine)}, found {shown(tasks)}")
     rows: tuple[Row, ...] = tuple((client, task) for task in tasks)
     like = blank(shared, built.federation, rows or ((client, None),), nothing(max(len(rows), 1), shared.d))
     own = method.task_vectors or (method.turn.start == "own" and value["vector"] is None)
+    by_task = (len(tasks),) if tasks and buffers.d else ()
     fields: dict[str, Untrusted] = {
         "vector": Nothing() if own else Array((shared.d,)),
-        "buffers": Nothing() if method.buffers == "local" else Array((buffers.d,)),
+        "buffers": Nothing() if method.buffers == "local" else Array((*by_task, buffers.d)),
         "integers": Named({} if method.buffers == "local" else integer_fields(built)),
         "broadcast": Named({name: _AnyTensor() for name in value["broadcast"]}),
         "packed": Packed(method.codec, like) if tasks else Named({}),
@@ -94,7 +95,7 @@ def read_turn(client: str, tree: Mapping[str, Any]) -> tuple[str, list[str], lis
     turn = str(_read(OneOf(TURNS), tree["turn"]))
     names = _read(Each(tuple([Text()] * len(tree["names"]))), tree["names"])
     if names != sorted({*names, client}):
-        raise ValueError(f"names: expected those of all peers, sorted, and {client!r} among them")
+        raise ValueError(f"names: expected the sorted names of all peers, with {client!r} among them")
     return turn, names, [_read(Array((each.numel(),), torch.uint8), each) for each in tree["peer_messages"]]
 
 
@@ -108,7 +109,9 @@ def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -
     evaluation, last = built.recipe.evaluation, built.recipe.training.rounds
     # a private run may end after any round
     if round_ % evaluation.every and round_ != last and built.recipe.privacy is None:
-        raise RefusedError(f"round {round_}: nothing is measured after it, with evaluation.every: {evaluation.every}")
+        raise RefusedError(
+            f"round {round_}: the recipe (evaluation.every: {evaluation.every}) measures nothing after this round"
+        )
     names = {_PERSONAL[name]: name for name in evaluation.models if name in built.models}
     fields: dict[str, Untrusted] = {
         "key": Number(0, 1 << 53, whole=True),
@@ -121,7 +124,7 @@ def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -
     jobs = [_of_model(built, client, fields, _mapping(job)) for job in tree["jobs"]]
     asked = [(job["personal"], job["task"], job["split"]) for job in jobs]
     if len({*asked}) < len(asked):
-        raise ValueError("jobs: expected each model once on each split")
+        raise ValueError("jobs: expected each model at most once per split")
     return [{**job, "name": names[job["personal"]]} for job in jobs]
 
 
@@ -168,5 +171,6 @@ def agree_to_answer(lines: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]
     count = len(before) if anew else len({*before} - {asked["asked"]})
     if count >= MOST:
         raise RefusedError(
-            f"round {asked['round']}: {count} messages to {asked['what']} were answered, expected at most {MOST}"
+            f"round {asked['round']}: this node has answered {count} messages to {asked['what']}, expected at most "
+            f"{MOST}"
         )

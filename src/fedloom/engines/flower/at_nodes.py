@@ -109,8 +109,9 @@ class AtNodes:
         least = min(self.config.min_clients, asked)
         if answered < least:
             raise StateError(
-                f"round {round_}: {answered} of {asked} clients answered, but runtime.flower.min_clients is {least}. "
-                f"The rounds before it are saved; resume continues from there. The last that failed: {self.failed}"
+                f"round {round_}: {answered} of {asked} clients answered, expected at least {least} "
+                "(runtime.flower.min_clients). "
+                f"The earlier rounds are saved; `fedloom resume` continues from there. The last failure: {self.failed}"
             )
 
     def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
@@ -154,7 +155,7 @@ class AtNodes:
             by_client.setdefault(job.client, []).append(job)
         contents = {}
         for client, mine in by_client.items():
-            asked = [{k: value for k, value in vars(job).items() if k != "pool"} for job in mine]
+            asked = [{k: value for k, value in vars(job).items() if k not in ("pool", "some")} for job in mine]
             trees = [{**each, "message": message_tree(job.message)} for each, job in zip(asked, mine, strict=True)]
             contents[client] = self._content(client, mine[0].round, {"jobs": trees})
         if not contents:

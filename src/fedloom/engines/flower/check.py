@@ -66,7 +66,8 @@ def _versions() -> str:
     low, high = SUPPORTED
     if not low <= number < high:
         raise UserError(f"flwr {installed} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
-    return f"flwr {installed}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
+    versions = f"flwr {installed}, torch {version('torch')}, fedloom {version('fedloom')}"
+    return f"{versions}; install the same versions on all machines"
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
@@ -76,7 +77,7 @@ def _read(app: Path) -> tuple[dict[str, Any], Path]:
         flwr: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]
         package = str(flwr["components"]["clientapp"]).split(":")[0].split(".")[0]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{file} is not that of a Flower app: {error!r}") from None
+        raise UserError(f"{file}: expected the file of a Flower app: {error!r}") from None
     return flwr, app / package / "recipe.yaml"
 
 
@@ -84,11 +85,11 @@ def _app(app: Path) -> str:
     flwr, recipe = _read(app)
     size = sum(p.stat().st_size for p in app.rglob("*") if p.is_file() and p.suffix in _SUFFIXES)
     if size > _FAB:
-        raise UserError(f"{size} bytes of code and settings found, Flower takes at most {_FAB}")
+        raise UserError(f"the app has {size} bytes of code and settings, expected at most {_FAB} (Flower's limit)")
     for part in ("serverapp", "clientapp"):
         module = str(flwr["components"].get(part, "")).split(":")[0]
         if not (app / (module.replace(".", "/") + ".py")).is_file():
-            raise UserError(f"components.{part}: there is no module {module!r}")
+            raise UserError(f"components.{part}: the module {module!r} does not exist")
     return f"recipe {load(recipe).name}, sha256 {Offer.of(recipe).sha256}, {size} bytes to send"
 
 
@@ -102,13 +103,13 @@ def _sizes(app: Path) -> str:
     planned = plan(build(recipe))
     most = max(planned.bytes_up, planned.bytes_down) // max(len(planned.clients), 1)
     if most > _MESSAGE:
-        raise UserError(f"about {most} bytes a client and message found, expected at most {_MESSAGE}")
-    return f"{planned.bytes_up} bytes up and {planned.bytes_down} down a round, for {len(planned.clients)} clients"
+        raise UserError(f"a message per client has about {most} bytes, expected at most {_MESSAGE}")
+    return f"{planned.bytes_up} bytes up and {planned.bytes_down} down per round, for {len(planned.clients)} clients"
 
 
 def _node(app: Path, home: Path) -> str:
     if not home.is_dir():
-        raise UserError(f"{home} is no folder")
+        raise UserError(f"{home} is not a folder")
     config = NodeConfig.read(home / "node.yaml")
     (config.terms or SitePolicy()).agree_to_offer(Offer.of(_read(app)[1]))
     key = f"key {public_key(home)}"
@@ -165,7 +166,7 @@ def _certificate(host: str, port: int, root: Path) -> str:
     ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (ends - datetime.now(UTC)).days
     if days < 1:
-        raise UserError(f"{host}:{port}: its certificate ends on {ends:%Y-%m-%d}")
+        raise UserError(f"{host}:{port}: its certificate expires on {ends:%Y-%m-%d}")
     return f"{host}:{port} shows a certificate of {root} for this address, good for {days} days"
 
 
@@ -185,5 +186,7 @@ def _clock(host: str, port: int, root: Path) -> str:
         return "the server does not state its time"
     skew = (datetime.now(UTC) - parsedate_to_datetime(stated)).total_seconds()
     if abs(skew) > _SKEW:
-        raise UserError(f"this clock is {skew:+.0f} s from the server's, expected at most {_SKEW:.0f} s")
+        raise UserError(
+            f"this machine's clock differs by {skew:+.0f} s from the server's, expected at most {_SKEW:.0f} s"
+        )
     return f"{skew:+.1f} s from the server's, which states whole seconds"

@@ -100,7 +100,7 @@ def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
 def _hello(node: Node, head: Mapping[str, Any], tree: Any) -> tuple[Any, Mapping[str, float]]:
     mine = recipe_hash(node.bench.recipe)
     if head.get("recipe") != mine:
-        raise RefusedError(f"recipe: the server's has hash {shown(head.get('recipe'))}, this node's {mine}")
+        raise RefusedError(f"recipe: the server's recipe has hash {shown(head.get('recipe'))}, this node's has {mine}")
     report = node.hello()
     node.audit.note("join", recipe=mine)
     return None if report is None else report.model_dump(mode="json"), {}
@@ -119,5 +119,5 @@ def config_of(home: Path, config: Mapping[str, Any]) -> NodeConfig:
     if file.is_file():
         return NodeConfig.read(file)
     if not config.get("client"):
-        raise RecipeError(f"node config: client is missing, and there is no {file} that says it")
+        raise RecipeError(f"node config: client is missing, and {file} does not exist, which could name it")
     return NodeConfig(client=str(config["client"]), device=str(config.get("device", "cpu")))

@@ -119,13 +119,13 @@ class ClientManager:
         tree, _ = open_reply(answer, _HELLO)
         client = client_name(answer["meta"]["client"])
         if known is not None and client not in known:
-            raise RefusedError(f"client {client!r} is not one of this run")
+            raise RefusedError(f"client {client!r} does not belong to this run")
         key = key_of(answer["meta"], nonce, client)
         if self.keys.get(client, key) != key:
             first = "runtime.flower.keys lists" if client in self.listed else "a node of this name first showed"
             raise RefusedError(f"client {client!r}: {first} the key {self.keys[client]}, found {key}")
         if self.ids.get(client) in here:
-            raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
+            raise RefusedError(f"client {client!r} is already connected, as node {self.ids[client]}")
         report = None if tree is None else NodeReport.read(tree, client)
         withheld = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
         self.ids[client], self.reports[client] = node, report
@@ -200,7 +200,7 @@ class ClientManager:
                 here, look = set(self.grid.get_node_ids()), time.monotonic() + _LOOK
                 gone = [each for each, node in waiting.items() if node not in here]
                 self._open |= {each: waiting[each] for each in gone}
-                arrived += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
+                arrived += [(waiting.pop(each), RefusedError("its node has disconnected")) for each in gone]
             for node, answer in arrived:
                 if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:
                     left[node] -= 1

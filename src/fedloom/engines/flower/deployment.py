@@ -82,7 +82,7 @@ class Deployment:
             if self.processes["superlink"].poll() is not None:
                 break
             time.sleep(0.2)
-        raise UserError(f"the SuperLink does not answer: see {self.logs / 'superlink.log'}")
+        raise UserError(f"the SuperLink does not answer; see its log, {self.logs / 'superlink.log'}")
 
     def start_node(self, name: str, config: str = "", register: bool = True, options: Sequence[object] = ()) -> None:
         """Start a node with the key in keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
@@ -130,7 +130,7 @@ class Deployment:
                     raise UserError(f"{status}: {details}; see `flwr log {run}`")
                 return dict(json.loads((out / "run.json").read_text()))
             time.sleep(2)
-        raise UserError(f"{out} is not finished after {seconds} s: see {self.logs}")
+        raise UserError(f"{out} has not finished after {seconds} s; see the logs in {self.logs}")
 
     def stop(self, name: str, kind: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started."""

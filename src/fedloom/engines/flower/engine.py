@@ -52,11 +52,11 @@ def _at_nodes(recipe: Recipe) -> Recipe:
     need("flwr.app", "flower")
     recipe = recipe.at_nodes()
     if recipe.training.stacked:
-        raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
+        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
     refuse(recipe.peers)
     if recipe.peers is not None and recipe.runtime.flower.enough is not None:
         raise RecipeError(
-            "runtime.flower.enough: peers wait for each other's peer messages; it is for runs with a server"
+            "runtime.flower.enough: only for runs with a server, because peers wait for each other's messages"
         )
     return recipe
 
@@ -126,8 +126,8 @@ class Flower(Engine):
         why = "; ".join(filter(None, [out, nodes.missing(known)]))
         if here < (least := min(config.min_clients, wanted)):
             raise UserError(
-                f"{here} of {wanted} nodes reported within {config.wait:g} s (runtime.flower.wait); expected at least "
-                f"{least} (min_clients). There: {', '.join(nodes.there()) or 'none'}. Not there: {why or 'others'}"
+                f"{here} of {wanted} nodes reported within {config.wait:g} s (runtime.flower.wait), expected at least "
+                f"{least} (min_clients). Connected: {', '.join(nodes.there()) or 'none'}. Absent: {why or 'others'}"
             )
         self.without = {"here": here, "expected": wanted, "why": why or "other nodes have not reported"}
         nodes.log(_WITHOUT, self.without)
@@ -169,7 +169,9 @@ class OverGrid(Flower):
             return build_from(recipe, self.reports, partition, _fitted(self.folder / "run.json"))
         config = recipe.runtime.flower
         if config.nodes is None:
-            raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
+            raise RecipeError(
+                "runtime.flower.nodes: null found, expected the number of nodes to wait for (data: nodes)"
+            )
         count = self.nodes.wait(config.nodes, config.wait)
         self.reports, left_out = agreed({client: self.nodes.reports[client] for client in self.nodes.there()})
         for client, why in left_out.items():

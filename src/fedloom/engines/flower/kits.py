@@ -162,7 +162,7 @@ def provision(file: Path, out: Path) -> list[Path]:
     about = checked(Sites, value, f"{file}")
     nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:
-        raise RecipeError(f"{file}: sites: 'server' found, which is the server's own folder; choose another name")
+        raise RecipeError(f"{file}: sites: the name 'server' is reserved for the server's folder; choose another name")
     for name, node in nodes.items():
         checked(NodeConfig, node, f"{file}, site {name!r}")
     beside = file.parent / about.recipe

@@ -83,7 +83,7 @@ class NodeReport(Section):
             raise ValueError(f"client: expected {client!r}, found {report.client!r}")
         tasks = [as_task(plain) for plain in report.tasks]
         if sorted(report.weights) != sorted(task.name for task in tasks):
-            raise ValueError(f"weights: expected one for each task, found {shown(', '.join(report.weights))}")
+            raise ValueError(f"weights: expected one per task, found {shown(', '.join(report.weights))}")
         for task in tasks:
             check_name(task.name)
             if not 1 <= task.channels <= _CHANNELS:
@@ -150,7 +150,7 @@ class Elsewhere:
 
     def batch(self, index: Tensor, device: torch.device, rng: Any = None, tasks: Any = None) -> Batch:
         """Raise DataError: the examples are at a node."""
-        raise DataError("these examples lie at a node")
+        raise DataError("the examples are at a node, so this process cannot read them")
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """Return -1 for each: labels stay at the node."""
@@ -212,7 +212,7 @@ def own_data(
     for name in weights:
         if name not in known:
             raise DataError(
-                f"client {config.client!r}: its data set {dataset.name!r} has no task {name!r}."
+                f"client {config.client!r}: the data set {dataset.name!r} has no task {name!r}."
                 f"{choices('Tasks', name, known)}"
             )
     test = np.arange(len(dataset.test), dtype=np.int64)
@@ -341,7 +341,7 @@ def federation_of(
     others'.
     """
     if not reports:
-        raise DataError("no node has reported what it holds")
+        raise DataError("no node has reported its data")
     for name, why in agreed(reports)[1].items():
         raise DataError(f"client {name!r}: {why}")
     first = next(iter(reports.values()))
@@ -384,9 +384,15 @@ def build_from(
 ) -> Built:
     """Build a recipe at a server that has no data; `saved` and `fitted` are the partition and the preprocessing of a
     resumed run."""
+    method = method_of(recipe)
+    if method.turn.apart:
+        raise RecipeError(
+            f"method: {method.name} needs a client for each task, but each node is one client with all its tasks; give "
+            "each task a node of its own, or leave out by-task"
+        )
     fitted = fitted or fitted_of(recipe, reports)
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all", fitted)
-    built = assemble(recipe, method_of(recipe), dataset, Pool.of(dataset), saved or partition, federation)
+    built = assemble(recipe, method, dataset, Pool.of(dataset), saved or partition, federation)
     unmeasured(built)  # refuses an evaluation without any score
     return built
 

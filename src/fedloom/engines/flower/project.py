@@ -92,7 +92,7 @@ def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str =
         raise UserError(f"{folder} exists and is not empty; choose another folder")
     checked = load(recipe, [*changes, "runtime.engine=flower"])
     if checked.training.stacked:
-        raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
+        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
     package = re.sub(r"\W", "_", folder.resolve().name.lower())
     package = package if package.isidentifier() else f"app_{package}"
     text = dump(checked)

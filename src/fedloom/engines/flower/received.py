@@ -48,16 +48,18 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """The float buffers of a layout, end to end; variances are not negative."""
+    """The float buffers of a layout, end to end, in as many rows where rows are by task; variances are not negative."""
 
     layout: Layout
+    rows: tuple[int, ...] = ()
 
     def read(self, value: Any, sender: Sender) -> Tensor:
         """Return the buffers, in float32."""
-        read = Array((self.layout.d,)).read(value, sender)
+        read = Array((*self.rows, self.layout.d)).read(value, sender)
         for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
-            if block.name.endswith("running_var") and bool((read[s] < 0).any()):
-                raise ValueError(f"expected variances of at least 0 in {block.name}, found {float(read[s].min()):g}")
+            if block.name.endswith("running_var") and bool((read[..., s] < 0).any()):
+                least = float(read[..., s].min())
+                raise ValueError(f"expected variances of at least 0 in {block.name}, found {least:g}")
         return read
 
 
@@ -86,7 +88,9 @@ def payload_fields(
         "extra": Named(extras),
         "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
         "support": support if method.wants_support else Nothing(),
-        "buffers": Statistics(buffers) if sent and method.shared_buffers(built.layout).d else Nothing(),
+        "buffers": Statistics(buffers, (len(tasks),) if tasks else ())
+        if sent and method.shared_buffers(built.layout).d
+        else Nothing(),
         "integers": Named(integer_fields(built) if sent else {}),
     }
     return Named(fields), sender_of(built, client)
@@ -97,7 +101,9 @@ def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
     if not (
         isinstance(tasks, Mapping) and tasks and [*tasks] == [task for task in sorted(client.tasks) if task in tasks]
     ):
-        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(tasks)}")
+        raise ValueError(
+            f"tasks: expected a sorted selection of {', '.join(sorted(client.tasks))}, found {shown(tasks)}"
+        )
     return tuple(tasks)
 
 
@@ -147,9 +153,9 @@ def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMess
     scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
     tasks = Named({task: Number(0) for task in me.tasks})
     if peer_message.kind == "signal":
-        now = due(context, round)
+        now = bool(due(context, round))
         Named({"tasks": tasks, "due": Exactly(now)}).read(peer_message.values, sender)
-        Named(signal_fields(context) if now else {}).read(peer_message.tensors, sender)
+        Named(signal_fields(context, round)).read(peer_message.tensors, sender)
     elif peer_message.kind == "request":
         Named({"base": Text(), "scope": scope}).read(peer_message.values, sender)
         Named({}).read(peer_message.tensors, sender)
@@ -212,7 +218,7 @@ def limit_of(built: Built, client: str) -> int:
     sender = sender_of(built, built.federation.clients[client])
     points = 8 * sum(sender.classes.values()) * (sender.sizes.get("features", 0) + 3)
     beside = len(method.auxiliary) * vector + rows * (len(method.extras) * (_BESIDE + points) + len(shared.blocks))
-    buffers = 8 * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
+    buffers = 8 * rows * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
     return packed + beside + buffers + ANSWER
 
 
@@ -241,7 +247,7 @@ class TurnResult:
 def turn_of(built: Built, community: Community, client: str, round: int, tree: Any) -> TurnResult:
     """Read the result of a peer's turn. Raises ValueError, with the field, for one that no honest peer could send."""
     if not isinstance(tree, dict) or tree.keys() != {"peer_messages", "records", "events", "up", "down"}:
-        raise ValueError("expected peer_messages, records, events, up, down")
+        raise ValueError("expected the fields peer_messages, records, events, up, down")
     terms, names = community.context.at(client), built.federation.clients
     peer_messages = []
     for receiver, data in _some(tree["peer_messages"], "peer_messages", len(names)):

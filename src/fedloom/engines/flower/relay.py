@@ -139,6 +139,6 @@ def refuse(peers: PeersSection | None) -> None:
     ):
         if found != expected:
             raise RecipeError(
-                f"peers.{key}: {found!r} is about simulated time, but with runtime.engine flower time is real; "
-                "runtime.flower.deadline limits how long answers are waited for"
+                f"peers.{key}: {found!r} is for simulated time, but with runtime.engine: flower time is real: "
+                "set runtime.flower.deadline, the longest wait for an answer, instead"
             )

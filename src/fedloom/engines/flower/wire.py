@@ -74,7 +74,8 @@ def head_of(content: Any) -> dict[str, Any]:
     head = dict(content["meta"])
     if head.get("format") != FORMAT:
         raise RefusedError(
-            f"format: expected {FORMAT}, found {shown(head.get('format'))}; is fedloom the same version?"
+            f"format: expected {FORMAT}, found {shown(head.get('format'))}; install the same version of fedloom on "
+            "all machines"
         )
     return head
 
@@ -186,7 +187,7 @@ def key_of(head: Mapping[str, Any], nonce: str, client: str) -> str:
         known.verify(bytes.fromhex(str(head.get("signature"))), _text(nonce, client))
     except Exception:
         raise RefusedError(
-            f"client {client!r}: the hello is not signed by the key that it shows, {shown(key)}"
+            f"client {client!r}: the signature of its first message does not fit its key, {shown(key)}"
         ) from None
     return known.public_bytes_raw().hex()
 
@@ -209,4 +210,6 @@ def _private(home: Path) -> Any:
     try:
         return ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
     except ValueError as error:
-        raise UserError(f"{path} is not this node's key ({error}); restore it, or delete it for a new one") from None
+        raise UserError(
+            f"{path}: not a key of this node ({error}); restore the file, or delete it to get a new key"
+        ) from None

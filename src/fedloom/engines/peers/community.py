@@ -25,6 +25,7 @@ from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.methods.peers.scenario import Scenario
 from fedloom.methods.peers.similarity import feature_statistics
 from fedloom.training.flat import FeatureRecorder, FlatModel
+from fedloom.training.loop import task_losses
 
 _FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
 
@@ -45,6 +46,21 @@ class Probe:
                 model.module(x, names)
                 seen.append(recorder.now)
         return feature_statistics(torch.cat(seen))
+
+    def gradient(self, client: BuiltClient, state: State, vector: Tensor, part: Layout) -> Tensor:
+        """Return the gradient of the client's weighted loss over its training data, in the columns of `part` (eq. 4.2).
+
+        The model is in eval mode, so neither dropout nor the order of batches has a part in it.
+        """
+        model = self._loaded(state, vector)
+        model.grad.zero_()
+        for examples, names in client.train.by_labels(client.tasks):
+            tasks = {name: client.tasks[name] for name in names}
+            for batch in examples.index.split(self._batch):
+                x, targets = examples.examples.batch(batch, model.device, tasks=names)
+                loss, _ = task_losses(model.module(x, names), targets, tasks)
+                (loss * (len(batch) / len(examples))).backward()
+        return model.layout.parameters.take(model.grad, part)
 
     def outputs(self, client: BuiltClient, state: State, vector: Tensor) -> dict[str, Tensor]:
         """Return outputs (flat) for the client's tasks on some of its validation data."""

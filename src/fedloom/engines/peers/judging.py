@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,46 +42,54 @@ from fedloom.methods.peers.similarity import (
 )
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]
-_OF_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"cross-loss": cross_loss, "disparity": disparity}
 _SIMILARITY: dict[str, Callable[..., Tensor]] = {
-    "gradient": gradient,
     "parameters": parameters,
     "features": features,
     "overlap": overlap,
 }
 
 
-def due(context: PeerContext, round: int) -> bool:
-    """Return whether peers send signals and judge each other in a round."""
+def due(context: PeerContext, round: int) -> dict[str, float]:
+    """Return the signals, with their weights, by which peers judge each other in a round; none where they do not."""
     first = context.config.warmup.alone if context.config.warmup else 1
-    return context.config.judges and round >= first and (round - first) % context.config.similarity.every == 0
+    return context.config.similarity.due(round - first) if context.config.judges and round >= first else {}
+
+
+def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
+    """Return the signals by which a peer judges; all where it hears signals of others in a round without its own."""
+    return due(context, trained.round) or {**context.config.similarity.signals}
 
 
 def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
     """Return the tensors by which others judge a peer, beside its tasks."""
-    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+    config = context.config.similarity
+    wanted, sketch = _judged_by(context, trained), config.sketch
     part = shared_columns(context.shared)
+    model = trained.model if config.model == "trained" else trained.start
     tensors: dict[str, Tensor] = {}
-    if "gradient" in wanted:
+    if "gradient" in wanted and config.gradient == "update":
         tensors["gradient"] = context.shared.take(trained.update, part)
+    elif "gradient" in wanted:
+        assert context.probe is not None
+        tensors["gradient"] = context.probe.gradient(context.client, state, model, part)
     if "parameters" in wanted:
-        tensors["parameters"] = context.shared.take(trained.model - context.origin, part)
+        tensors["parameters"] = context.shared.take(model - context.origin, part)
     if sketch is not None:
         short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
         assert context.probe is not None
-        tensors["features"] = context.probe.features(context.client, state, trained.model)
-    if context.config.similarity.measured:
-        like = blank(context.shared, context.federation, ((context.client.id, None),), trained.model[None])
+        tensors["features"] = context.probe.features(context.client, state, model)
+    if wanted.keys() & {*config.measured}:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
         tensors["model"] = Raw().pack(like)["values"]
     return tensors
 
 
-def signal_fields(context: PeerContext) -> dict[str, Array]:
-    """Return the schema of the tensors of `signals`, for this peer."""
-    wanted, sketch = context.config.similarity.signals, context.config.similarity.sketch
+def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
+    """Return the schema of the tensors of `signals`, for this peer in a round."""
+    wanted, sketch = due(context, round), context.config.similarity.sketch
     d = shared_columns(context.shared).d
     vector = (
         Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
@@ -88,7 +97,7 @@ def signal_fields(context: PeerContext) -> dict[str, Array]:
     fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
     if "features" in wanted:
         fields["features"] = Array((2, "features"), torch.float64, exact=True)
-    if context.config.similarity.measured:
+    if wanted.keys() & {*context.config.similarity.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
         fields["model"] = replace(Raw().fields(like)["values"], exact=True)
     return fields
@@ -111,10 +120,12 @@ def judge(
     config, groups, me = context.config.similarity, context.config.choose.groups, context.client
     names = sorted(messages)
     parts: dict[str, Tensor] = {}
-    losses = _losses(context, trained, state, messages, run) if config.measured else None
-    for signal in config.signals:
-        if losses is not None and signal in _OF_LOSSES:
-            parts[signal] = _OF_LOSSES[signal](losses)
+    weights = _judged_by(context, trained)
+    measured = weights.keys() & {*config.measured}
+    losses = _losses(context, trained, state, messages, run) if measured else None
+    for signal in weights:
+        if losses is not None and signal in measured:
+            parts[signal] = disparity(losses) if signal == "disparity" else cross_loss(losses, config.cross_loss)
             continue
         if signal == "overlap":
             shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
@@ -122,14 +133,13 @@ def judge(
             mine, others = rows[me.id], torch.stack([rows[name] for name in names])
         else:
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
-        similarity = _SIMILARITY[signal]
+        similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
-    weights = {str(name): weight for name, weight in config.signals.items()}
     S, new = combined(parts, weights, config.normalise), dict[str, Any]()
     if groups is not None:
         new["group"] = _group(context, (me.id, *names), S)
         S = S[0, 1:]
-    if context.config.scope == "adaptive":
+    if context.config.scope == "adaptive" and "gradient" in weights:
         others = torch.stack([messages[name].tensors["gradient"] for name in names])
         aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
         thresholds = context.config.adaptive
@@ -175,12 +185,12 @@ def _losses(
 ) -> Tensor:
     """Return losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
     me, names, server = context.client, sorted(messages), state["server"]
-    tasks = tuple(me.tasks)
+    tasks, some = tuple(me.tasks), context.config.similarity.samples or 0
     jobs: list[Job] = []
     for i, name in enumerate(names):
         model = filled(context, messages[name], messages[name].tensors["model"], context.shared, trained.model)
         message = Message(model, server["buffers"], server["integers"])
-        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
+        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round, some=some))
     scores: dict[int, Scores] = dict(run(jobs))
     losses = torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
     return per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]))

@@ -95,7 +95,7 @@ class Peer:
         """Send the signal by which others judge this peer to all peers that may hear it."""
         if trained is None or self.context.alone(self.round):
             return Published(trained, graph, {})
-        now = due(self.context, self.round)
+        now = bool(due(self.context, self.round))
         tensors = signals(self.context, trained, self.state) if now else {}
         about = {"tasks": self.context.client.shares, "due": now}
         self._send(graph.receivers(self.name), write(self.context, trained, "signal", tensors, about))
@@ -112,7 +112,7 @@ class Peer:
             own = published.signals or signals(self.context, trained, self.state)
             new = judge(self.context, trained, self.state, own, judged, self.env.run)
         # where all judge anew at one instant, older similarities are out of date
-        anew = due(self.context, self.round) and self.context.config.mode == "synchronous"
+        anew = bool(due(self.context, self.round)) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
         similarity = {name: known.get(name, math.nan) for name in messages}

@@ -122,11 +122,9 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
     if found is not None:
         return found
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:
-        raise UserError(f"{run}: each task has a model of its own; name one with --task")
+        raise UserError(f"{run}: each task has its own model; choose a task with --task")
     owners = sorted({key.partition("/task/")[0] for key in models if not key.startswith("task/")})
-    raise UserError(
-        f"{run}: there is no global model; name the client whose model is meant with --client ({', '.join(owners)})"
-    )
+    raise UserError(f"{run}: the run has no global model; choose a client with --client ({', '.join(owners)})")
 
 
 def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
@@ -196,7 +194,7 @@ def _inputs(
     if len(each) > 1:
         names = ", ".join(task.name for task in wanted)
         raise UserError(
-            f"the inputs of tasks {names} are normalised in {len(each)} ways, for each set of images has its own; name "
+            f"the inputs of the tasks {names} are normalised in {len(each)} ways, one per set of images; choose "
             "one task with --task"
         )
     mean, std = each[0].tensor_split(2)
@@ -227,7 +225,7 @@ class _About(BaseModel):
     def _fits(self) -> _About:
         for key, values in {"mean": self.mean, "std": self.std}.items():
             if values is not None and len(values) not in (1, self.input_shape[0]):
-                raise ValueError(f"{key}: {len(values)} values found, expected one for each of {self.input_shape[0]}")
+                raise ValueError(f"{key}: {len(values)} values found, expected {self.input_shape[0]}")
         return self
 
 
@@ -252,7 +250,9 @@ class Bundle:
     def read(folder: Path) -> Bundle:
         """Read a folder that `export` wrote. Raises StateError where it holds something else."""
         if not (folder / ABOUT).is_file():
-            raise StateError(f"{folder} is no exported model: it has no {ABOUT}; `fedloom export RUN` makes one")
+            raise StateError(
+                f"{folder} is not an exported model, because it has no {ABOUT}; run `fedloom export RUN` first"
+            )
         try:
             about = _About.model_validate_json((folder / ABOUT).read_bytes())
             tasks = tuple(_task(folder, value) for value in about.tasks)
@@ -278,7 +278,7 @@ class Bundle:
         """
         library = need("PIL.Image", "vision")
         if not is_image(self.input_shape):
-            raise UserError(f"{file}: the model takes inputs of shape {self.input_shape}, which are no images")
+            raise UserError(f"{file}: the model takes inputs of shape {self.input_shape}, which are not images")
         channels, height, width = self.input_shape
         try:
             with library.open(file, formats=FORMATS) as opened:

@@ -71,7 +71,7 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
     built = build(recipe, partition=partition, dataset=like.dataset if like is not None and same else None)
     run = Run.read(folder)
     if run.info["layout_hash"] != built.layout.hash:
-        raise StateError(f"{folder}: the model is not what it was when the run began")
+        raise StateError(f"{folder}: the model differs from the one that the run began with")
     # the recipe cannot hold a Method that was made in Python, but the run's record has its name
     return replace(built, method=replace(built.method, name=run.label)), run
 
@@ -88,7 +88,7 @@ def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> li
         built, run = reopen(folder, first)
         if first is not None and built.dataset.train is not first.dataset.train and built.data_hash != first.data_hash:
             raise StateError(
-                f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
+                f"not comparable, because the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
                 f"(seed {built.recipe.seed})"
             )
         found.append(Finished(folder, built.method.name, int(run.info["final_round"]), built, trained_models(folder)))

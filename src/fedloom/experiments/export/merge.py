@@ -59,7 +59,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
             found = (
                 f"{other.input_shape}, {other.signal} in {folder}, {first.input_shape}, {first.signal} in {models[0]}"
             )
-            raise UserError(f"merge: input_shape and signal: {found}, expected the same inputs")
+            raise UserError(f"merge: input_shape and signal: {found} found, expected the same inputs")
     tasks = _tasks(models, bundles)
     theta = layout.flatten(start).clone()
     X = torch.stack([layout.flatten(bundle.module) - theta for bundle in bundles])
@@ -96,10 +96,13 @@ def _stage(rule: str) -> Stage:
     beside = sorted(field for field in stage.traits.reads if ":" in field)
     if beside:
         raise UserError(
-            f"merge: --rule {rule} reads {beside[0].partition(':')[2]} of training, which models do not have"
+            f"merge: --rule {rule} reads {beside[0].partition(':')[2]} from training, which exported models do not have"
         )
     if replace(method, edge=plain.edge, stage=plain.stage) != plain or not stage.traits.reduces:
-        raise UserError(f"merge: --rule {rule} changes more than how rows become one, which is all that merging does")
+        raise UserError(
+            f"merge: --rule {rule} changes more than the combination of rows, and merging does only that; choose "
+            "another rule"
+        )
     return stage
 
 
@@ -117,7 +120,10 @@ def _same_network(folder: Path, module: MultiTask, other: Path, first: MultiTask
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     for name, value in first.named_parameters():
         if name in frozen and not torch.equal(frozen[name], value):
-            raise UserError(f"merge: {name}, which was not trained, differs in {folder} and {other}: no common start")
+            raise UserError(
+                f"merge: {name}, which was not trained, differs in {folder} and {other}: the models have no common "
+                "start"
+            )
 
 
 def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
@@ -155,7 +161,7 @@ def _written(
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(f"merge: the models have other parts than those of {models[0]}: {error}") from None
+        raise UserError(f"merge: expected models with the parts of {models[0]}: {error}") from None
     method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
     said = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
     names = ", ".join(folder.name for folder in models)

@@ -45,7 +45,8 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         scaled = [client] * len(names)
     elif not there and ALL not in table.scales and len(table.scales) > 1:
         raise UserError(
-            f"{where}: no column {table.site!r}, but each site is scaled by its own numbers; name one with --client"
+            f"{where}: no column {table.site!r}, but the model scales each site by its own numbers; choose a site "
+            "with --client"
         )
     else:
         scaled = names if there else [next(iter(table.scales))]
@@ -82,16 +83,18 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         found[task] = best
         found |= {f"p({task}={name})": output[:, place] for place, name in enumerate(label.classes)}
     if not found.keys() - {table.site}:
-        raise UserError(f"{model}: it has no prediction for these rows")
+        raise UserError(f"{model}: the model has no prediction for these rows")
     return DataFrame(found)
 
 
 def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
     bundle = Bundle.read(folder)
     if bundle.table is None:
-        raise UserError(f"{folder}: the model was trained on inputs that are no table")
+        raise UserError(f"{folder}: expected a model that was trained on a table")
     if client not in (None, bundle.client):
-        raise UserError(f"{folder}: this is one model; --client chooses among those of a run's folder")
+        raise UserError(
+            f"{folder}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
+        )
     tasks = {task.name for task in bundle.tasks}
     return bundle.table, lambda site, task: bundle.module if task in tasks else None
 
@@ -99,7 +102,7 @@ def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
 def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
     run, recipe = Run.read(folder), recipe_in(folder)
     if "table" not in run.info:
-        raise UserError(f"{folder}: the run was trained on inputs that are no table")
+        raise UserError(f"{folder}: expected a run that was trained on a table")
     try:
         table = Preprocessing.model_validate(run.info["table"])
     except ValidationError as error:
@@ -116,7 +119,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
         key = next((key for key in model_keys(who, task) if key in models), None)
         if key is None:
             whose = f"site {site!r} is no client of the run" if site != EVERYONE else "the rows have no site"
-            raise UserError(f"{folder}: {whose}, and it has no model for all; name a client's with --client "
+            raise UserError(f"{folder}: {whose}, and the run has no global model; choose a client with --client "
                             f"({', '.join(list(clients)[:5])} ...)")  # fmt: skip
         if who is not None and key == who and task not in clients[who]["tasks"]:
             return None  # its head was never trained

@@ -132,10 +132,12 @@ def _task(run: Finished, name: str | None) -> Task:
         kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks.values() if name in (None, task.name))
         raise StateError(f"{folder}: expected a task with one class per example, found {kinds}")
     if len(chosen) > 1:
-        raise StateError(f"{folder}: has several tasks, name one with --task: {', '.join(t.name for t in chosen)}")
+        raise StateError(
+            f"{folder}: the run has several tasks; choose one with --task: {', '.join(t.name for t in chosen)}"
+        )
     for client in federation.clients.values():
         if client.domain is None and chosen[0].name in client.tasks:
-            raise StateError(f"{folder}: client {client.id!r} has no domain; the partition must be by domains")
+            raise StateError(f"{folder}: client {client.id!r} has no domain; expected a partition by domains")
     return chosen[0]
 
 

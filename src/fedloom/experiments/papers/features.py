@@ -93,7 +93,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
     """
     attached = run.feature_module
     if attached is None:
-        raise StateError(f"{run.name}: the run has no feature modules")
+        raise StateError(f"{run.name}: expected a run with feature modules (method f2dc), found none")
 
     def parts(module: FeatureModule, inputs: tuple[Tensor], _output: Tensor) -> Tensor:
         (f,) = inputs
@@ -255,7 +255,7 @@ def features(
 def _spectrum(run: DomainRun, view: DomainModel, features: Tensor) -> Spectrum:
     if len(features) < 2:
         raise StateError(
-            f"{run.name}: domain {view.domain!r}: expected two or more test examples, found {len(features)}"
+            f"{run.name}: domain {view.domain!r}: expected at least two test examples, found {len(features)}"
         )
     values = singular_values(features)
     return Spectrum(run.name, view, len(features), features.shape[1], values, effective_rank(values))

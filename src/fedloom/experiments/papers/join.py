@@ -197,9 +197,11 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
         raise RecipeError(f"no task {task!r} in the data.{choices('Tasks', task, names)}.{more}")
     if dataset.input_shape != built.dataset.input_shape:
-        raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
+        raise DataError(
+            f"expected inputs of shape {built.dataset.input_shape}, as in the run, found {dataset.input_shape}"
+        )
     if dataset.signal != built.dataset.signal:
-        raise DataError(f"inputs are {dataset.signal}, but the run's are {built.dataset.signal}")
+        raise DataError(f"expected the inputs of the run, {built.dataset.signal}, found {dataset.signal}")
     return dataset
 
 
@@ -215,9 +217,9 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
     same = _same_examples(built, dataset)
     if client is not None:
         if task in clients[client].tasks:
-            raise RecipeError(f"client {client!r} has the task {task!r} already; name another client or task")
+            raise RecipeError(f"client {client!r} already has the task {task!r}; choose another client or task")
         if not same:
-            raise DataError("with --client, --data must leave the examples as they are; they differ from the run's")
+            raise DataError("--data changes the examples, but --client needs those of the run: leave one of them out")
         mine = np.intersect1d(able, clients[client].train.positions)
         if not len(mine):
             raise DataError(f"client {client!r} holds no example with a label of task {task!r}")
@@ -228,7 +230,7 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
     free = np.setdiff1d(able, held)
     if not len(free):
         raise DataError(
-            f"every example of task {task!r} is held by a client of the run: name a client that takes it up with "
+            f"the clients of the run hold every example of task {task!r}: choose one of them with "
             "--client, or load more data with --data"
         )
     return free, ()
@@ -300,7 +302,7 @@ class _Newcomer:
         added = Additions(phases=self.built.method.phases)
         result = train(self.model, work, training, Ctx(number, seed), added, {"optimizer": memory})
         if not bool(torch.isfinite(self.model.vector).all()):
-            raise StateError(f"client {self.me.id!r}, round {number}: the model is not finite any more")
+            raise StateError(f"client {self.me.id!r}, round {number}: the model is no longer finite")
         return result.optimizer
 
     def _score(self) -> float:

@@ -98,7 +98,8 @@ def task_models(folder: str | Path) -> TaskModels:
             else "no client holds it alone"
         )
         raise StateError(
-            f"{folder}: task {missing[0]!r} has no model of its own: {why}. Run the method matu, or local with clients "
+            f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
+            "clients "
             "that hold one task each (partition=one-task)"
         )
     label = f"{recipe.name}, {run.label}, seed {recipe.seed}"

@@ -64,7 +64,7 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
     for column in (*labels, *([] if by_number else [clients])):
         if column not in content.columns:
             more = choices("Found", column, content.columns)
-            raise RecipeError(f"no column {column!r} that could be a label or say whose a row is.{more}")
+            raise RecipeError(f"no column {column!r} that could be a label or name the client of each row.{more}")
     if content.columns:
         data["labels"] = {label: label + content.suffix for label in labels}
     if not by_number:

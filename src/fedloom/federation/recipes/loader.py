@@ -183,7 +183,7 @@ def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str
     """Take a section with several out of the content that has it."""
     section = value.pop(key, None) or {}
     if not isinstance(section, dict) or not all(isinstance(changes, dict) for changes in section.values()):
-        raise RecipeError(f"{where}, {key}: {found(section)} found, expected a mapping of labels to what they change")
+        raise RecipeError(f"{where}, {key}: {found(section)} found, expected a mapping of labels to their changes")
     return section
 
 
@@ -199,7 +199,7 @@ def _liked(like: Any, where: str, origin: Origin, kind: str, home: Traversable, 
                 raise RecipeError(f"{where}, like: {like!r} found, expected a file in {folder} or below it")
             source = path if path.is_file() else source
     if str(source) in above or len(above) > LONGEST:
-        raise RecipeError(f"{where}, like: {' -> '.join((*above, str(source)))} is a circle, or too long")
+        raise RecipeError(f"{where}, like: {' -> '.join((*above, str(source)))} is circular, or too long a chain")
     if isinstance(source, str) and source not in known:
         raise RecipeError(f"{where}, like: {like!r} is neither a file nor a packaged {kind}.{nearest(source, known)}")
     return read(source, kind, home, above=above)

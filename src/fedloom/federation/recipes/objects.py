@@ -90,7 +90,7 @@ def without_method(section: MethodSection) -> None:
     """Refuse a recipe that needs a Method made in Python, without one."""
     if section.python is not None and not section.is_held:
         raise RecipeError(
-            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+            f"method.python: the method was the Python object {section.python!r}, which a recipe cannot store; pass "
             "it as method= in Python (fedloom.run, fedloom.resume)"
         )
 
@@ -104,6 +104,6 @@ def undone(section: MethodSection, name: str) -> None:
     for key, value in given.items():
         found = ", ".join(value) if isinstance(value, dict) else value
         raise RecipeError(
-            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
-            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+            f"method.{key}: {found} found, but the Python object {name!r} replaces the recipe's method, so "
+            f"this key would have no effect; leave it out (method={section.name}), and set it in Python"
         )

@@ -98,7 +98,7 @@ class Named(Section):
             return self._held
         if self.name == GIVEN:
             raise RecipeError(
-                f"{self.section}: {self.params['what']!r} was given in Python, which a recipe cannot hold; give it as "
+                f"{self.section}: {self.params['what']!r} is a Python object, which a recipe cannot store; pass it as "
                 f"{self.argument}= in Python (fedloom.run, fedloom.resume), or name it as package.module:name"
             )
         return self.registry()[self.name]

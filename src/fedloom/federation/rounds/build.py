@@ -140,13 +140,13 @@ def _pace(peers: PeersSection | None, share: float, method: Method) -> None:
     ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
     if ages and not free:
         raise RecipeError(
-            f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "
-            "peers: {mode: asynchronous} are not"
+            f"method: {method.name} reads {', '.join(ages)}, which only asynchronous peers have; "
+            "set peers: {mode: asynchronous}, or choose another method"
         )
     if free and share < 1:
         raise RecipeError(
-            f"training.participation: {share} found, but asynchronous peers take part at their "
-            "own pace; peers.scenario has churn and dropout"
+            f"training.participation: {share} found, but asynchronous peers train at their "
+            "own pace; set it to 1 and describe absences with churn and dropout in peers.scenario"
         )
 
 
@@ -166,8 +166,8 @@ def _numbered_apart(peers: PeersSection, share: float, method: Method) -> None:
     for what, there in partly.items():
         if there:
             raise RecipeError(
-                f"{what} found, but {method.name} begins with groups of the clients that a peer hears, and a group has "
-                "the same number at all peers only where each hears all others; set method.first: noise"
+                f"{what} found, but {method.name} starts with groups of the clients that a peer hears, and groups have "
+                "the same numbers at all peers only if each hears all others; set method.first: noise"
             )
 
 
@@ -182,8 +182,8 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     if partition is None:
         _enough(recipe.partition.arguments, pool)
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
-    else:
-        partition.check(pool, shared=True)
+        partition = partition.by_task(pool) if method.turn.apart else partition
+    partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     if recipe.privacy is not None and dataset.private is not None:
         dataset = _with_noise(recipe, recipe.privacy, dataset, len(federation.clients))
@@ -216,7 +216,9 @@ def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
     for key, value in arguments.items():
         counts = value.values() if isinstance(value, Mapping) else [value]
         if "clients" in key and any(isinstance(count, int) and count > len(pool) for count in counts):
-            raise RecipeError(f"partition.{key}: {value} found, but the data set has {len(pool)} examples for training")
+            raise RecipeError(
+                f"partition.{key}: {value} found, but the data set has only {len(pool)} training examples"
+            )
 
 
 def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
@@ -224,17 +226,20 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
     wanted = module.encoder.seen
     if wanted is None:
         raise RecipeError(
-            f"model.inputs: weights found, but nobody knows how images for {type(module.encoder).__name__} are "
-            "normalised; timm says so for its architectures (model: timm, vit)"
+            f"model.inputs: weights found, but the normalisation of images for {type(module.encoder).__name__} is "
+            "unknown; only timm's architectures state it (model: timm, vit)"
         )
     known = normal(examples, torch.arange(min(len(examples), 1000)))
     mean, std = (v[:1].double() for v in known) if known else (torch.zeros(1, 1), torch.ones(1, 1))
     if known and any(bool((v != v[:1]).any()) for v in known):
-        raise RecipeError("model.inputs: weights found, but the data set normalises each of its sets in another way")
+        raise RecipeError(
+            "model.inputs: weights found, but the data set normalises each of its sets differently; leave it out"
+        )
     goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
     if examples.input_shape[0] != goal.shape[1]:
         raise RecipeError(
-            f"model.inputs: the weights are for images of {goal.shape[1]} channels, found {examples.input_shape[0]}"
+            f"model.inputs: expected images of {goal.shape[1]} channels, as the weights need, found "
+            f"{examples.input_shape[0]}"
         )
     scale, shift = std / spread, (mean - goal) / spread
     return scale.view(1, -1, 1, 1).float(), shift.view(1, -1, 1, 1).float()
@@ -247,7 +252,7 @@ def _needs_parts(method: Method, module: MultiTask) -> None:
     parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
     for part in (*parts, *(rule for rule in method.rules if rule.features)):
         raise RecipeError(
-            f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
+            f"model: {method.name} uses features, heads or layers ({part!r}), but the model is one module; give an "
             "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
         )
 
@@ -278,7 +283,7 @@ def begin_with(module: MultiTask, start: str) -> None:
     path = Path(start).expanduser()
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
-        raise RecipeError(f"model.start: {start!r}: there is no file {file}; a finished run has one")
+        raise RecipeError(f"model.start: {start!r}: the file {file} does not exist; only a finished run has it")
     try:
         stored = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -302,7 +307,7 @@ def _freeze(module: MultiTask, glob: str) -> None:
     chosen = fnmatch.filter(names, glob)
     if not chosen or len(chosen) == len(names):
         what = "no parameter" if not chosen else "every parameter"
-        raise RecipeError(f"model.freeze: {glob!r} matches {what}; names are such as {names[0]}, {names[-1]}")
+        raise RecipeError(f"model.freeze: {glob!r} matches {what}; names look like {names[0]}, {names[-1]}")
     for name in chosen:
         module.get_parameter(name).requires_grad_(False)
 
@@ -314,7 +319,7 @@ def assemble(
     terms, section = None, recipe.privacy
     if section is not None:
         if recipe.peers is not None and section.trust == "central":
-            why = "peers have no server that adds noise; set trust: local"
+            why = "peers have no server that could add noise; set trust: local"
             raise RecipeError(f"privacy.trust: central found, but {why}")
         statistics = dataset.table is not None and dataset.table.noise > 0
         terms = terms_of(section, recipe.training, len(federation.trainers), statistics)
@@ -348,7 +353,9 @@ def _stacks(built: Built) -> None:
     if built.recipe.training.stacked is True:
         workers = built.recipe.runtime.workers
         if workers != "auto" and workers > 1:
-            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
+            raise RecipeError(
+                f"training.stacked: stacks run in one process, but runtime.workers is {workers}; set it to 1"
+            )
         _stackable(built)
 
 
@@ -356,12 +363,16 @@ def _stackable(built: Built) -> None:
     """Refuse what cannot be stacked."""
     recipe, method = built.recipe, built.method
     if isinstance(recipe.training.epochs, dict):
-        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
+        raise RecipeError(
+            "training.stacked: clients of a stack need the same number of epochs, but training.epochs differs by domain"
+        )
     if method.phases or not method.turn.plain:
-        raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
+        raise RecipeError(
+            f"training.stacked: a stack trains one whole model, but {method.name} trains more or less than that"
+        )
     if built.dataset.train.prefetch:
         raise RecipeError(
-            f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
+            f"training.stacked: data set {built.dataset.name!r} may augment its batches, which a stack cannot do"
         )
     refuse_stack(built.module, recipe.training, method.rules)
 

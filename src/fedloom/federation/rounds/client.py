@@ -262,6 +262,7 @@ class EachTaskRound(ClientRound):
         rows: dict[str, Tensor] = {}
         extra: dict[str, list[Any]] = {}
         support: list[Tensor] = []
+        sent: list[tuple[Tensor | None, dict[str, Tensor]]] = []
         for task in sorted(client.tasks):
             one, memory = replace(self, client=client.only(task)), memories.get(task, {})
             result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
@@ -277,6 +278,8 @@ class EachTaskRound(ClientRound):
             for name, value in one._extras(result).items():
                 extra.setdefault(name, []).append(value)
             support.append(self._support((task,)))
+            if self.method.buffers != "local" and model.has_buffers:
+                sent.append(self._buffers())
         merged = LocalResult(
             sum(r.steps for r in results.values()),
             sum(r.examples for r in results.values()),
@@ -291,8 +294,12 @@ class EachTaskRound(ClientRound):
         payload, kept, _ = self._packed(keys, RowList(tuple(rows.values())), sizes, extra, state)
         if not payload.finite:
             return replace(payload, row=row), merged, state
-        stacked = torch.stack(support) if self.method.wants_support else None
-        return replace(payload, row=row, n=self.size(), support=stacked), merged, new | kept
+        beside: dict[str, Any] = {"support": torch.stack(support) if self.method.wants_support else None}
+        if sent:
+            floats = [buffers for buffers, _ in sent if buffers is not None]
+            beside["buffers"] = torch.stack(floats) if floats else None
+            beside["integers"] = {name: torch.stack([i[name] for _, i in sent]).amax(0) for name in model.integers}
+        return replace(payload, row=row, n=self.size(), **beside), merged, new | kept
 
 
 def part_of(method: Method) -> type[ClientRound]:
@@ -351,12 +358,14 @@ def task_messages(
         return dict.fromkeys(tasks, received)
     params, shared = model.layout.parameters, method.shared_part(model.layout)
     origin = params.take(model.initial[: params.d], shared).to("cpu")
-    start = dict.fromkeys(tasks, origin)
+    start = {task: Message(origin, None, received.integers) for task in tasks}
     if received.tasks:
         rows = tuple((client, task) for task in received.tasks)
         X, _ = unpacked(method, shared, federation, rows, received.packed, origin.dtype)
-        start |= {task: origin + x for task, x in zip(received.tasks, X, strict=True)}
-    return {task: Message(vector, received.buffers, received.integers) for task, vector in start.items()}
+        buffers = [None] * len(X) if received.buffers is None or received.buffers.ndim < 2 else received.buffers
+        for task, x, own in zip(received.tasks, X, buffers, strict=True):
+            start[task] = Message(origin + x, own, received.integers)
+    return start
 
 
 def for_task(

@@ -4,6 +4,7 @@ Who takes part in a round: a pure function of (seed or secret, round)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -156,15 +157,17 @@ class BuiltFederation:
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
         """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
 
-        Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
-        that no client holds.
+        It is a client's own where no other client is of its domain. Raises DataError for a client without train
+        examples, without tasks or with an unknown task, and for a task that no client holds.
         """
         known = {t.name: t for t in dataset.tasks}
         everything = np.arange(len(dataset.test), dtype=np.int64)
         tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
+        holders = Counter(share.domain for share in partition.shares)
         for i, name in enumerate(dataset.domains):
             if dataset.test.domain is not None:
-                tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")
+                mine = everything[dataset.test.domain.numpy() == i]
+                tests[name] = Part(dataset.test, mine, "own" if holders[name] == 1 else "shared")
         clients = {}
         for s in partition.shares:
             if not s.tasks:
@@ -173,7 +176,7 @@ class BuiltFederation:
                 if name not in known:
                     raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
             if not len(s.train):
-                raise DataError(f"client {s.client!r} has no train examples")
+                raise DataError(f"client {s.client!r} has no training examples")
             clients[s.client] = BuiltClient(
                 s.client,
                 {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
@@ -184,7 +187,7 @@ class BuiltFederation:
             )
         for name in known:
             if not any(name in c.tasks for c in clients.values()):
-                raise DataError(f"task {name!r} is held by no client")
+                raise DataError(f"no client holds the task {name!r}")
         return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
     def pooled(self, by: Pooled) -> BuiltFederation:
@@ -209,7 +212,9 @@ class BuiltFederation:
         pool = {}
         for name, (one, holders) in some.items():
             if name in self.clients:
-                raise DataError(f"client {name!r}: that is the name of who has the examples of all clients")
+                raise DataError(
+                    f"client {name!r}: this name is reserved for the pool of all clients' examples; rename the client"
+                )
             largest = max(len(client.train) for client in holders.values())
             pool[name] = replace(one, id=name, batches=len(one.train) / largest)
         return replace(self, pool=pool)

@@ -31,8 +31,9 @@ def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFedera
     if isinstance(section.clients, int):
         if not whole:
             raise RecipeError(
-                f"attack.clients: {section.clients} found, but a node with its own data does not know the others, so "
-                "it cannot draw; list the clients' names"
+                f"attack.clients: {section.clients} found, but a node with its own data does not know the other "
+                "clients, "
+                "so it cannot draw some of them; list the clients' names"
             )
         order = torch.randperm(len(clients), generator=generator(seed, "attack")).tolist()
         names = sorted(clients[i] for i in order[: section.clients])
@@ -44,7 +45,9 @@ def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFedera
                 f"attack.clients: no client {name!r}.{nearest(name, clients)} Clients: {', '.join(clients)}"
             )
     if whole and len(names) == len(clients):
-        raise RecipeError(f"attack.clients: {len(names)} of {len(clients)} clients are hostile, expected an honest one")
+        raise RecipeError(
+            f"attack.clients: {len(names)} of {len(clients)} clients are hostile, expected at least one honest client"
+        )
     attack: Attack = section.make()
     for name in names:
         if why := attack.unfit({task: each for task, (each, _) in federation.clients[name].tasks.items()}):

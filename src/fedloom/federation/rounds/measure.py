@@ -69,8 +69,8 @@ def models_to_measure(built: Built) -> None:
     if set(wanted).isdisjoint(there):
         found = ", ".join(wanted)
         raise RecipeError(
-            f"evaluation.models: {found} found, but with {built.method.name} there is only the {there[0]} model of "
-            f"{'all clients' if there[0] == 'global' else 'each client'}, so final numbers would be missing; "
+            f"evaluation.models: {found} found, but {built.method.name} produces only the {there[0]} model of "
+            f"{'all clients' if there[0] == 'global' else 'each client'}, so the run would have no final numbers; "
             f"add {there[0]}"
         )
 
@@ -102,10 +102,12 @@ def unmeasured(built: Built) -> list[str]:
     wanted = recipe.evaluation.splits
     sentences = [gap for split in wanted for gap in gaps[split]]
     if not set(wanted) & set(possible):
-        could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
+        could = f"possible: {', '.join(possible)}" if possible else "no other split can be measured either"
         raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
-        raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
+        raise RecipeError(
+            f"early_stopping: {gaps['val'][0]}, so there is no score to watch; set partition.val_fraction"
+        )
     return sentences
 
 

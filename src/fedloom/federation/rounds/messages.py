@@ -28,7 +28,8 @@ class Message:
     """From the server to one client: the shared parameters, the buffers unless they are local, stages' broadcasts.
 
     `vector` is None if the client continues from its own model, which it has, and if rows are (client, task). Then
-    `packed` has the vectors of `tasks`; any other task starts from the initial model.
+    `packed` has the vectors of `tasks`, and `buffers` a row for each of them (T x b); any other task starts from the
+    initial model.
     """
 
     vector: Tensor | None
@@ -45,7 +46,8 @@ class Payload:
 
     `n`, and each number in `tasks`, is 1 where the method does not read numbers of examples (`Method.counts_examples`).
     `finite` is False if local training produced nan or inf; the payload is then empty. If rows are (client, task),
-    `tasks` are the numbers of examples of the rows, an extra is a list, and support is a matrix of as many rows.
+    `tasks` are the numbers of examples of the rows, an extra is a list, and support and buffers are matrices of as many
+    rows.
     """
 
     row: Row
@@ -132,11 +134,14 @@ def pack_tasks(
     """Return the vectors of some tasks, packed as the client packs its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
+    buffers = state["buffers"]
     if tasks:
         vectors = RowList(tuple(state["tasks"][task] for task in tasks))
         rows = tuple((client, task) for task in tasks)
         packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
-    return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)
+        if of_tasks := state.get("task_buffers"):
+            buffers = torch.stack([of_tasks[task] for task in tasks])
+    return Message(None, buffers, state["integers"], packed=packed, tasks=tasks)
 
 
 @lru_cache
@@ -182,9 +187,10 @@ def count_bytes(
             beside = _size([*sent.extra.values(), *sent.auxiliary.values()])
             bytes_["side", None] = 8 * len(rows) + beside + -(-bits // 8)
     if sent.buffers is not None and len(sent.buffers):
+        each = sent.buffers.element_size() * (len(sent.buffers) if sent.buffers.ndim > 1 else 1)
         for block in method.shared_buffers(layout).blocks:
             key = ("buffer", block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * sent.buffers.element_size()
+            bytes_[key] = bytes_.get(key, 0) + block.size * each
     if sent.integers:
         bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + _size([*sent.integers.values()])
     return bytes_

@@ -61,7 +61,7 @@ class PrivacyTerms:
         if ("privacy" in state or state["round"]) and before != now:
             changed = "no privacy" if before is None else {k: v for k, v in before.items() if v != now[k]}
             raise StateError(
-                f"privacy: {now} found, but the {state['round']} rounds that are done had {changed}; begin a new run"
+                f"privacy: {now} found, but the {state['round']} finished rounds had {changed}; start a new run"
             )
 
 
@@ -72,8 +72,9 @@ def terms_of(section: Privacy, training: Training, clients: int, statistics: boo
     """
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
-            f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
-            "giving one of them away altogether would be private"
+            f"privacy.delta: {section.delta:g} found, expected less than one over the number of clients "
+            f"({clients}): a larger "
+            "delta would allow publishing all data of one client"
         )
     fixed = section.trust == "central" and section.sampling == "fixed"
     share = training.participation if section.trust == "central" else 1.0
@@ -91,7 +92,7 @@ def terms_of(section: Privacy, training: Training, clients: int, statistics: boo
     terms = PrivacyTerms(noise, **about)
     if section.bound is not None and terms.last(section.bound, 1) < 1:
         raise RecipeError(
-            f"privacy.budget: {section.bound:g} found, but one round alone costs {terms.epsilon(1):.3g}; use more noise"
+            f"privacy.budget: {section.bound:g} found, but one round alone costs {terms.epsilon(1):.3g}; add more noise"
         )
     return terms
 
@@ -174,7 +175,9 @@ def _calibrated(about: tuple[tuple[str, Any], ...], epsilon: float, rounds: int)
     while cost(high) > epsilon:
         low, high = high, 2 * high
         if high > 1e6:
-            raise RecipeError(f"privacy.epsilon: {epsilon:g} found, for which no noise is enough in {rounds} rounds")
+            raise RecipeError(
+                f"privacy.epsilon: {epsilon:g} found, which no amount of noise reaches in {rounds} rounds; raise it"
+            )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)

@@ -54,7 +54,6 @@ class Lines(Progress):
     """A plain line on stderr about every tenth of the rounds, and one for each event."""
 
     def start(self, rounds: int, done: int) -> None:
-        """Begin with a run of so many rounds, of which some are done."""
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -89,7 +88,6 @@ class Bars(Progress):
         )
 
     def start(self, rounds: int, done: int) -> None:
-        """Begin with a run of so many rounds, of which some are done."""
         self._round_bar = self._bars.add_task("rounds", total=rounds, completed=done, numbers="")
         self._client_bar = self._bars.add_task("clients", total=None, numbers="")
         self._bars.start()

@@ -195,7 +195,8 @@ def _wrong(new: State, before: State, known: float) -> str | None:
             if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
                 return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
     memory = [one for name, one in new["rule"].items() if one and one is not before["rule"].get(name)]
-    trees = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
+    buffers = new.get("task_buffers") or new["buffers"]
+    trees = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": buffers}
     for what, tree in ((what, tree) for what, tree in trees.items() if tree is not None and len(tree)):
         largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
         if not math.isfinite(largest):

@@ -53,8 +53,9 @@ def pooled(built: Built) -> None:
     elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
     if found := "peers" if recipe.peers is not None else elsewhere:
         raise RecipeError(
-            f"method: {method.name} needs the examples of all clients in one place, but with {found} there is none; "
-            "run it with engine: process and without peers"
+            f"method: {method.name} needs the examples of all clients in one place, but {found} provides no such "
+            "place; "
+            "set runtime.engine: process, and leave peers out"
         )
 
 
@@ -63,10 +64,11 @@ def rows_by_task(built: Built) -> None:
     method, buffers = built.method, built.layout.buffers
     if not method.turn.by_task:
         return
-    if buffers.blocks:
+    if buffers.blocks and not (method.task_vectors and built.recipe.peers is None):
+        where = "with one model for all" if built.recipe.peers is None else "among peers"
         raise RecipeError(
-            f"model: {method.name} trains each task alone, so running statistics cannot be shared "
-            f"({buffers.names[0]}); use a model without, for example norm: group"
+            f"model: {method.name} trains each task alone, so running statistics cannot be shared {where} "
+            f"({buffers.names[0]}); use a model without them, for example norm: group"
         )
     if "trained" in built.recipe.evaluation.models:
         raise RecipeError(
@@ -85,8 +87,9 @@ def unaware_of_presence(built: Built) -> None:
             return
     for stage in (*_unaware(method.edge), *_unaware(method.stage)):
         raise RecipeError(
-            f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some do: "
-            "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
+            f"method: {method.name}: {stage!r} does not declare how it treats rows that lack blocks, but here some do: "
+            "clients have only their own tasks' heads (model.heads: own), send one row per task, or send parts of "
+            "their "
             "models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
             "Updates.present and declare Traits(presence=...), or put PerBlock around it"
         )
@@ -108,7 +111,9 @@ def too_few_rows(built: Built) -> None:
         each = _heard(built.recipe.peers, built.recipe.seed, sorted(federation.clients)) if stages else {}
         for peer, heard in each.items():
             for why in (why for stage in stages for why in stage.unfit(None, heard + 1)):
-                raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
+                raise RecipeError(
+                    f"method: {method.name}: at peer {peer!r}, which hears at most {heard} other peers: {why}"
+                )
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)
@@ -143,7 +148,9 @@ def attacked(built: Built) -> None:
     if not built.attacks or recipe.attack is None:
         return
     if built.method.turn.pool:
-        raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
+        raise RecipeError(
+            f"attack: clients of {built.method.name} send nothing, so they cannot attack; leave attack out"
+        )
     if any(attack.knows_all for attack in built.attacks.values()):
         runtime, peers = recipe.runtime, recipe.peers
         where = ""
@@ -155,11 +162,14 @@ def attacked(built: Built) -> None:
             where = "on a cluster with runtime.exact: false"
         if where:
             raise RecipeError(
-                f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
-                f"{where} there is none; use a server (exact: true), or synchronous peers in one process"
+                f"attack: {recipe.attack.name} needs all honest clients' updates in one place before any is used, but "
+                f"{where} has no such place; use a server (exact: true), or synchronous peers in one process"
             )
         if built.method.codec.stays_packed:
-            raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")
+            raise RecipeError(
+                f"attack: {recipe.attack.name} needs unpacked rows, but {built.method.codec!r} keeps them packed; "
+                "choose another attack"
+            )
     for group, count, hostile, factor in built.attacked_groups:
         if factor == 0:
             raise RecipeError(
@@ -179,11 +189,13 @@ def epochs_by_domain(built: Built) -> None:
     for client in clients:
         if client.domain not in epochs:
             where = "no domain" if client.domain is None else f"domain {client.domain!r}"
-            raise RecipeError(f"training.epochs: client {client.id!r} is of {where}, found {', '.join(epochs)}")
+            raise RecipeError(
+                f"training.epochs: client {client.id!r} has {where}, but the keys are {', '.join(epochs)}"
+            )
     for name in epochs:
         if name not in domains:
             raise RecipeError(
-                f"training.epochs.{name}: no client is of this domain.{nearest(name, domains)} "
+                f"training.epochs.{name}: no client has this domain.{nearest(name, domains)} "
                 f"Domains: {', '.join(domains)}"
             )
 
@@ -196,41 +208,46 @@ def unprotected(built: Built) -> None:
     if recipe.peers is not None:
         if recipe.peers.mode == "asynchronous":
             raise RecipeError(
-                "privacy: asynchronous peers train as often as they can, but it is rounds that are charged; set "
+                "privacy: the budget counts rounds, but asynchronous peers train as often as they can; set "
                 "peers.mode: synchronous"
             )
         features = ["similarity features"] if "features" in recipe.peers.similarity.signals else []
         for what in (*judged_on_data(recipe.peers), *features):
             raise RecipeError(
-                f"privacy: {what} tells others of a peer's own data, which no noise protects; set null or leave it out"
+                f"privacy: {what} shows other peers values from a peer's own data without noise; set it to null or "
+                "leave it out"
             )
     if recipe.early_stopping is not None:
-        raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
+        raise RecipeError(
+            "early_stopping: it reads clients' validation data without noise, which privacy forbids; leave it out"
+        )
     if recipe.runtime.engine == "flower" and section.trust == "central":
         if section.sampling == "fixed":
-            raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+            raise RecipeError("privacy.sampling: fixed found, but with Flower clients may join later; set poisson")
         if recipe.runtime.flower.enough is not None:
             raise RecipeError(
-                "runtime.flower.enough: where no more answers are waited for, one client more keeps another out, which "
-                "moves the sum by two updates, but one is accounted for; leave it out, or set privacy.trust: local"
+                "runtime.flower.enough: if the server stops waiting early, one more client displaces another. That "
+                "changes the sum by two updates, but the budget counts one; leave it out, or set privacy.trust: local"
             )
     drawn = section.sampling == "poisson" and recipe.training.participation < 1
     if drawn and method.stage.traits.hides and "base" in method.stage.traits.reads:
         raise RecipeError(
             f"privacy.sampling: poisson found, with training.participation {recipe.training.participation}, but "
-            f"{method.name} begins with what the first clients start from, so a round without any would show; expected "
+            f"{method.name} needs the models of the first clients, so a first round without clients would show; "
+            "expected "
             "fixed, or all clients in each round"
         )
     if built.deployed and recipe.runtime.checkpoint_every > 1:
         raise RecipeError(
-            f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "
-            "a crash would release these rounds again; expected 1"
+            f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that continues "
+            "after "
+            "a crash would publish these rounds a second time; expected 1"
         )
     shared = method.shared_buffers(built.layout).names
     if method.buffers != "local" and (shared or integer_buffers(built.module)):
         raise RecipeError(
             f"method.buffers: {method.buffers} found, but running statistics ({next(iter(shared), 'counters')}) travel "
-            "beside the update, and no noise protects them; set method.buffers: local, or a model without"
+            "beside the update without noise; set method.buffers: local, or use a model without them"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from fedloom.core.context import State, new_secret
 from fedloom.core.errors import StateError
 from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.constant import constant_scores
 from fedloom.federation.rounds.measure import headline, measure, trained_records, unmeasured
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import again, gave_up
@@ -16,7 +17,7 @@ from fedloom.federation.rounds.round import Advance, Round, with_server
 from fedloom.federation.rounds.server import server_init
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import GAVE_UP, NOTHING, validation_loss
+from fedloom.federation.runs.reader import CONSTANT, GAVE_UP, NOTHING, validation_loss
 from fedloom.training.flat import integer_buffers
 
 SPENT = "stopped: privacy budget spent"
@@ -85,7 +86,7 @@ class Budget(Observer):
         recipe, terms = self.built.recipe, self.built.terms
         if terms is None or recipe.privacy is None:
             if "privacy" in state:
-                raise StateError("privacy: null found, but the rounds that are done were private; begin a new run")
+                raise StateError("privacy: null found, but the finished rounds were private; start a new run")
             return state
         terms.agree(state)
         terms.epsilon(1)  # without an accountant the run ends here, not after its first round
@@ -172,7 +173,17 @@ class EarlyStopping(Observer):
         return "stopped early" if state["stopped"] else None
 
 
-OBSERVERS: tuple[type[Observer], ...] = (Plot, GivingUp, Budget, EarlyStopping)
+class NoSteps(Observer):
+    """Ends a run after its first round where local training makes no step: later rounds would change nothing."""
+
+    def begin(self, state: State) -> State:
+        """Return the state as it is."""
+        if self.built.method.rules and not any(rule.repeat for rule in self.built.method.rules):
+            self.last = 1
+        return state
+
+
+OBSERVERS: tuple[type[Observer], ...] = (Plot, GivingUp, Budget, EarlyStopping, NoSteps)
 """All of them, in the order in which they are asked."""
 
 
@@ -241,6 +252,8 @@ def _measure_start(built: Built, executor: Executor, folder: RunFolder, state: S
     start = Round(built, 0, progress)
     for why in unmeasured(built):
         start.log("not measured", {"why": why})
+    if not built.deployed and (found := constant_scores(built.federation)):  # empty where the data is at nodes
+        start.record(CONSTANT, {"tasks": {task: list(score) for task, score in found.items()}})
     start.metrics = measure(built, executor, state, record=start.record)
     folder.write_round(start.line, start.ledger.bytes)
     folder.save(state)

@@ -84,7 +84,7 @@ def _tried(built: Built) -> list[Row]:
     shared = method.shared_part(built.layout)
     rows = tuple(sorted(rows_of(method, federation, federation.trainers), key=row_key))
     if len(rows) * shared.d > LARGEST:
-        raise _UnknownError("the model is large")
+        raise _UnknownError("the model is too large")
     present = federation.presence(shared, rows)
     X = torch.randn(len(rows), shared.d, generator=generator(0, "who sees what"), dtype=torch.float64)
     if present is not None:
@@ -98,7 +98,7 @@ def _tried(built: Built) -> list[Row]:
     try:
         out, _ = method.stage(updates, method.stage.init(shared), ctx)
     except (RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise _UnknownError("it looks at more than rows") from error
+        raise _UnknownError("it reads more than rows") from error
     exposed: set[int] = set()
     for s in shared.slices:
         if s.stop - s.start >= len(rows):
@@ -119,7 +119,7 @@ def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any
     }
     for name in built.method.extras:
         if name not in known:
-            raise _UnknownError(f"it looks at {name}")
+            raise _UnknownError(f"it reads {name}")
         yield name, known[name]
 
 

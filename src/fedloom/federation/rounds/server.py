@@ -25,7 +25,7 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
     """Return the server's state before the first round.
 
     `initial` is the whole model vector (parameters, buffers), of which the state has views. With task vectors "tasks"
-    are vectors by task: differences to the initial model.
+    are vectors by task, differences to the initial model, and "task_buffers" the float buffers of their models.
     """
     params, local = layout.parameters, method.buffers == "local"
     shared = method.shared_part(layout)
@@ -33,7 +33,7 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
     return {
         "model": model,
         "personal": {},
-        **({"tasks": {}} if method.task_vectors else {}),
+        **({"tasks": {}, "task_buffers": {}} if method.task_vectors else {}),
         "stage": method.stage.init(shared),
         "rule": {ALL: method.server.init(model)},
         "buffers": None if local else layout.buffers.take(initial[params.d :], method.shared_buffers(layout)),
@@ -219,7 +219,21 @@ def apply_update(
         # views keep the whole matrix alive, so they are only used if they replace every vector
         whole = len(rows) == len(federation.tasks)
         vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
-        return {**new, "tasks": {**state["tasks"], **vectors}}
+        new["tasks"] = {**state["tasks"], **vectors}
+        new = _counted(new, received) if state["integers"] else new
+        if state["buffers"] is not None and len(state["buffers"]):
+            known, apart = state.get("task_buffers", {}), [one for p in received for one in _by_task(p)]
+            new["task_buffers"] = known | {
+                task: merge_buffers(
+                    method,
+                    method.shared_buffers(layout),
+                    federation,
+                    [p for p in apart if p.row[1] == task],
+                    known.get(task, state["buffers"]),
+                )
+                for task in vectors
+            }
+        return new
     shared, still = method.shared_part(layout), tuple[Columns, ...]()
     taken = [row for payload in received for row in payload.rows]
     present = None if method.stage.traits.hides else federation.presence(shared, taken)
@@ -243,10 +257,18 @@ def apply_update(
                 new["personal"][name] = after
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, received, state["buffers"])
-    if state["integers"]:
-        # counters: the largest, because a mean of integers means nothing
-        new["integers"] = {k: torch.stack([p.integers[k] for p in received]).amax(0) for k in state["integers"]}
-    return new
+    return _counted(new, received) if state["integers"] else new
+
+
+def _counted(state: State, received: Sequence[Payload]) -> State:
+    """Return the state with the largest of the integer buffers, counters, of which a mean would say nothing."""
+    return {**state, "integers": {k: torch.stack([p.integers[k] for p in received]).amax(0) for k in state["integers"]}}
+
+
+def _by_task(payload: Payload) -> list[Payload]:
+    """Return a payload with rows (client, task) as one per row, with the row's examples and buffers alone."""
+    rows = zip(payload.rows, payload.sizes, () if payload.buffers is None else payload.buffers, strict=True)
+    return [replace(payload, row=row, n=n, buffers=buffers) for row, n, buffers in rows]
 
 
 def merge_buffers(

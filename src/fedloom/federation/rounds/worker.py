@@ -77,7 +77,8 @@ class EvalJob:
 
     `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
     task has one; `costly` for the metrics that take long too; `pool` for outputs and labels, under the key POOL of
-    the scores, of the tasks whose metrics are also computed over the examples of several clients together.
+    the scores, of the tasks whose metrics are also computed over the examples of several clients together. With `some`
+    the split is cut to that many examples, evenly spaced.
     """
 
     key: int
@@ -91,6 +92,7 @@ class EvalJob:
     task: str | None = None
     costly: bool = False
     pool: bool = False
+    some: int = 0
 
     def same_model(self, other: EvalJob) -> bool:
         """Return whether both measure one model, as far as one can see without a look at it."""
@@ -158,7 +160,8 @@ class Worker:
             if "more than 1 value per channel" in why:
                 why = (
                     f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "
-                    "examples): give it more, choose a batch_size that leaves no single one, or use a model without "
+                    "examples): give the client more, choose a batch_size that leaves no single example, or use a "
+                    "model without "
                     "batch norm"
                 )
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {why}") from error
@@ -239,7 +242,8 @@ class Worker:
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
         with torch.random.fork_rng(devices=[]):  # for models that draw random numbers even here
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
-            yield client.part(job.split)
+            part = client.part(job.split)
+            yield part.spread(job.some) if job.some else part
 
     def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
         """Return the result of any job."""
@@ -253,11 +257,11 @@ def check_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"runtime.device: {name!r} is no device; examples: cpu, cuda, cuda:0") from error
+        raise UserError(f"runtime.device: {name!r} found, expected a device such as cpu, cuda or cuda:0") from error
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise UserError(f"runtime.device: {name!r} asked for, but {count} CUDA devices are here")
+            raise UserError(f"runtime.device: {name!r} found, but this machine has {count} CUDA devices")
     elif device.type != "cpu":
         raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
     return name

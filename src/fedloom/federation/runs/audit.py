@@ -94,7 +94,10 @@ def verified(file: Path, kept: str | None = None) -> list[dict[str, Any]]:
         raise StateError(f"{file} cannot be read: {error.strerror}") from None
     lines = _following(raw, (), file)
     if kept is not None and kept not in {START, *(line["hash"] for line in lines)}:
-        raise StateError(f"{file}: none of its {len(lines)} lines has hash {kept}: it was cut off, or written anew")
+        raise StateError(
+            f"{file}: none of its {len(lines)} lines has the hash {kept}: lines at the end were removed, or the "
+            "file was replaced"
+        )
     return lines
 
 
@@ -106,11 +109,11 @@ def _following(raw: bytes, lines: Sequence[Mapping[str, Any]], file: Path) -> li
         where = f"{file}, line {number + 1}"
         line = _read(text, where)
         if line["number"] != number or line.get("before") != before:
-            raise StateError(f"{where}: it does not follow the line before it: lines were removed, added or moved")
+            raise StateError(f"{where}: the line does not follow the one before it: lines were removed, added or moved")
         checked.append(line)
         before = line["hash"]
     if raw and not raw.endswith(b"\n"):
-        raise StateError(f"{file}, line {len(lines) + len(checked)}: it is cut off")
+        raise StateError(f"{file}, line {len(lines) + len(checked)}: the line is truncated")
     return checked
 
 
@@ -124,7 +127,7 @@ def _read(text: bytes, where: str) -> dict[str, Any]:
             return {**line, "hash": stated}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         pass
-    raise StateError(f"{where}: its content is not what its hash says: it was changed or cut off")
+    raise StateError(f"{where}: the content does not match its hash: the line was changed or truncated")
 
 
 def _hash(line: dict[str, Any]) -> str:

@@ -115,10 +115,14 @@ class RunFolder:
     ) -> RunFolder:
         """Return a new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
+            raise StateError(
+                f"{path} exists and is not empty; continue the run with `fedloom resume`, or choose another folder"
+            )
         copy = checkpoint.mirror_of(path, recipe.runtime.mirror)
         if copy is not None and copy.exists():
-            raise StateError(f"runtime.mirror: {copy} exists: it may be the copy of another run")
+            raise StateError(
+                f"runtime.mirror: {copy} exists already and may be the copy of another run; choose another folder"
+            )
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, recipe.runtime.mirror, warn)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
@@ -183,8 +187,8 @@ class RunFolder:
         for key, what in _SAME.items():
             if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
                 raise StateError(
-                    f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
-                    f"recorded, {about[key]!r} now)"
+                    f"{self.path}: the {what} has changed since the run began ({key}: {before.get(key)!r} "
+                    f"then, {about[key]!r} now)"
                 )
         if before.get("recipe_hash") == about["recipe_hash"]:
             return None
@@ -192,8 +196,8 @@ class RunFolder:
         changed = {key: [value_at(before["recipe"], key), value_at(about["recipe"], key)] for key in keys}
         if not accept or (accept is not True and not set(keys) <= set(accept)):
             raise StateError(
-                f"{self.path}: the recipe is not the one that the run began with: {_words(changed)}. Change it back, "
-                "or go on with --accept-changes, which records that"
+                f"{self.path}: the recipe has changed since the run began: {_words(changed)}. Change it back, "
+                "or continue with --accept-changes, which records the change"
             )
         return changed
 
@@ -309,8 +313,8 @@ class RunFolder:
             path = self.path / name
             if sum_of(path, size) != [size, digest]:
                 raise StateError(
-                    f"{path}: its lines up to round {labels['round']} are not those that the run wrote: they were "
-                    "changed or cut off; put the file back"
+                    f"{path}: the lines up to round {labels['round']} are not those that the run wrote: they were "
+                    "changed or truncated; restore the file"
                 )
 
     def save(self, state: State, name: str = "state") -> None:
@@ -343,7 +347,7 @@ class RunFolder:
             why = of_system(error)
             self._events.append({"event": MIRROR_FAILED, "why": why})
         if why is not None and self._unmirrored is None:
-            self.warn(f"runtime.mirror: {why}. The run goes on; its copy is not up to date until this is mended")
+            self.warn(f"runtime.mirror: {why}. The run continues; its copy stays out of date until this is corrected")
         self._unmirrored = why
 
     @staticmethod
@@ -413,7 +417,7 @@ class RunFolder:
             self._of_this_run(self.mirror, before)
             checkpoint.mirror(self.mirror, self.path)
             self._written = {}
-            tell(f"{error}; its copy in {self.mirror} is whole and has round {kept[0]['round']}")
+            tell(f"{error}; the copy in {self.mirror} is intact and has round {kept[0]['round']}")
             newest = self._newest()
         state, _, problems = newest or (initial(), {}, [])
         for problem in [*problems, *self._damaged_before(state["round"])]:
@@ -448,8 +452,8 @@ class RunFolder:
         metrics = self.path / _METRICS
         if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
             raise StateError(
-                f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
-                f"{last} rounds: put them back, or begin anew in another folder"
+                f"{self.path}: the checkpoints (state.json, state.safetensors) are missing, but {metrics.name} has "
+                f"{last} rounds: restore them, or start again in another folder"
             )
         return None
 

@@ -30,12 +30,16 @@ POOLED = "pooled "
 """Before a metric's name: it is over the examples of all clients together, and not a mean over clients."""
 WITHHELD = "withheld"
 """The kind of a round's records that say which clients' nodes keep which numbers (`what`) to themselves."""
+CONSTANT = "constant prediction"
+"""The kind of the record before the first round: task -> [metric, score of the constant prediction on test data]."""
 NOTHING, GAVE_UP = "nothing learned", "gave up"
 IN_VAIN = {
     NOTHING: "every update of every round was dropped, or every round was lost",
     GAVE_UP: "three rounds in a row were lost; the model is that of the last good one, and resume tries again",
 }
 """The status of a run that ended in vain -> why."""
+UNITS = {("depth", "rmse"): "metres", ("normals", "merr"): "degrees"}
+"""(kind of task, metric) -> unit."""
 ARROWS = {"max": "↑", "min": "↓"}
 """The direction in which a metric is better."""
 
@@ -131,7 +135,7 @@ class Run:
                 if entry["task"] not in tasks or entry["client"] not in clients:
                     raise StateError(
                         f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
-                        f"{entry['client']!r}, which run.json does not have"
+                        f"{entry['client']!r} found, which run.json does not list"
                     )
         return Run(folder, recipe, info, rounds, traffic)
 
@@ -171,6 +175,17 @@ class Run:
     def direction(self, task: str, metric: str) -> str:
         """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
         return str(self.info["tasks"][task]["metrics"].get(metric.removeprefix(POOLED), "min"))
+
+    def unit(self, task: str, metric: str) -> str:
+        """Return 'metres' or 'degrees' for the errors of tasks that have such a unit; otherwise ''."""
+        return UNITS.get((self.info["tasks"][task].get("kind"), metric), "")
+
+    @property
+    def constant(self) -> dict[str, float]:
+        """Return task -> the score of the constant prediction by the task's own metric, where the run recorded it."""
+        found = next((record["tasks"] for _, record in self.records(CONSTANT)), {})
+        primary = {task: about["primary"] for task, about in self.info["tasks"].items()}
+        return {task: number_of(value) for task, (metric, value) in found.items() if primary.get(task) == metric}
 
     @property
     def seed(self) -> int:

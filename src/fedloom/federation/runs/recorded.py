@@ -31,8 +31,6 @@ _CHANGED = "{}: its content is not what the run wrote: it was changed or cut off
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = float | None
 """null stands for nan."""
-Named = dict[str, Any] | None
-"""A section of a recipe."""
 
 
 def no_run(folder: Path, name: str) -> StateError:
@@ -42,118 +40,63 @@ def no_run(folder: Path, name: str) -> StateError:
     return StateError(f"{folder} is not a run folder: {why}")
 
 
-class _Open(TypedDict):
-    """Files may hold more than is said here: later versions and users' own stages add to them."""
-
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
-
-
-class _Task(_Open):
-    primary: str
-    metrics: dict[str, Literal["max", "min"]]
+def _open(name: str, /, **fields: Any) -> Any:
+    """Return a schema with these fields; files may hold more: later versions and users' own stages add to them."""
+    kind = TypedDict(name, fields)  # type: ignore[operator]
+    kind.__pydantic_config__ = ConfigDict(extra="allow", strict=True)
+    return kind
 
 
-class _Client(_Open):
-    tasks: dict[str, float]
-    domain: NotRequired[str | None]
-    train: NotRequired[Natural]
-    val: NotRequired[Natural]
-
-
-class _Change(_Open):
-    after_round: Natural
-    keys: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
-
-
-class Info(_Open):
-    """run.json."""
-
-    tasks: dict[str, _Task]
-    clients: dict[str, _Client]
-    status: str
-    fedloom: NotRequired[str]
-    method: NotRequired[str]
-    recipe_text: NotRequired[str]
-    rounds: NotRequired[Natural]
-    final_round: NotRequired[Natural]
-    parameters: NotRequired[Natural]
-    layout_hash: NotRequired[str]
-    files: NotRequired[dict[str, list[int | str]]]
-    changes: NotRequired[list[_Change]]
-    recipe: NotRequired[dict[str, Any]]
-    origins: NotRequired[dict[str, dict[str, Any]]]
-
-
-class _Recipe(_Open):
-    """recipe.yaml, as far as readers of runs look at it."""
-
-    name: NotRequired[str]
-    seed: NotRequired[Natural]
-    data: NotRequired[Named]
-    partition: NotRequired[Named]
-    model: NotRequired[Named]
-    method: NotRequired[Named]
-    training: NotRequired[Named]
-    runtime: NotRequired[Named]
-    evaluation: NotRequired[Named]
-    early_stopping: NotRequired[Named]
-    peers: NotRequired[Named]
-
-
-class _Metric(_Open):
-    client: str | None
-    task: str
-    metric: str
-    model: str
-    split: str
-    value: Number
-
-
-class _Trained(_Open):
-    client: str
-    task: str
-    loss: Number
-
-
-class _Event(_Open):
-    event: str
-
-
-class _Record(_Open):
-    kind: str
-
-
-class _Round(_Open):
-    round: Natural
-    metrics: list[_Metric]
-    cohort: NotRequired[list[str]]
-    train: NotRequired[list[_Trained]]
-    events: NotRequired[list[_Event]]
-    records: NotRequired[list[_Record]]
-    seconds: NotRequired[dict[str, Number]]
-    seconds_of: NotRequired[dict[str, Number]]
-
-
-class _Cost(_Open):
-    client: str
-    role: str
-    task: str | None
-    bytes: Natural
-
-
-class _Bytes(_Open):
-    round: Natural
-    up: list[_Cost]
-    down: list[_Cost]
-
-
-class _Line(_Open):
-    round: Natural
-
-
-_KINDS: dict[str, TypeAdapter[Any]] = {"run.json": TypeAdapter(Info), "recipe.yaml": TypeAdapter(_Recipe)}
-_KINDS |= {"metrics.jsonl": TypeAdapter(_Round), "bytes.jsonl": TypeAdapter(_Bytes)}
-_LINE = TypeAdapter(_Line)
+_TASK = _open("Task", primary=str, metrics=dict[str, Literal["max", "min"]])
+_CLIENT = _open(
+    "Client",
+    tasks=dict[str, float],
+    domain=NotRequired[str | None],
+    **dict.fromkeys(("train", "val"), NotRequired[Natural]),
+)
+_CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]])
+_INFO = _open(
+    "Info",
+    tasks=dict[str, _TASK],
+    clients=dict[str, _CLIENT],
+    status=str,
+    files=NotRequired[dict[str, list[int | str]]],
+    changes=NotRequired[list[_CHANGE]],
+    recipe=NotRequired[dict[str, Any]],
+    origins=NotRequired[dict[str, dict[str, Any]]],
+    **dict.fromkeys(("fedloom", "method", "recipe_text", "layout_hash"), NotRequired[str]),
+    **dict.fromkeys(("rounds", "final_round", "parameters"), NotRequired[Natural]),
+)
+# recipe.yaml, as far as readers of runs look at it
+_SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
+_RECIPE = _open(
+    "Recipe",
+    name=NotRequired[str],
+    seed=NotRequired[Natural],
+    **dict.fromkeys(_SECTIONS, NotRequired[dict[str, Any] | None]),
+)
+_METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
+_ROUND = _open(
+    "Round",
+    round=Natural,
+    metrics=list[_METRIC],
+    cohort=NotRequired[list[str]],
+    train=NotRequired[list[_open("Trained", client=str, task=str, loss=Number)]],
+    events=NotRequired[list[_open("Event", event=str)]],
+    records=NotRequired[list[_open("Record", kind=str)]],
+    **dict.fromkeys(("seconds", "seconds_of"), NotRequired[dict[str, Number]]),
+)
+_COSTS = list[_open("Cost", client=str, role=str, task=str | None, bytes=Natural)]
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(kind)
+    for name, kind in {
+        "run.json": _INFO,
+        "recipe.yaml": _RECIPE,
+        "metrics.jsonl": _ROUND,
+        "bytes.jsonl": _open("Bytes", round=Natural, up=_COSTS, down=_COSTS),
+    }.items()
+}
+_LINE = TypeAdapter(_open("Line", round=Natural))
 
 
 def check(name: str, value: Any, where: str) -> None:
@@ -201,7 +144,7 @@ def read_info(folder: Path) -> dict[str, Any]:
         raise StateError(f"{file}: expected an object, found {type(info).__name__}")
     check_ = info.pop("check", None)  # runs from before it have none
     if check_ not in (None, checksum(info)):
-        raise StateError(f"{file}: its checksum is not that of its content: it was changed")
+        raise StateError(f"{file}: the checksum does not match the content: the file was changed")
     return renamed.info(info)
 
 
@@ -270,7 +213,7 @@ def head_of(text: str) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(head)
     # the first format had no checksum
     if stated.strip() != digest_of(head) and not (value["format"] == 1 and not stated):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     return value
 
 
@@ -312,7 +255,7 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
             result[int(value["round"])] = value
         except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
-                raise StateError(f"{file}, line {number}: not a round's JSON") from None
+                raise StateError(f"{file}, line {number}: expected the JSON of a round") from None
             continue
         check(file.name, value, f"{file}, line {number}")
     return tuple(result.values())

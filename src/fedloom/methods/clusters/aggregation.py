@@ -109,7 +109,6 @@ class SimilarGroups(SimilarGroupsSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
@@ -156,7 +155,6 @@ class SplittingClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self))
         return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
@@ -165,7 +163,6 @@ class SplittingClusters(Aggregation):
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if not len(updates):
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         clients = [client for client, _ in updates.rows]
@@ -209,7 +206,6 @@ class SplittingClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         unit = " of the first round's mean norm" if self.relative else ""
         when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}, "
         when += f"by {self.linkage} linkage"
@@ -245,7 +241,6 @@ class CosineMix(CosineMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
@@ -265,7 +260,6 @@ class TaskLeaders(TaskLeadersSettings, Stage):
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -297,7 +291,6 @@ class SingleTaskModels(SingleTaskModelsSettings, Stage):
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         held = [str(tasks).split(",") for tasks in updates.extra["tasks"]]
@@ -335,7 +328,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
@@ -343,7 +335,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         k = len(updates)
         history = columns_here().cut(updates.layout, state["history"]).to(updates.data)
         if k and bool(state["history"].any()):
@@ -355,6 +346,5 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
         return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

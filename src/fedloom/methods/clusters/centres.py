@@ -113,7 +113,6 @@ class ChosenClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         traits = Traits.around(inner(self))
         own: dict[str, Untrusted] = {"cluster": Number(-1, self.count - 1, whole=True)}
         if self.mixed:
@@ -131,7 +130,8 @@ class ChosenClusters(Aggregation):
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Fewer clients than the clusters' least sizes ask for."""
         if most < self.count * self.least:
-            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {most}"
+            needed = self.count * self.least
+            yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
@@ -147,7 +147,6 @@ class ChosenClusters(Aggregation):
         return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if not len(updates) and not self.stage.traits.hides:
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         if not state["models"]:
@@ -183,7 +182,6 @@ class ChosenClusters(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         least = f", moved by at least {self.least} clients each" if self.least else ""
         first = f"{self.count} clusters, first from {self.first}{least}"
         return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
@@ -205,7 +203,6 @@ class SoftClusters(Identity):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits of a stage that changes nothing."""
         extras = _shares(self.count)
         reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
@@ -219,7 +216,6 @@ class SoftClusters(Identity):
         return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if not len(updates):
             return updates, state
         if not state["models"]:

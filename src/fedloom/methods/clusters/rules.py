@@ -43,7 +43,6 @@ class BestCluster(LocalRule):
 
     @property
     def needs(self) -> Fields:
-        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
@@ -73,12 +72,10 @@ class DrawnCluster(LocalRule):
 
     @property
     def needs(self) -> Fields:
-        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:
-        """Return the names of what `finish` returns for the server."""
         return frozenset({"extra:cluster"}.union(f"extra:share{j}" for j in range(self.count)))
 
     def begin(self, view: View, state: State) -> State:
@@ -114,12 +111,10 @@ class SoftAnchors(LocalRule):
 
     @property
     def needs(self) -> Fields:
-        """Return the names of what some stage must broadcast."""
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:
-        """Return the names of what `finish` returns for the server."""
         return frozenset(f"extra:share{j}" for j in range(self.count))
 
     def init(self, base: Tensor) -> State:
@@ -141,7 +136,6 @@ class SoftAnchors(LocalRule):
         return {"shares": shares, "rounds": state["rounds"] + 1, "pull": pull}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.lam == 0 or "pull" not in state:
             return
         total = sum(state["shares"])

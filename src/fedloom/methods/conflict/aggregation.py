@@ -96,7 +96,6 @@ class PCGrad(PCGradSettings, Stage):
     traits = Traits("mix", separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         k = len(updates)
         if k < 2:
             return updates, state
@@ -128,7 +127,6 @@ class GradVac(GradVacSettings, Stage):
     traits = Traits("mix", separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         keys, k = [row_key(row) for row in updates.rows], len(updates)
         G, W = gram(updates), torch.eye(k, dtype=torch.float64)
         some, norms, known = nonzero(G).tolist(), G.diagonal().clamp(min=0).sqrt(), state.get("cosines", {})
@@ -162,7 +160,6 @@ class CAGrad(CAGradSettings, Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if self.c == 0:
             return updates.reduced(weighted_mean(updates.replace(coef=None))), state
 
@@ -181,8 +178,6 @@ class ConFIG(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
-
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
             return conflict_free(G, shares(updates.weight.cpu()[members]))
 
@@ -206,7 +201,6 @@ class MinNorm(MinNormSettings, Stage):
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         return updates.reduced(combined(updates, lambda G, members: min_norm(G, self.unit))), state
 
 
@@ -266,8 +260,6 @@ class Weighting(Stage):
         return found
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
-
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
             q, some = torch.zeros(len(G), dtype=torch.float64), nonzero(G)
             if bool(some.any()):
@@ -297,7 +289,6 @@ class UPGrad(Weighting):
     """The mean of the rows, each projected onto the cone of what conflicts with no row (Quinton and Rey, 2024)."""
 
     def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         return _library().UPGradWeighting(p, _projector())
 
 
@@ -306,7 +297,6 @@ class DualProj(Weighting):
     """The mean, projected onto the cone of what conflicts with no row (GEM: Lopez-Paz and Ranzato, NeurIPS 2017)."""
 
     def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         return _library().DualProjWeighting(p, _projector())
 
 
@@ -315,7 +305,6 @@ class AlignedMTL(AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
 
     def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         return _library().AlignedMTLWeighting(p, scale_mode=self.scale)
 
 
@@ -326,7 +315,6 @@ class IMTLG(Weighting):
     traits = _EQUAL
 
     def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         return _library().IMTLGWeighting()
 
 
@@ -337,7 +325,6 @@ class FairGrad(FairGradSettings, Weighting):
     traits = _EQUAL
 
     def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         return _library("scipy").FairGradWeighting(self.alpha)
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:

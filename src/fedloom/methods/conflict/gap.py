@@ -74,7 +74,6 @@ class GapWeights(GapWeightsSettings, Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         clients = [row_key(row) for row in updates.rows]
         n = ctx.population or len(clients) or 1
         weights = {**dict.fromkeys(clients, 1 / n), **state.get("weights", {})}
@@ -119,7 +118,6 @@ class LossWeights(LossWeightsSettings, Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)
         now = {key: math.log(max(loss, 1e-8)) for key, loss in told if math.isfinite(loss)}
         kept = dict(state.get("clients", {}))

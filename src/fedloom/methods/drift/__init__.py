@@ -48,9 +48,9 @@ def fedopt(
     1/(1 - b1) comes on top.
     """
     if b2 is not None and optimizer in ("momentum", "adagrad"):
-        raise ValueError(f"fedopt: b2 plays no part with optimizer {optimizer}")
+        raise ValueError(f"fedopt: optimizer {optimizer} does not use b2; leave it out")
     if eps is not None and optimizer == "momentum":
-        raise ValueError("fedopt: eps plays no part with optimizer momentum")
+        raise ValueError("fedopt: optimizer momentum does not use eps; leave it out")
     if optimizer == "momentum":
         rule: m.ServerRule = m.Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
     else:

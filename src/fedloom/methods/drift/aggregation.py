@@ -44,7 +44,6 @@ class ControlVariates(Stage):
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         layout, k = updates.layout, len(updates)
         present = [k] * len(layout.blocks) if updates.present is None else updates.present.sum(dim=0).tolist()
         change = updates.auxiliary["control"].sum(dim=0)
@@ -66,7 +65,6 @@ class DualShift(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self), reduces=True)
 
     def init(self, layout: Layout) -> State:
@@ -74,7 +72,6 @@ class DualShift(Aggregation):
         return {"dual": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         k = len(updates)
         if not k:
             return self.stage(updates, state["stage"], ctx)[0], state
@@ -90,7 +87,6 @@ class DualShift(Aggregation):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         return (Box("plus the mean of all clients' updates so far", inside=self.stage.boxes),)
 
 
@@ -104,13 +100,11 @@ class NormaliseSteps(NormaliseStepsSettings, Stage):
 
     @cached_property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
         reads = {"X", "weight", "extra:a", *counts}
         return Traits("mix", reads, presence="block", separable=True, extras={"a": Number(0)})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]
         updates = updates.keep(moved)
         a = torch.tensor([float(v) for v in updates.extra["a"]], dtype=torch.float64)

@@ -45,7 +45,6 @@ class ControlVariate(LocalRule):
         return {**state, "correction": correction, "sum": torch.zeros_like(view.base)}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         for s in common(view.trained, view.shared):
             state["sum"][s] += view.grad[s]
             view.grad[s] += state["correction"][s]
@@ -68,7 +67,6 @@ class Dual(DualSettings, LocalRule):
         return {"dual": torch.zeros_like(base)}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         for s in view.shared:
             view.grad[s].add_(view.params[s] - view.base[s] + state["dual"][s], alpha=self.alpha)
 
@@ -98,7 +96,6 @@ class CountedSteps(LocalRule):
         return {"a": 0.0, "velocity": 0.0, "lr": None}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if state["lr"] is None:
             state["lr"] = view.lr or 1.0
         optimizer = view.optimizer

@@ -72,7 +72,7 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
         return replace(changed, private=m.Select(role=(method.private, "private")))
     if method.private.exclude is None:
         raise ValueError(
-            f"{method.name}: {method.private} is private there, and private modules do not go together with it"
+            f"{method.name}: f2dc cannot be combined with private modules, but {method.private} is private"
         )
     return changed  # everything but some part of the network is private, so the modules are too
 

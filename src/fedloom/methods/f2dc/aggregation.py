@@ -41,7 +41,6 @@ class DomainWeights(DomainWeightsSettings, Stage):
 
     @property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         reads = {"n"}
         if self.discrepancy != "none" and self.domains is None:
             reads.add("extra:domain")
@@ -50,7 +49,6 @@ class DomainWeights(DomainWeightsSettings, Stage):
         return Traits("mix", reads, {"weight"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         n = updates.n
         if not float(n.sum()) > 0:
             return updates, state

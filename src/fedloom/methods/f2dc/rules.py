@@ -138,7 +138,7 @@ def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
     The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
     """
     if logits.shape[1] < 2:
-        raise ValueError("F2DC: a wrong label needs at least two classes")
+        raise ValueError("F2DC: expected at least two classes, because a wrong label is needed")
     return logits.detach().scatter(1, labels[:, None], -math.inf).argmax(1)
 
 
@@ -275,10 +275,10 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         """Apply the stage."""
         if isinstance(model.encoder, Linearised):
-            raise RecipeError("feature modules do not go together with a linearised encoder")
+            raise RecipeError("feature modules cannot be combined with a linearised encoder")
         if hasattr(model.encoder, "attached"):
             raise RecipeError(
-                "feature modules are there already; f2dc has its own, so name its parts on fedavg instead"
+                "the method already has feature modules, because f2dc has its own: add them to fedavg instead"
             )
         classes = {task: head.out_features for task, head in model.heads.items() if isinstance(head, nn.Linear)}
         if not classes:
@@ -288,7 +288,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
             raise RecipeError("feature modules need an encoder with maps (B x C x H x W), found none")
         for name in self.layers:
             if name not in maps:
-                raise RecipeError(f"feature modules: {name!r} is no map of the encoder; it has: {', '.join(maps)}")
+                raise RecipeError(f"feature modules: {name!r} is not a map of the encoder; its maps: {', '.join(maps)}")
         bypass = self.scope == "identity"
         attached = nn.ModuleDict()
         for name in self.layers or (list(maps)[-1],):
@@ -338,7 +338,6 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     """
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
         assert view.module is not None

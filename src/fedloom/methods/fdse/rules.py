@@ -98,7 +98,6 @@ class Consistency(ConsistencySettings, LocalRule):
         return {"received": received, "running": None}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if not state:
             return None
         assert view.module is not None

@@ -116,7 +116,7 @@ def server_step(method: m.Method, *, step: Positive) -> m.Method:
     Local training shares nothing and is refused.
     """
     if method.shares_nothing:
-        raise ValueError(f"{method.name}: a server step would change nothing, for everything is private")
+        raise ValueError(f"{method.name}: a server step would have no effect, because everything is private")
     if method.server != m.Plain():
-        raise ValueError(f"{method.name}: server-step takes the place of Plain(step=1.0), but it has {method.server!r}")
+        raise ValueError(f"{method.name}: server-step replaces Plain(step=1.0), but the method has {method.server!r}")
     return replace(method, server=m.Plain(step))

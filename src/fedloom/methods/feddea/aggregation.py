@@ -85,11 +85,9 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
 
     @property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits(presence="block" if self.per_block or self.keep == "random" else "row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if self.rho == 1:
             return updates, state
         X = updates.X
@@ -158,7 +156,6 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     traits = Traits("matrix", writes=frozenset(), presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates):
             encoder = updates.layout.select("encoder")
             if encoder.blocks:

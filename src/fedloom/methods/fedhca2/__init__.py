@@ -47,7 +47,7 @@ def fedhca2(
     `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are for learning them, not for training.
     `encoder` and `decoder` replace a half by the plain mean (of a task's decoders over the clients that have one) or by
     nothing, as in the paper's ablation. The weights of every round are in metrics.jsonl, under "records"; `fedloom
-    hyper RUN` prints and draws them.
+    papers hyper RUN` prints and draws them.
 
     paper    initial weights 0.01 in the text, but 0.1 is best in its tables; lr 0.01, momentum 0.9, weight decay 1e-4;
              c = 0.4 is best of 0.2 .. 0.8. Algorithm 1 has no division by s, does not say that w lies on the simplex,
@@ -123,7 +123,7 @@ def across_tasks(method: m.Method) -> m.Method:
         return replace(method, stage=across, private=heads)
     if not method.stage.traits.reduces or method.private is not None or method.stage.traits.broadcasts:
         raise ValueError(
-            f"{method.name}: across-tasks takes the place of one mean or one attention over all parameters, "
-            "but it has none"
+            f"{method.name}: across-tasks replaces one mean or one attention over all parameters, "
+            "but the method has neither"
         )
     return replace(method, stage=stages.Split({"encoder": method.stage, "*": stages.AcrossTasks()}), private=heads)

@@ -68,7 +68,6 @@ class HyperConflictAverse(_Learner):
 
     @property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
         return Traits("mix", wants=identical, separable=True, presence="coupled")
 
@@ -77,7 +76,6 @@ class HyperConflictAverse(_Learner):
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         before = state["direction"]
         G, inner = inner_products(updates, None if before is None else columns_here().cut(updates.layout, before))
         if not bool(G.any()):
@@ -133,7 +131,6 @@ class HyperCrossAttention(_Learner):
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         parts = by_task(updates.layout)
         held = decoders(updates, parts)
         if not held or not bool(updates.X.any()):
@@ -274,7 +271,6 @@ class AcrossTasks(Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         parts = by_task(updates.layout)
         X, base = updates.X, updates.base
         out = X.clone()
@@ -311,7 +307,6 @@ class AttentionAcrossTasks(Attention):
         return {"alike": list(alike.values()), "held": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         held: dict[str, list[str]] = {}
         for i, task in decoders(updates, by_task(updates.layout)):
             held.setdefault(updates.rows[i][0], []).append(task or "")

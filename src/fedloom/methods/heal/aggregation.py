@@ -30,12 +30,10 @@ class Heal(HealSettings, Stage):
 
     @property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         reads = {"X", "weight"} if self.weights == "multiply" else {"X"}
         return Traits("matrix", reads, {"weight", "coef"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if not len(updates):
             return updates, state
         X = updates.X

@@ -31,7 +31,7 @@ def fedsa_lora(method: m.Method) -> m.Method:
     from fedloom.models.changes import Factors
 
     if method.private is not None:
-        raise ValueError(f"{method.name}: private blocks are there already, beside which fedsa-lora would keep B")
+        raise ValueError(f"{method.name}: fedsa-lora keeps B private, but the method already has private blocks")
     return replace(method, model=(*method.model, Factors()), private=m.Select(name="*.lora_B.*"))
 
 
@@ -63,7 +63,7 @@ def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
     rules that set weights of coordinates (heal), and with methods that have no plain mean to replace.
     """
     if method.server != m.Plain():
-        raise ValueError(f"{method.name}: fedex-lora takes the place of Plain(step=1.0), but it has {method.server!r}")
+        raise ValueError(f"{method.name}: fedex-lora replaces Plain(step=1.0), but the method has {method.server!r}")
     exact = replace(_beside_weights(method, "fedex-lora", rule.scale), codec=m.Sparse())
     return exact.combined_by(rule)
 
@@ -97,13 +97,11 @@ def flora(
     and with rows of tasks (matu).
     """
     if method.own_model:
-        raise ValueError(
-            f"{method.name}: a model of the client's own, which trains all weights, and flora do not go together"
-        )
+        raise ValueError(f"{method.name}: flora cannot be combined with a personal model that trains all weights")
     if any(isinstance(rule, training.Dual) for rule in method.rules):
         raise ValueError(
-            f"{method.name}: clients that remember their factors, where the server remembers their products, and flora "
-            "do not go together"
+            f"{method.name}: flora stores products at the server, so clients cannot keep factors: the two "
+            "cannot be combined"
         )
     products = stages.FactorProducts(scale, ranks or {})
     low = replace(_beside_weights(method, "flora", scale), codec=m.Cropped(), stage=products >> method.stage)
@@ -117,6 +115,6 @@ def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
     from fedloom.models.changes import FreeAdaptedWeights
 
     if method.phases:
-        raise ValueError(f"{method.name}: training in phases and {name} do not go together")
+        raise ValueError(f"{method.name}: {name} cannot be combined with training in phases")
     frozen = m.Phase(m.Select(exclude=m.Select(name="*.base_layer.weight")))
     return replace(method, model=(*method.model, FreeAdaptedWeights(scale)), local=(*method.local, frozen))

@@ -33,7 +33,6 @@ class ExactFactors(ExactFactorsSettings, Stage):
     traits = Traits("matrix", reads={"X", "weight", "base"}, reduces=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         out, layout = weighted_mean(replace(updates, coef=None)), updates.layout
         p = shares(updates.weight.cpu())
         for layer in _layers(layout) if len(updates) else ():
@@ -67,7 +66,7 @@ class FactorProducts(Stage):
         names = set(layout.names)
         for layer in (name.removesuffix(_W) for name in layout.names if name.endswith(_W)):
             if lacking := sorted({layer + _A, layer + _B} - names):
-                raise ValueError(f"products and clients that keep {lacking[0]} do not go together")
+                raise ValueError(f"products cannot be computed where clients keep {lacking[0]}")
         most = min((layout.blocks[layout.names.index(w + _A)].shape[0] for w in _layers(layout)), default=None)
         for client, rank in self.ranks.items():
             if most is not None and rank > most:
@@ -81,7 +80,6 @@ class FactorProducts(Stage):
         return {c: {"rank": torch.tensor(float(self.ranks[c]))} if c in self.ranks else {} for c in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         X, layout = updates.X.clone(), updates.layout
         for layer in _layers(layout):
             after, before = (

@@ -49,7 +49,6 @@ class OwnRank(LocalRule):
         return {"kept": [x[where].detach().clone() for x, where in self._others(view)]}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         for x, where in self._others(view):
             assert x.grad is not None
             x.grad[where] = 0.0

@@ -59,7 +59,7 @@ def matu(
 
     Heads (and decoders) belong to their task and are no part of tau: `shared` among the clients that hold the task
     (weighted mean), `local`, or `frozen` at their initial values. For the paper's setting let the model have `lora`;
-    without it, task vectors cover all parameters of the encoder. Models with running statistics are refused.
+    without it, task vectors cover all parameters of the encoder. Running statistics are averaged per task.
 
     With `lora` the paper does not say what tau is of: here it is of the factors A and B, the "adapter" that is sent.
     With `delta_w` it is of their product: local training adds B A to the frozen weight W and begins again from the
@@ -110,11 +110,15 @@ def by_task(method: m.Method) -> m.Method:
              what else FedAvg, which has no tasks, would do with several adapters. Parts that stay at the client, as
              FedPer's, are kept for each task
 
-    For methods with one model at the server. Refused with a model of the client's own beside it, vectors beside the
+    A method that keeps a model for each client, as matfl does, keeps one for each client and task: a client with k
+    tasks becomes k clients, called CLIENT-TASK, each with the examples of one task, and `training.participation` draws
+    among these. This needs data that a recipe deals out, not nodes with data of their own.
+
+    Refused with a model of the client's own beside it, vectors beside the
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
     if method.turn.by_task:
-        raise ValueError(f"{method.name}: rows (client, task) are there already")
+        raise ValueError(f"{method.name}: the method already has one row per client and task")
     if method.turn != m.Received():
-        raise ValueError(f"{method.name}: {method.turn!r} and rows (client, task) do not go together")
-    return replace(method, turn=m.EachTask())
+        raise ValueError(f"{method.name}: {method.turn!r} cannot be combined with one row per client and task")
+    return replace(method, turn=m.EachTask() if method.stage.traits.reduces else m.Apart())

@@ -31,7 +31,6 @@ class TaskVectors(TaskVectorsSettings, Stage):
     traits = Traits("matrix", reads={"X", "weight"}, writes={"X", "tasks"}, reduces=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         holders, layout = rows_of_tasks(updates), updates.layout
         own = layout.without(layout.common)
         uploads, beside = _uploads(updates, own)

@@ -33,7 +33,6 @@ class Merging(Stage):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         X, layout = updates.X, updates.layout
         counts = (updates.weight > 0).cpu()[:, None].expand(-1, len(layout.blocks))
         for have in (updates.present, updates.support):

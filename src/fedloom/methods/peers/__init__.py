@@ -29,15 +29,17 @@ def dfmtl(
     s_ij = max(sim, 0), s_ii = 1, w_ij = s_ij / sum over the `top` and i (eqs. 4.8 to 4.10), theta_i <- theta_i +
     step sum_j w_ij (theta_j - theta_i) (eq. 4.11). Before round `warmup` all get the plain mean (eq. 4.20).
 
-    paper    as above; similarities normalised by min-max or z-score; everybody mixes at one instant
-    release  the own model is left out (every client is overwritten by its neighbours' mean), clients mix one after
-             another in place, and the conflict-averse variants (B2, B3) scramble tensors
-    here     the text; `include_self: false` is the first of the release's differences
+    paper    the cosine itself, of gradients of the loss; similarities normalised by min-max or z-score; everybody mixes
+             at one instant
+    release  the similarity above; the own model is left out (every client is overwritten by its neighbours' mean),
+             clients mix one after another in place, and the conflict-averse variants (B2, B3) scramble tensors
+    here     the release's similarity in the text's mixing; `include_self: false` leaves the own model out
 
     This computes in one place, with clients and a server, what the thesis's peers do; cosines cover everything that is
     shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also has the
-    thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and
-    dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
+    text's similarities, the thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the
+    recipes thesis/... and dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the
+    client.
 
     Couples tasks by design: neighbours are chosen among all clients.
     """

@@ -66,7 +66,6 @@ class AtPeer(Stage):
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
         seen = updates.replace(weight=self._weight(updates))
         if "tasks" in self.stage.traits.writes:
@@ -104,7 +103,6 @@ class AtPeer(Stage):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The stage in words, for `str(method)` and the report."""
         return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
 
 
@@ -127,11 +125,10 @@ class ConflictAverseMix(Stage):
         return {"before": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         out = weighted_mean(updates.replace(coef=None))
         targets = ctx.targets or ()
         if len(targets) != 1:
-            raise ValueError(f"{self!r} is for one peer; targets: {targets}")
+            raise ValueError(f"{self!r}: expected one peer as the target, found {targets}")
         own = targets[0][0]
         blocks = updates.layout.blocks
         common = [True] * len(blocks) if updates.present is None else updates.present.all(0).tolist()
@@ -178,10 +175,9 @@ class Gossip(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if resolved(self.topology, self.params).get("directed"):
-            raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
+            raise ValueError(f"{self!r}: gossip needs an undirected graph; set directed: false")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         names = [client for client, _ in updates.rows]
@@ -201,7 +197,6 @@ class SimilarityMix(SimilarityMixSettings, Stage):
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         if len(updates) < 2:
             return updates, state
         W = self.matrix(updates)
@@ -244,6 +239,5 @@ class Staleness(StalenessSettings, Stage):
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
         return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state

@@ -30,7 +30,6 @@ class InterCluster(LocalRule):
     needs = frozenset({"broadcast:others", "broadcast:pull"})
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if "pull" not in view.broadcast:
             return
         for s in view.shared:
@@ -40,23 +39,22 @@ class InterCluster(LocalRule):
 def at_peers(method: Method, config: PeersBase) -> Method:
     """Return the method as it runs at peers. Raises RecipeError if it needs a server."""
     if method.shares_nothing:
-        raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to send")
+        raise RecipeError(f"peers: {method.name} shares nothing, so peers would send nothing; choose another method")
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
     if weighs and "weight" not in method.stage.traits.reads:
         raise RecipeError(
-            f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
-            "nothing; set weights: {kind: uniform}"
+            f"peers: {method.stage!r} does not read weights, so weights of kind {config.weights.kind!r} would have "
+            "no effect; set weights: {kind: uniform}"
         )
     if why := next((why for stage in every(method.stage) for why in stage.unfit(None)), None):
         raise RecipeError(f"peers: {why}")
     if method.weights == "declared":
         raise RecipeError(
-            "peers: method.weights is declared, but peers know of each other only what they say; set "
-            "method.max_examples"
+            "peers: method.weights: declared found, but peers know only what other peers send; set method.max_examples"
         )
     by_task = method.task_vectors
     if method.turn.by_task and not by_task:
-        raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")
+        raise RecipeError(f"peers: {method.name} sends one update per task to one model, which needs a server")
     for what, there in (
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
         ("a penalty", config.penalty > 0),
@@ -66,9 +64,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
         ("judging by anything but overlap", config.judges and set(config.similarity.signals) != {"overlap"}),
     ):
         if by_task and there:
-            raise RecipeError(
-                f"peers: {method.name} has a vector for each task, which does not go together with {what}"
-            )
+            raise RecipeError(f"peers: {method.name} has one vector per task, which cannot be combined with {what}")
     try:
         if config.conflict_averse is not None:
             ca = config.conflict_averse

@@ -11,6 +11,8 @@ from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, NonNegative, Positive, Section
 from fedloom.methods.peers.scenario import Scenario
 
+Scale = Literal["unit", "cosine"]
+LossRule = Literal["exp", "negative", "inverse"]
 Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
 Share = Annotated[float, Field(gt=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
@@ -31,10 +33,41 @@ class Similarity(Section):
 
     signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
+    gradient: Literal["update", "loss"] = "update"
+    """The vector of the signal `gradient`: the update of the round, which is free, or the gradient of the client's loss
+    over its training data (eq. 4.2), which costs one more pass."""
+    scale: Scale = "unit"
+    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9)."""
+    cross_loss: LossRule = "exp"
+    """exp: exp(-loss). negative: -loss (eq. 4.6); soft weights then need `normalise`. inverse: 1 / (loss + 0.01)."""
     normalise: Literal["none", "min-max", "z-score"] = "none"
-    every: Count = 1
-    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
+    """The scale to which each signal is brought over a peer's candidates before signals are combined."""
+    model: Literal["trained", "received"] = "trained"
+    """The model that signals describe: the one after local training, or the one that local training starts from."""
+    every: Count | dict[Signal, Count] = 1
+    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen. Signal -> rounds: a
+    signal that is not named is sent in each round, and those of a round are combined."""
+    samples: Count | None = None
+    """The validation examples on which peers measure cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Similarity:
+        if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
+            raise ValueError(f"every names {unknown[0]!r}, which is not among signals")
+        if self.samples is not None and not self.measured:
+            raise ValueError("samples is about cross-loss and disparity, but signals has neither")
+        if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
+            raise ValueError(
+                "signals.gradient is the update of local training, so it does not exist for model 'received'; "
+                "set gradient: loss"
+            )
+        return self
+
+    def due(self, rounds: int) -> dict[str, float]:
+        """Return the signals, with their weights, that peers send so many rounds after the first."""
+        every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
+        return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
 
     @property
     def measured(self) -> list[str]:
@@ -77,7 +110,7 @@ class Choose(Section):
     @model_validator(mode="after")
     def _fits(self) -> Choose:
         if self.recency is not None and self.top is None and self.threshold is None:
-            raise ValueError("recency is about whom top and threshold choose, found neither")
+            raise ValueError("recency applies to the peers that top or threshold choose; set one of them")
         return self
 
 
@@ -96,9 +129,9 @@ class Weights(Section):
     @model_validator(mode="after")
     def _fits(self) -> Weights:
         if self.kind != "soft" and self.step != 1:
-            raise ValueError(f"step belongs to soft weights, not to {self.kind}")
+            raise ValueError(f"step is only for soft weights, found kind {self.kind}")
         if self.kind == "metropolis" and not self.include_self:
-            raise ValueError("metropolis weights include the peer itself")
+            raise ValueError("metropolis weights always include the peer itself; leave include_self out")
         return self
 
 
@@ -204,31 +237,47 @@ class PeersBase(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
+        negative = self.similarity.cross_loss == "negative" and self.similarity.normalise == "none"
+        if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
+            raise ValueError(
+                "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
+                "set similarity.normalise to 'min-max', or weights.kind to 'uniform'"
+            )
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
-            raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+            raise ValueError("scope 'adaptive' reads cosines of updates: add 'gradient' to similarity.signals")
         groups = self.choose.groups
         if groups is not None:
             for signal in self.similarity.measured:
-                raise ValueError(f"choose.groups needs similarities between others, but {signal} is one to oneself")
+                raise ValueError(
+                    f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
+                    "peer itself"
+                )
+            if self.similarity.scale == "cosine" and self.similarity.normalise == "none":
+                raise ValueError(
+                    "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
+                    "similarity.normalise: min-max"
+                )
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
             if groups.fine is not None and self.scope != "full":
                 raise ValueError(
-                    f"choose.groups.fine is about what is outside the encoder, but scope is {self.scope!r}"
+                    f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
                 )
             if self.mode == "asynchronous":
                 raise ValueError(
-                    "choose.groups looks at all candidates at once, but in mode 'asynchronous' they are judged one by "
-                    "one, as they are heard"
+                    "choose.groups compares all candidates at once, but mode 'asynchronous' judges them one by "
+                    "one, as their messages arrive"
                 )
         if self.choose.recency is not None and self.similarity.normalise == "z-score":
             raise ValueError("choose.recency needs similarities of at least 0, but similarity.normalise is z-score")
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
-                raise ValueError("mode 'asynchronous' needs scenario.speed, else nothing says who is done first")
+                raise ValueError("mode 'asynchronous' needs scenario.speed, which determines who finishes first")
+            if isinstance(self.similarity.every, dict):
+                raise ValueError("similarity.every per signal needs peers in one round, but mode is asynchronous")
             if self.similarity.normalise != "none":
                 raise ValueError(
-                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "
-                    "'asynchronous' they are judged one by one, as they are heard"
+                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
+                    "'asynchronous' judges them one by one, as their messages arrive"
                 )
         return self

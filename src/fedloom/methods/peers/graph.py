@@ -140,7 +140,7 @@ def metropolis(graph: Graph) -> Matrix:
     Raises ValueError for a directed graph.
     """
     if graph.directed:
-        raise ValueError("Metropolis weights need an undirected graph; this one has a link without its opposite")
+        raise ValueError("Metropolis weights need an undirected graph, found a link without its opposite")
     at = {peer: i for i, peer in enumerate(graph.peers)}
     W = np.zeros((len(at), len(at)))
     for a, b in graph.links:

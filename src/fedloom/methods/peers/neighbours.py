@@ -201,7 +201,7 @@ def leader(members: Sequence[str], round: int = 1, rotate: bool = True) -> str:
     Give the members that are present, so that an absent leader is replaced.
     """
     if not members:
-        raise ValueError("a group without members has no leader")
+        raise ValueError("expected a group with members, found an empty one")
     return sorted(members)[(round - 1) % len(members) if rotate else 0]
 
 

@@ -40,7 +40,9 @@ class Presence(Section):
         last: int | None = self.joins
         for first, back in self.away:
             if last is None or first < last or (back is not None and back <= first):
-                raise ValueError(f"absences must follow each other, none before round {self.joins}, found {self.away}")
+                raise ValueError(
+                    f"expected ordered absences that do not overlap, none before round {self.joins}, found {self.away}"
+                )
             last = back
         return self
 
@@ -211,7 +213,7 @@ def synchronous(
             if not seconds >= 0 or (deadline is None and math.isinf(seconds)):
                 raise ValueError(f"{what} {key!r}: expected finite seconds >= 0, found {seconds}")
     if unknown := sorted(sender for sender, _ in transfers if sender not in training):
-        raise ValueError(f"sender {unknown[0]!r} takes no part; there are {', '.join(sorted(training))}")
+        raise ValueError(f"sender {unknown[0]!r} takes no part; the participants are {', '.join(sorted(training))}")
     arrivals = {pair: start + training[pair[0]] + seconds for pair, seconds in sorted(transfers.items())}
     ready = {peer: start + seconds for peer, seconds in training.items()}
     done = max([start, *ready.values(), *arrivals.values()])

@@ -23,8 +23,8 @@ from torch import Tensor
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Layout
 from fedloom.core.settings.section import Checked, Count
+from fedloom.methods.peers.config import LossRule, Scale
 
-Scale = Literal["unit", "cosine"]
 Normalise = Literal["none", "min-max", "z-score"]
 
 _CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
@@ -40,13 +40,13 @@ def shared_columns(layout: Layout) -> Layout:
 
 
 def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -> Tensor:
-    """Cosine of what two peers' updates did to the encoder in this round (eq. 4.3).
+    """Return cosines of two peers' updates or gradients of the encoder (eq. 4.3).
 
     "unit" maps it to (cos + 1) / 2 in [0, 1], as the release does; "cosine" is the equation, in [-1, 1]. An update
-    that is zero is orthogonal to all. Give updates over `shared_columns`, or sketches of them.
+    that is zero is orthogonal to all. Give rows over `shared_columns`, or sketches of them.
 
-    Over the equation: the gradient there is one at the parameters after training; here, as in the release, it is what
-    training did, which costs nothing and is sent anyway.
+    The rows are updates, as in the release, or gradients of the loss (eq. 4.2); the recipe key `similarity.gradient`
+    chooses.
     """
     if scale not in ("unit", "cosine"):
         raise ValueError(f"scale: expected 'unit' or 'cosine', found {scale!r}")
@@ -118,7 +118,7 @@ def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
     return W / W.sum(1, keepdim=True) if len(W) else W.reshape(0, len(tasks))
 
 
-def cross_loss(losses: Tensor, rule: Literal["exp", "negative", "inverse"] = "exp", transposed: bool = False) -> Tensor:
+def cross_loss(losses: Tensor, rule: LossRule = "exp", transposed: bool = False) -> Tensor:
     """How well others' models do here: similarities from losses (n), or (N x N) with L_ij that of model j on i's data.
 
     "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. The order of the
@@ -204,14 +204,15 @@ def combined(
     """Convex combination of named similarities, each normalised first (eq. 4.7; the thesis' alpha is that of overlap).
 
     Weights are divided by their sum; a similarity of weight 0 need not be there, and does not count where it is nan.
-    The release has "none": overlap and (cos + 1) / 2 are in [0, 1] already. The thesis has one of the others.
+    The release has "none": overlap and (cos + 1) / 2 are in [0, 1] already. The thesis has one of the others. A peer's
+    similarity to itself is 1 whatever the scale: the most that a cosine, an overlap and "min-max" can be.
     """
     used = {name: w for name, w in weights.items() if w != 0}
     total = sum(used.values())
     if not used or min(used.values()) < 0 or not total > 0:
         raise ValueError(f"weights: expected numbers >= 0 with a positive sum, found {dict(weights)}")
     if missing := [name for name in used if name not in similarities]:
-        raise ValueError(f"similarity {missing[0]!r} has a weight but is not given; given: {', '.join(similarities)}")
+        raise ValueError(f"similarity {missing[0]!r} has a weight but no value; values: {', '.join(similarities)}")
     parts = []
     for name, w in used.items():
         how = normalise if isinstance(normalise, str) else normalise.get(name, "none")

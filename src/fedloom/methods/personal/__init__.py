@@ -168,7 +168,7 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
     if personal == "heads":
         if layers:
             raise ValueError(
-                "fedper: `layers` go with `personal: decoders`; with `personal: heads` decoders are shared"
+                "fedper: `layers` needs `personal: decoders`, because with `personal: heads` the decoders are shared"
             )
         return m.Method(name="fedper", private="head")
     shared = m.Select(role="encoder", exclude=m.Select(name=tuple(layers)))

@@ -33,7 +33,6 @@ class Anchor(LocalRule):
         return state
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.mu == 0 or "anchor" not in view.broadcast:
             return
         for s in view.shared:
@@ -47,7 +46,6 @@ class TaskCoupling(TaskCouplingSettings, LocalRule):
     needs = frozenset({"broadcast:relation", "broadcast:peers"})
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if self.lam == 0 or "peers" not in view.broadcast:
             return
         relation = float(view.broadcast["relation"])
@@ -65,7 +63,6 @@ class Envelope(EnvelopeSettings, LocalRule):
 
     @property
     def repeat(self) -> int:
-        """Return the number of optimiser steps on each batch."""
         return self.inner
 
     def begin(self, view: View, state: State) -> State:
@@ -80,7 +77,6 @@ class Envelope(EnvelopeSettings, LocalRule):
         return {"w": view.base.clone()}
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
         if view.step and view.step % self.inner == 0:
             self._move(view, state)
         for s in view.trained:

@@ -24,18 +24,18 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
     beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
     if method.turn.pool or method.shares_nothing:
-        raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
-    if method.turn.by_task:
-        raise RecipeError(f"privacy: {method.name} sends a row for each task, so a client counts more than once")
-    if beside:
         raise RecipeError(
-            f"privacy: {method.name} sends {', '.join(beside)} beside the update, which no noise protects"
+            f"privacy: clients of {method.name} send nothing, so there is nothing to protect; leave privacy out"
         )
+    if method.turn.by_task:
+        raise RecipeError(f"privacy: {method.name} sends one row per task, so a client would count more than once")
+    if beside:
+        raise RecipeError(f"privacy: {method.name} sends {', '.join(beside)} beside the update, without noise")
     if local:
         return method.plus(Bounded(clip) >> RowNoise(clip, noise))
     if method.weights != "uniform" and method.max_examples is None:
         raise RecipeError(
-            f"privacy: {method.name} weighs clients by their numbers of examples, which nothing bounds; set "
+            f"privacy: {method.name} weights clients by their numbers of examples, which have no bound; set "
             "method.weights: uniform, or method.max_examples"
         )
     cap = 1.0 if method.weights == "uniform" else float(method.max_examples or 1)
@@ -57,18 +57,18 @@ def _noisy(method: Method, mean: PrivateMean) -> Stage:
     if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
         if first.first == "groups":
             raise RecipeError(
-                f"privacy: {method.name} begins with groups, which are made of what is in rows, so nobody knows how "
+                f"privacy: {method.name} starts with groups that it computes from the rows, so nothing bounds how "
                 "much one client can move them; set method.first: noise"
             )
         return PrivateClusters(first.count, first.first, first.noise, mean, first.least)
     if not first.replaceable:
-        does = {"row": "changes rows behind the clip", "mix": "weighs or mixes rows by what is in them"}
-        why = does.get(first.traits.kind, "looks at the columns of all rows")
+        does = {"row": "changes rows after the clip", "mix": "weights or mixes rows by their values"}
+        why = does.get(first.traits.kind, "reads the columns of all rows")
         raise RecipeError(
-            f"privacy: {method.name}: {first!r} {why}, so nobody knows how much one client can move the result; "
+            f"privacy: {method.name}: {first!r} {why}, so nothing bounds how much one client can move the result; "
             "expected a server that takes a mean of rows, changes of rows at the client (at: edge), or trust: local"
         )
     for stage in after:
         if told := sorted(stage.traits.reads - {"X", "base"}):
-            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {told[0]} of the rows, which no noise protects")
+            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {told[0]} of the rows, which has no noise")
     return Chain((mean, *after)) if after else mean

@@ -34,7 +34,6 @@ class Bounded(Stage):
     traits = Traits(presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         return updates.replace(X=updates.X * bounded(updates, self.clip)[:, None].to(updates.X)), state
 
 
@@ -47,7 +46,6 @@ class RowNoise(Stage):
     traits = Traits(presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         out = updates.X.clone()
         for k, row in enumerate(updates.rows):
             drawn = ctx.hidden("row noise", *row).normal(updates.layout.d).to(out)
@@ -78,7 +76,6 @@ class PrivateMean(Stage):
     robust = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         layout = updates.layout
         w = bounded(updates, self.clip) * (updates.weight / self.cap).clamp(max=1)
         groups = block_groups(layout, updates.present, None)
@@ -113,7 +110,6 @@ class PrivateClusters(ChosenClusters):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return replace(super().traits, hides=max(self.least, 1))
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:

@@ -98,7 +98,6 @@ class KeepsPrototypes(Identity):
         return {client: dict(every) for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         tasks = dict(state["tasks"])
         for task, prototypes in by_task(updates).items():
             tasks[task] = self.update(tasks.get(task), prototypes, task, ctx)

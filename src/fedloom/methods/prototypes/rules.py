@@ -154,7 +154,6 @@ class PrototypePull(LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if self.lam == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -176,7 +175,6 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
     needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -205,7 +203,6 @@ class SemanticAnchors(CollectPrototypes):
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
@@ -255,13 +252,13 @@ class TapLevels(Checked):
         names: tuple[str, ...] = ()
         if self.levels != ():
             if isinstance(model.encoder, Linearised):
-                raise RecipeError("levels of features do not go together with a linearised encoder")
+                raise RecipeError("levels of features cannot be combined with a linearised encoder")
             maps = map_channels(model.encoder, shape)
             names = self.levels or tuple(name for name in maps if re.fullmatch(r"stages\.\d+", name))[:-1]
             for name in names:
                 if name not in maps:
                     known = ", ".join(maps) or "none"
-                    raise RecipeError(f"fedrcl: {name!r} is no map of the encoder; it has: {known}")
+                    raise RecipeError(f"fedrcl: {name!r} is not a map of the encoder; its maps: {known}")
         taps = [_Tap() for _ in names]
         for name, tap in zip(names, taps, strict=True):
             model.encoder.get_submodule(name).register_forward_hook(tap)
@@ -286,7 +283,6 @@ class RelaxedContrast(LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         assert view.module is not None
         levels = [features_now(view)]
         for tap in view.module.encoder.levels:  # type: ignore[union-attr]
@@ -319,7 +315,6 @@ class ModelContrast(ModelContrastSettings, LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
         if self.mu == 0 or "previous" not in state:
             return None
         assert view.features is not None

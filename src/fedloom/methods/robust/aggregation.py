@@ -196,7 +196,6 @@ class ByGram(Robust):
 
     @cached_property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("mix", wants=wants, separable=True, presence="row")
 
@@ -205,7 +204,6 @@ class ByGram(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         fit, once = self._fit(updates, ctx)
         if not len(updates):
             return updates, state
@@ -238,7 +236,6 @@ class Krum(ByGram):
     """Every row becomes the one that is nearest to its K - f nearest rows (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[0]] = 1.0
         return W
@@ -249,7 +246,6 @@ class MultiKrum(ByGram):
     """Every row becomes the mean of the K - f rows with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         W = torch.zeros_like(G)
         W[:, krum_order(G, f)[: len(G) - f]] = 1 / (len(G) - f)
         return W
@@ -262,7 +258,6 @@ class NearestMix(ByGram):
     robust = False  # a hostile row stays a part of its own mean
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return torch.zeros_like(G).scatter_(1, nearest(G, len(G) - f), 1 / (len(G) - f))
 
 
@@ -271,7 +266,6 @@ class GeometricMedian(ByGram):
     """Every row becomes the group's geometric median (RFA: Pillutla et al., IEEE TSP 2022)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return geometric_median(G).expand(len(G), -1)
 
 
@@ -283,7 +277,6 @@ class CentredClip(CentredClipSettings, AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)
 
 
@@ -295,7 +288,6 @@ class ClipNorms(AroundOwn):
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
         centre = torch.zeros(len(G), dtype=G.dtype)
         if own is not None:
             centre[own] = 1.0
@@ -308,7 +300,6 @@ class ByCoordinate(Robust):
 
     @cached_property
     def traits(self) -> Traits:
-        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         wants = {"extra:tasks"} if self.within == "tasks" else set()
         return Traits("matrix", wants=wants, separable=True, presence="block")
 
@@ -317,7 +308,6 @@ class ByCoordinate(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the new rows and the new state."""
         X = updates.empty(len(updates)).zero_()
         for columns, members in self._fit(updates, ctx)[0]:
             f = self._bears(len(members))
@@ -333,7 +323,6 @@ class TrimmedMean(ByCoordinate):
     """Each coordinate is the mean without its f smallest and f largest values (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
-        """One value a column, from a column's values in ascending order (K x columns)."""
         return ordered[f : len(ordered) - f].mean(0)
 
 
@@ -342,6 +331,5 @@ class Median(ByCoordinate):
     """Each coordinate is the median, of an even number of rows the mean of the middle two (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
-        """One value a column, from a column's values in ascending order (K x columns)."""
         k = len(ordered)
         return ordered[(k - 1) // 2 : k // 2 + 1].mean(0)

@@ -110,7 +110,6 @@ class FlippedLabels(Attack):
         return f"expected a task with one class an example, found {', '.join(tasks)}"
 
     def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
-        """Return the examples on which the client trains, from its own."""
         return Flipped(examples, {n: task.channels for n, task in tasks.items() if task.kind == "classification"})
 
 

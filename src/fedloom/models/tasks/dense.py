@@ -71,7 +71,7 @@ class DenseTask(Task):
         super().__post_init__()
         if self.widths and self.channels not in self.widths:
             wanted = " or ".join(map(str, self.widths))
-            raise RecipeError(f"task {self.name!r}: {self.kind} has {wanted} channels, not {self.channels}")
+            raise RecipeError(f"task {self.name!r}: expected {wanted} channels for {self.kind}, found {self.channels}")
 
     def head(self, features: int) -> nn.Module:
         """Return a head from features at stride 4 to predictions at full size."""

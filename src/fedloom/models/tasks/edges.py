@@ -41,7 +41,7 @@ class OdsF(Measure):
 
     def __init__(self, max_dist: float = 0.0075, thresholds: int = 99) -> None:
         if not max_dist > 0:
-            raise ValueError(f"max_dist is above 0, not {max_dist}")
+            raise ValueError(f"max_dist: expected a number above 0, found {max_dist}")
         need("scipy.ndimage", "data")
         self.max_dist = max_dist
         self.levels = levels(thresholds).numpy()

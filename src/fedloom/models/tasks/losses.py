@@ -29,8 +29,7 @@ def _flat(labels: Tensor, pred: Tensor) -> Tensor:
 def _same(labels: Tensor, expected: Sequence[int]) -> None:
     if labels.shape != tuple(expected):
         raise DataError(
-            f"the prediction asks for labels of shape {' x '.join(map(str, expected))}, "
-            f"found {' x '.join(map(str, labels.shape))}"
+            f"expected labels of shape {' x '.join(map(str, expected))}, found {' x '.join(map(str, labels.shape))}"
         )
 
 

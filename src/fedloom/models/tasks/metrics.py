@@ -82,7 +82,7 @@ class _ConfusionMeasure(Measure):
 
     def __init__(self, classes: int, ignore: int = IGNORE, absent: Absent = "skip") -> None:
         if absent not in ("skip", "zero"):
-            raise ValueError(f"absent is 'skip' or 'zero', not {absent!r}")
+            raise ValueError(f"absent: expected 'skip' or 'zero', found {absent!r}")
         self.ignore, self.absent = ignore, absent
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
 
@@ -139,7 +139,7 @@ class DepthError(Measure):
 
     def __init__(self, kind: str = "rmse", limit: float = 80.0, log: bool = False) -> None:
         if kind not in self.KINDS:
-            raise ValueError(f"kind is one of {', '.join(self.KINDS)}, not {kind!r}")
+            raise ValueError(f"kind: expected one of {', '.join(self.KINDS)}, found {kind!r}")
         self.kind, self.limit, self.log = kind, limit, log
         self.seen = 0
         self.sums = torch.zeros(6, dtype=torch.float64)
@@ -176,7 +176,7 @@ class NormalError(Measure):
 
     def __init__(self, kind: str = "merr") -> None:
         if kind not in ("merr", *self.LIMITS):
-            raise ValueError(f"kind is one of merr, {', '.join(self.LIMITS)}, not {kind!r}")
+            raise ValueError(f"kind: expected one of merr, {', '.join(self.LIMITS)}, found {kind!r}")
         self.kind = kind
         self.seen = 0
         self.sums = torch.zeros(4, dtype=torch.float64)

@@ -41,7 +41,7 @@ class Measured:
         if direction is None:
             direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
         if not isinstance(name, str) or name == "loss":
-            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text other than 'loss'")
+            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text that is not 'loss'")
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
             raise RecipeError(
                 f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
@@ -238,7 +238,9 @@ def judged(where: str, metric: Any) -> tuple[str, ...]:
     """Return the names of chosen metrics, from one name, some or None. Raises RecipeError for anything else."""
     names = () if metric is None else (metric,) if isinstance(metric, str) else metric
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise RecipeError(f"{where}: metric={metric!r} found, expected a metric's name such as 'auc', or some")
+        raise RecipeError(
+            f"{where}: metric={metric!r} found, expected the name of a metric, such as 'auc', or a list of names"
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -306,11 +308,15 @@ def task(
         if len(numbers) != classes or not all(0 <= number < float("inf") for number in numbers):
             raise RecipeError(
                 f"task: class_weights={class_weights!r} found, expected "
-                + (f"{classes} numbers of at least 0, one per class" if counts else f"none, for {kind} has no classes")
+                + (
+                    f"{classes} numbers of at least 0, one per class"
+                    if counts
+                    else f"none, because {kind} has no classes"
+                )
             )
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
-        raise RecipeError(f"task: ignore={ignore!r} found, expected a number, and none for normals")
+        raise RecipeError(f"task: ignore={ignore!r} found, expected a number (for normals: None)")
     made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
                        None if columns is None else tuple(columns))  # fmt: skip
     made.named("task")  # raises an error for anything but a function

@@ -113,7 +113,7 @@ class Task(ABC):
         (sum of the labels as numbers, as many as there are classes where they are classes: k x ...; how many there
         were: 1 x ...); one a pixel where labels are maps. A task that has no such answer need not have this.
         """
-        raise NotImplementedError(f"task {self.name!r}: {type(self).__name__} does not say what its labels' mean is")
+        raise NotImplementedError(f"task {self.name!r}: {type(self).__name__} does not define the mean of its labels")
 
     def constant(self, mean: Tensor) -> Tensor:
         """Return the output (channels x ...) that predicts the mean (k x ...) of the labels, as `sums` adds them up."""

@@ -72,6 +72,14 @@ class RunReport:
     """Client -> seconds of its local training in each round."""
     base_found: bool = False
     """True if the baseline was not named, but detected beside the run."""
+    constant: Mapping[str, float] = field(default_factory=dict)
+    """Task -> the score of the constant prediction, as the run recorded it."""
+
+    @property
+    def constant_lines(self) -> dict[str, Series]:
+        """Return task -> the constant prediction's score in each round that measured the task."""
+        rounds = {c.task: c.mean for c in self.curves if c.is_primary}
+        return {task: dict.fromkeys(rounds[task], value) for task, value in self.constant.items() if task in rounds}
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -99,6 +107,17 @@ class GridReport:
     methods: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
     """Baseline -> the methods compared with it, the grid's own baseline first."""
     ranks: Ranks | None = None
+
+    @property
+    def data(self) -> list[str]:
+        """Return the data sets whose tasks were measured."""
+        return list(dict.fromkeys(data for data, _ in self.curves))
+
+    @property
+    def palette(self) -> list[str]:
+        """Return the methods in the order of their colours, which are the same in all figures of the page."""
+        several = [m.label for methods in self.methods.values() for m in methods]
+        return list(dict.fromkeys([*several, *(name for lines in self.curves.values() for name in lines)]))
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
@@ -138,6 +157,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         predictions.of_run(run),
         records.timed(run, "seconds_of"),
         base is None and compared is not None,
+        run.constant,
     )
 
 

@@ -125,16 +125,17 @@ def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
     if report.ranks is not None:
         yield "ranks", Figure("Ranks", [View("mean ranks", of_ranks(report.ranks)["concat"][0])])
     for methods in list(report.methods.values())[:1]:
-        yield from compared(methods)
+        yield from compared(methods, report.palette)
     for number, ((data, row), several) in enumerate(report.curves.items()):
         last = max((max(of, default=0) for of in several.values()), default=0)
         # without those that train for no round, as `constant`, where there are others
         trained = {name: of for name, of in several.items() if last <= 1 or max(of, default=0) > 1}
-        yield f"curves-{number}", over_rounds("", {f"{data}: {row}": trained}, axis(row))
+        name = f"{data}: {row}" if len(report.data) > 1 else str(row)
+        yield f"curves-{number}", over_rounds("", {name: trained}, axis(row), palette=report.palette)
     yield from _confusions(report.predictions.confusions)
 
 
-def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figure]]:
+def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> Iterator[tuple[str, Figure]]:
     """Draw the methods of each data set compared with the page's `at`-th base: gains, by tasks, and costs."""
     for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
         name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
@@ -146,7 +147,7 @@ def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figu
         ends = {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()}
         small = {m.label: m.seeds for m in ranked if len(m.seeds) > 1}
         texts = {n: words.change(of.mean) for n, of in deltas.items()}
-        made = charts.intervals(ends, "Δ %", small=small, texts=texts)
+        made = charts.intervals(ends, "Δ %", small=small, texts=texts, palette=palette)
         yield f"{name}-gains", Figure(f"Gains on {data}", [View("Δ %", made)])
         tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
         rows = {m.label: {c.task: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
@@ -166,18 +167,25 @@ def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figu
                 points = [
                     {"name": m.label, "x": getattr(m, cost), "y": gains[m.label]} for m in mine if m.label in gains
                 ]
-                made = charts.scatter(points, x, "Δ %", labels=True, zero=True, spoken=spoken)
+                made = charts.scatter(points, x, "Δ %", labels=True, zero=True, spoken=spoken, palette=palette)
                 kind = "bytes" if cost == "sent" else "seconds"
                 yield f"{name}-{kind}", Figure(f"Gains on {data}", [View(f"Δ % by {kind}", made)])
 
 
 def over_rounds(
-    title: str, views: Mapping[str, Mapping[str, Series]], y: str | Sequence[str], zero: bool = False
+    title: str,
+    views: Mapping[str, Mapping[str, Series]],
+    y: str | Sequence[str],
+    zero: bool = False,
+    palette: Sequence[str] = (),
 ) -> Figure:
     """Draw lines over the rounds, view by view; `y` is what they show, in all views or in each."""
     axes = [y] * len(views) if isinstance(y, str) else y
     made = [
-        View(name, charts.lines({n: _thin(of) for n, of in several.items()}, "round", of_axis, zero=zero))
+        View(
+            name,
+            charts.lines({n: _thin(of) for n, of in several.items()}, "round", of_axis, zero=zero, palette=palette),
+        )
         for (name, several), of_axis in zip(views.items(), axes, strict=True)
         if several
     ]
@@ -190,7 +198,8 @@ def _thin(series: Series, most: int = POINTS) -> Series:
 
 def axis(of: Curves | TaskMetric) -> str:
     """Return 'mErr in degrees ↓': short, because it stands upright."""
-    return f"{words.metric(of.metric)} {ARROWS[of.direction]}"
+    unit = of.unit if isinstance(of, Curves) else ""
+    return f"{words.metric(of.metric, unit)} {ARROWS[of.direction]}"
 
 
 def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure:
@@ -275,7 +284,8 @@ def matrices(m: Matrices) -> Figure:
 
 def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
     """Draw heat maps of each layer group, and lines over the rounds."""
-    if lines := a.over_rounds.get(IN_CONFLICT):
+    lines = a.over_rounds.get(IN_CONFLICT, {})
+    if any(share > 0 for series in lines.values() for share in series.values()):
         rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
         colors = (charts.PAPER, charts.COLORS[1])
         value = "share of pairs in conflict"
@@ -341,8 +351,9 @@ def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]
     judged = primary(report.curves)
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         if task in judged:
-            lines = {base.label: base.over_rounds[task]} if base is not None and base.over_rounds.get(task) else {}
-            name = f"{task}: {words.axis(judged[task].metric, judged[task].direction)}"
+            label, known = ("constant", report.constant_lines) if base is None else (base.label, base.over_rounds)
+            lines = {label: known[task]} if known.get(task) else {}
+            name = f"{task}: {words.axis(judged[task].metric, judged[task].direction, judged[task].unit)}"
             yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], lines))])
     if base is not None and (changed := _worse(base)) is not None:
         yield f"worse{end}", changed

@@ -28,9 +28,12 @@ class Tile:
     task: str
     about: str
     value: str
+    constant: str
+    """The score of the constant prediction; '' where the page compares with a run."""
     change: str
     interval: str
-    significant: bool | None
+    excludes_zero: bool | None
+    """Whether the interval excludes 0; None without an interval."""
     best: tuple[str, str] | None
     """The best client with its number; None where all have the same."""
     worst: tuple[str, str] | None
@@ -62,18 +65,18 @@ def of_run(report: RunReport) -> Glance:
         if score.primary:
             first.setdefault(score.task, score)
     results = words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in first.values()])
-    sentences = [
-        words.ahead(rounds, label, changes) if base is not None and base.each else results,
-        words.of_tasks(by_task, label),
-        words.losers(changes),
-        words.trend(slope(report.curves)),
-    ]
     judged = primary(report.curves)
-    lines = {} if base is None else base.over_rounds
+    constant = report.constant if base is None else {}
+    if base is not None and base.each:
+        results = words.ahead(rounds, label, changes)
+    elif constant:
+        results = words.beats(rounds, {t: is_better(s, constant[t]) for t, s in first.items() if t in constant})
+    sentences = [results, words.trend(slope(report.curves))]
+    lines = report.constant_lines if base is None else base.over_rounds
     return Glance(
         tuple(text for text in sentences if text),
-        words.about_base(label, report.base_found, bool(report.others)),
-        tuple(_tile(score, judged.get(score.task), lines, by_task) for score in first.values()),
+        words.about_base(label, report.base_found, bool(report.others), bool(constant)),
+        tuple(_tile(s, judged.get(s.task), lines, by_task, constant.get(s.task)) for s in first.values()),
         words.about_changes(label) if by_task else "",
         "" if base is None else _about_gains(label, changes, any(len(set(of)) > 1 for of in base.by_client.values())),
     )
@@ -115,16 +118,28 @@ def slope(curves: Sequence[Curves]) -> float:
     return mean_of(found) if found else math.nan
 
 
-def _tile(score: Score, curve: Curves | None, base: Mapping[str, Series], changes: Mapping[str, Estimate]) -> Tile:
+def is_better(score: Score, constant: float) -> bool:
+    """Return whether a task's number is better than the constant prediction's."""
+    return score.mean > constant if score.direction == "max" else score.mean < constant
+
+
+def _tile(
+    score: Score,
+    curve: Curves | None,
+    base: Mapping[str, Series],
+    changes: Mapping[str, Estimate],
+    constant: float | None,
+) -> Tile:
     of = changes.get(score.task)
     best, worst = (None if c is None else (c[0], words.number(c[1])) for c in (score.best, score.worst))
     return Tile(
         score.task,
-        words.axis(score.metric, score.direction),
+        words.axis(score.metric, score.direction, score.unit),
         words.number(score.mean),
+        "" if constant is None else words.number(constant),
         "" if of is None else words.change(of.mean),
         "" if of is None else words.interval(of),
-        words.is_significant(of),
+        words.excludes_zero(of),
         best,
         worst,
         spark({} if curve is None else curve.mean, base.get(score.task, {})),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedloom.federation.runs.reader import human_bytes
-from fedloom.study.charts import plain
+from fedloom.study.charts import COLORS, color, plain
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
 from fedloom.study.report.figures import compared, figures_of
@@ -22,7 +22,7 @@ def render(report: GridReport) -> str:
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
     figures = figures_of(report)
     for at, methods in enumerate(report.methods.values()):
-        figures |= dict(compared(methods, at))
+        figures |= dict(compared(methods, report.palette, at))
     seeds = f"seeds {facts['seeds']}" if "," in facts["seeds"] else f"seed {facts['seeds']}"
     ranks = None if report.ranks is None else report.ranks.as_table()
     return page.render(
@@ -33,6 +33,7 @@ def render(report: GridReport) -> str:
         report=report,
         lead=f"runs: {facts['runs']} · {seeds}",
         table=report.table.as_table().fragment() if report.table else "",
+        key=_key(report),
         worst=[part for at, data in enumerate(_by_data(report.worst)) if (part := _worst(report.worst, data, at))],
         cells=Table("", head, report.cells, name="cells-table") if report.cells else None,
         bases=[name or "nothing" for name in report.methods],
@@ -42,6 +43,13 @@ def render(report: GridReport) -> str:
         ],
         ranks=ranks and (replace(ranks, title="", notes=(), name="ranks-table", text=(2,)), ranks.notes),
     )
+
+
+def _key(report: GridReport) -> list[tuple[str, str]]:
+    """Return (method, colour) of all curves of the page; empty where colours begin anew, so that dashes count, too."""
+    drawn = [name for name in report.palette if any(name in lines for lines in report.curves.values())]
+    places = {name: at for at, name in enumerate(report.palette)}
+    return [] if len(places) > len(COLORS) else [(name, color(places[name])) for name in drawn if name != "constant"]
 
 
 def _data(report: GridReport) -> dict[str, Any]:
@@ -89,11 +97,11 @@ def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
 def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]:
     """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-    head = ("method", "Δ %", "significant", "bytes", "seconds")
+    head = ("method", "Δ %", "interval excludes 0", "bytes", "seconds")
     lines = []
     for m in [*ranked, *(m for m in methods if m.delta is None)]:
         delta = m.delta.signed if m.delta else "base" if m.label == m.reference else ""
-        significant = {True: "yes", False: "no", None: ""}[words.is_significant(m.delta)]
+        significant = {True: "yes", False: "no", None: ""}[words.excludes_zero(m.delta)]
         lines.append((m.label, delta, significant, human_bytes(m.sent), f"{m.seconds:.1f}"))
     deltas = {m.label: m.delta for m in ranked if m.is_method and m.delta}
     sentence = words.of_methods(deltas, {m.reference for m in ranked})

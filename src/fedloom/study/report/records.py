@@ -173,6 +173,7 @@ class Curves:
     """The round with the best mean over clients on validation data; None without these: test data choose nothing."""
     is_primary: bool = False
     """True if the task is judged by this metric."""
+    unit: str = ""
 
     @cached_property
     def mean(self) -> dict[int, float]:
@@ -203,6 +204,7 @@ class Score:
     """True if the task is judged by this metric."""
     best: tuple[str, float] | None
     """As `worst`, the client with the best value."""
+    unit: str
 
 
 def curves(run: Run) -> tuple[Curves, ...]:
@@ -243,7 +245,8 @@ def curves(run: Run) -> tuple[Curves, ...]:
         judge = replace(made, clients=measured.get((task, metric, "val", model), {})).mean
         known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
         best = best_round(known, made.direction) if len(known) > 1 else None
-        found.append(replace(made, best=best, is_primary=metric == primary[task]))
+        unit = run.unit(task, metric)
+        found.append(replace(made, best=best, is_primary=metric == primary[task], unit=unit))
     return tuple(found)
 
 
@@ -271,6 +274,7 @@ def scores(run: Run) -> tuple[Score, ...]:
                     ends[0],
                     metric == run.info["tasks"][task]["primary"],
                     ends[1],
+                    run.unit(task, metric),
                 )
                 scores.append(score)
     return tuple(sorted(scores, key=lambda score: not score.primary))

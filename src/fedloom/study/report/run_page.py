@@ -56,13 +56,13 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
     end = f"-{at}" if at else ""
     return {
         "base": base,
-        "name": "nothing" if base is None else base.label,
+        "name": base.label if base else "the constant prediction" if report.constant else "nothing",
         "glance": glance.of_run(report),
         "final": _scores(f"final-table{end}", own, base) if own else None,
         "others": _scores(f"others-table{end}", others, base) if others else None,
         "deltas": "" if base is None else _deltas(base),
         "lowest": _lowest(report.scores, base),
-        "about": base and Table("", ("the base", ""), base.facts, name=f"base-table{end}", text=(1,)),
+        "about": base and Table("", ("the baseline", ""), base.facts, name=f"base-table{end}", text=(1,)),
         "worse": _worse(f"worse-table{end}", base) if base is not None and base.each else None,
         "losses": () if base is None else _losses(base),
         "end": end,

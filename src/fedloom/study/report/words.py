@@ -74,20 +74,20 @@ def interval(of: Estimate) -> str:
     return " to ".join(f"{end:.{places}f}".replace("-", "\u2212") for end in ends)
 
 
-def is_significant(of: Estimate | None) -> bool | None:
-    """Return whether an interval leaves out 0; None where there is no interval."""
+def excludes_zero(of: Estimate | None) -> bool | None:
+    """Return whether an interval excludes 0; None where there is no interval."""
     return None if of is None or math.isnan(of.half) else abs(of.mean) > of.half
 
 
-def metric(name: str) -> str:
+def metric(name: str, unit: str = "") -> str:
     """Return a metric as papers write it, with its unit: 'RMSE in metres', 'accuracy'."""
-    spoken, unit = SPOKEN.get(name, (name, ""))
+    spoken = SPOKEN.get(name, name)
     return f"{spoken} in {unit}" if unit else spoken
 
 
-def axis(name: str, direction: str) -> str:
+def axis(name: str, direction: str, unit: str = "") -> str:
     """Return 'mIoU, higher is better'."""
-    return f"{metric(name)}, {'higher' if direction == 'max' else 'lower'} is better"
+    return f"{metric(name, unit)}, {'higher' if direction == 'max' else 'lower'} is better"
 
 
 def ahead(rounds: int, base: str, changes: Mapping[str, float]) -> str:
@@ -104,19 +104,19 @@ def ahead(rounds: int, base: str, changes: Mapping[str, float]) -> str:
     return f"{after} {who} better than with {base} (median {change(middle)})."
 
 
+def beats(rounds: int, better: Mapping[str, bool]) -> str:
+    """Say on which tasks a run is better than the constant prediction; '' without tasks."""
+    won, lost = ([task for task, wins in better.items() if wins is which] for which in (True, False))
+    if not better:
+        return ""
+    on = f"on {listed(won)}" + (f", but not on {listed(lost)}" if lost else "") if won else "on no task"
+    return f"After {count(rounds, 'round')} the model is better than the constant prediction {on}."
+
+
 def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
     """Say the results without a baseline; from (task, metric, number)."""
     each = [f"{value} {metric(name)} on {task}" for task, name, value in values]
     return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
-
-
-def of_tasks(by_task: Mapping[str, Estimate], base: str) -> str:
-    """Say on which tasks a change is significant, for better or worse, and on which it is not."""
-    better, worse, open_ = _sides(by_task)
-    parts = [f"significantly better than {base} on {listed(better)}"] if better else []
-    parts += [f"significantly worse on {listed(worse)}"] if worse else []
-    parts += [f"no significant difference on {listed(open_)}"] if open_ else []
-    return _sentence("; ".join(parts))
 
 
 def of_methods(deltas: Mapping[str, Estimate], references: Collection[str]) -> str:
@@ -135,9 +135,9 @@ def of_methods(deltas: Mapping[str, Estimate], references: Collection[str]) -> s
 
 def _sides(by_name: Mapping[str, Estimate]) -> tuple[list[str], list[str], list[str]]:
     """Return the names of significant improvements, of significant losses, and of what is not significant."""
-    better = [name for name, of in by_name.items() if is_significant(of) and of.mean > 0]
-    worse = [name for name, of in by_name.items() if is_significant(of) and of.mean < 0]
-    return better, worse, [name for name, of in by_name.items() if is_significant(of) is False]
+    better = [name for name, of in by_name.items() if excludes_zero(of) and of.mean > 0]
+    worse = [name for name, of in by_name.items() if excludes_zero(of) and of.mean < 0]
+    return better, worse, [name for name, of in by_name.items() if excludes_zero(of) is False]
 
 
 def _are(names: Sequence[str]) -> str:
@@ -166,18 +166,8 @@ def about_changes(base: str) -> str:
     """Explain the numbers of a tile."""
     return (
         f"A change is the mean over the clients of the task, each compared with itself under {base}, with its 95 % "
-        f"t-interval over clients in brackets. The dashed line is {base}."
+        f"t-interval over clients in brackets, not corrected for the number of tasks. The dashed line is {base}."
     )
-
-
-def losers(changes: Mapping[str, float]) -> str:
-    """Say which clients lost, the worst first."""
-    lost = sorted((v, name) for name, v in changes.items() if v < -NOTHING)
-    if not lost:
-        return ""
-    each = [f"{name} lost {rounded(-v)}\u00a0%" for v, name in lost[:2]]
-    more = len(lost) - len(each)
-    return listed([*each, *([f"{more} more lost less"] if more else [])]) + "."
 
 
 def trend(slope: float) -> str:
@@ -203,19 +193,21 @@ def conflict(groups: Mapping[str, float], pair: tuple[str, str, float] | None) -
     return text.strip()
 
 
-def about_base(base: str, found: bool, named: bool) -> str:
+def about_base(base: str, found: bool, named: bool, constant: bool) -> str:
     """Say what a page compares a run with if nobody named it, and how to get a better baseline.
 
-    `named`: the page itself names the baseline.
+    Args:
+        base: The baseline's method; '' without one.
+        found: True if the baseline was found, and not named.
+        named: True if the page itself names the baseline.
+        constant: True if the page shows the constant prediction's scores.
     """
     run = "Run: fedloom run ... method=local, with all other keys the same"
+    dashed = "The dashed line is the constant prediction, which ignores the input. " if constant else ""
     if not base:
-        return f"No baseline found. {run}, into a folder beside this one; or name a run with --base."
+        return f"{dashed}No run of training alone was found. {run}, into a folder beside this one."
     if found and base == "constant":
-        return (
-            "Compared with the constant prediction, because no run of Local with the same clients and data is beside "
-            f"this one. {run}."
-        )
+        return f"No run of training alone with the same clients and data was found. {run}."
     return f"Compared with {base}, which was found beside this run." if found and not named else ""
 
 

@@ -24,20 +24,20 @@ Combination = tuple[str, str, str]
 
 DELTA = "Δ %"
 SPOKEN = {
-    "miou": ("mIoU", ""),
-    "maxf": ("maxF", ""),
-    "odsf": ("odsF", ""),
-    "merr": ("mErr", "degrees"),
-    "rmse": ("RMSE", "metres"),
-    "pr-auc": ("PR-AUC", ""),
-    "balanced-accuracy": ("balanced accuracy", ""),
-    "brier": ("Brier score", ""),
-    "calibration": ("calibration error", ""),
-    "r2": ("R²", ""),
-    "edge_f_plain": ("F", ""),
-    "auc": ("AUC", ""),
+    "miou": "mIoU",
+    "maxf": "maxF",
+    "odsf": "odsF",
+    "merr": "mErr",
+    "rmse": "RMSE",
+    "pr-auc": "PR-AUC",
+    "balanced-accuracy": "balanced accuracy",
+    "brier": "Brier score",
+    "calibration": "calibration error",
+    "r2": "R²",
+    "edge_f_plain": "F",
+    "auc": "AUC",
 }
-"""Metric -> (how papers write it, unit where it is no fraction)."""
+"""Metric -> how papers write it."""
 OVERALL = {
     "delta_m": ("", DELTA),
     "average": ("", "average"),
@@ -57,6 +57,7 @@ class Column:
     direction: str = "max"
     excluded: bool = False
     """True if no method is better than the constant prediction, so that Delta leaves the task out."""
+    unit: str = ""
 
     def __str__(self) -> str:
         return " ".join(part for part in self.parts if part)
@@ -69,7 +70,7 @@ class Column:
             return above, f"{name} {ARROWS[self.direction]}"
         return (
             self.task + " †" * self.excluded,
-            f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}",
+            f"{SPOKEN.get(self.metric, self.metric)} {ARROWS[self.direction]}",
         )
 
 
@@ -327,10 +328,13 @@ def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tupl
 def _columns(data: str, run: Run, by_domain: bool) -> tuple[Column, ...]:
     """Return a column for each task of a run, or for each domain with the metric of the only task."""
     if not by_domain:
-        return tuple(Column(data, row.task, row.metric, row.direction) for row in run.judged)
+        return tuple(
+            Column(data, row.task, row.metric, row.direction, unit=run.unit(row.task, row.metric)) for row in run.judged
+        )
     history = domain_history(run)
     direction = run.direction(history.task, history.metric)
-    return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
+    unit = run.unit(history.task, history.metric)
+    return tuple(Column(data, domain, history.metric, direction, unit=unit) for domain in history.last.values)
 
 
 def at_constant(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:

@@ -134,7 +134,7 @@ def _caption(grid: Grid, results: Results) -> str:
     seeds = f"seed {grid.seeds[0]}"
     if len(grid.seeds) > 1:
         seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}, {CUT}"
-    spoken = {SPOKEN.get(c.metric, ("", "")) for columns in results.columns.values() for c in columns if c.task}
+    units = {f"{SPOKEN[c.metric]} in {c.unit}" for columns in results.columns.values() for c in columns if c.unit}
     parts = [
         f"{results.split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
         _models(results),
@@ -145,7 +145,7 @@ def _caption(grid: Grid, results: Results) -> str:
         }[grid.show],
         seeds,
         about_model(grid, results.sides),
-        ", ".join(["in the units recorded: fractions, not percent", *sorted(f"{n} in {u}" for n, u in spoken if u)]),
+        ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
     ]
     if grid.delta != "none":
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta

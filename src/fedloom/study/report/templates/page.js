@@ -26,6 +26,9 @@
     widths.set(element, across);
     const width = Math.min(across, chart.usermeta?.widest ?? Infinity);
     const look = inked({ ...chart, config }, getComputedStyle(document.documentElement));
+    for (const { encoding } of element.closest(".keyed") ? [look, ...look.layer] : []) {
+      for (const channel of ["color", "strokeDash", "strokeWidth"]) if (encoding[channel]) encoding[channel].legend = null;
+    }
     const legend = look.encoding?.color?.legend;
     if (legend) {
       legend.columns = Math.max(1, Math.floor((width * legend.columns) / 360));
@@ -81,7 +84,11 @@
   const compare = (base) => {
     document.querySelectorAll("select.base").forEach((select) => (select.value = base));
     document.querySelectorAll(".compared").forEach((part) => (part.hidden = part.dataset.base !== base));
+    named();
   };
+  // what a baseline leaves empty is not named in the contents
+  const named = () => links.forEach((link, i) => (link.parentNode.hidden = !parts[i].getClientRects().length));
+  named();
   document.addEventListener("input", ({ target }) => target.matches("select.base") && compare(target.value));
   window.addEventListener("hashchange", opened);
   opened();

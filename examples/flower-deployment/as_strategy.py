@@ -1,4 +1,4 @@
-"""fedloom's stages inside an existing Flower app: a Strategy, for apps whose clients all have the same model.
+"""The stages of fedloom in a Flower app that exists: a Strategy to copy, for clients that all have the same model.
 
 Flower's strategies cannot carry clients with different heads or tasks, private parts, rows of several tasks, stages at
 the client, codecs, or server rules that look ahead. For these there is `server_app`.
@@ -37,11 +37,14 @@ def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **op
         raise RecipeError(f"as_strategy: {stage!r} reads {', '.join(needs)}, which clients of FedAvg do not send")
     if stage.traits.hides:
         raise RecipeError(
-            f"as_strategy: {stage!r} adds noise, for which nobody would account here; use server_app, with privacy in "
+            f"as_strategy: {stage!r} adds noise, but a strategy keeps no privacy budget; use server_app, with "
+            "privacy in "
             "the recipe"
         )
     if not stage.traits.reduces:
-        raise RecipeError(f"as_strategy: {stage!r} leaves each client a model, but a strategy has one for all")
+        raise RecipeError(
+            f"as_strategy: {stage!r} returns a model per client, but a strategy has one model for all clients"
+        )
 
     class Stages(strategy.FedAvg):  # type: ignore[name-defined]
         """FedAvg with a stage in the place of the mean."""
