@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import fedloom as fl
+import fedloom.tasks
 from fedloom.data import Signal
 from fedloom.engines.api import resume
 from fedloom.errors import DataError, RecipeError, RunWarning, UserError
@@ -139,3 +142,35 @@ def test_lists_mappings_and_pandas() -> None:
         federation(table)
     with pytest.raises(DataError, match=r"its keys are x, y: name them with inputs= and labels="):
         federation({"x": X.tolist(), "y": Y.tolist()})
+
+
+def test_a_client_without_any_label_of_a_task_lacks_it() -> None:
+    x, none = np.zeros((6, 3), np.float32), np.full(6, -1)
+    y = np.array([0, 1] * 3)
+    clients = {
+        "both": fl.Client((x, {"a": y, "b": y.astype(float)})),
+        "one": fl.Client((x, {"a": none, "b": y.astype(float)}), val=(x, {"a": none, "b": y.astype(float)})),
+        "other": fl.Client((x, {"a": y})),
+    }
+    tasks = {"a": fl.task(classes=2), "b": fl.task()}
+    held = {share.client: [*share.tasks] for share in fl.Federation(clients, tasks).partition().shares}
+    assert held == {"both": ["a", "b"], "one": ["b"], "other": ["a"]}
+    clients["one"] = replace(clients["one"], tasks=["a", "b"])
+    with pytest.raises(DataError, match="client 'one' has no labelled example of its task 'a'"):
+        fl.Federation(clients, tasks).partition()
+    with pytest.raises(DataError, match=r"client 'none', train: no example has a label of any task \(a, b\)"):
+        fl.Federation({"none": fl.Client((x, {"a": none}))}, tasks)
+
+
+def test_large_labels_of_a_regression_warn_with_the_task_that_trains() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    clients = {"c": fl.Client((x, (200 + 50 * x[:, 0]).astype(np.float32)))}
+    with pytest.warns(
+        RunWarning, match=r"task 'w': labels of mean 196 .*tasks=\{'w': fedloom.tasks.Regression"
+    ) as warned:
+        fl.Federation(clients, {"w": fl.task()})
+    said = str(warned[0].message)
+    task = eval(said[said.index("fedloom.tasks.Regression") : -1], {"fedloom": fedloom})  # as a user would paste it
+    result = fl.run(fl.Federation(clients, {"w": task}), model="mlp", rounds=10, lr=0.1)
+    assert result.run.final().values["w"]["rmse"] < 25  # in the labels' own unit

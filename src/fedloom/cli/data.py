@@ -36,7 +36,9 @@ def init(
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="The columns to predict, one task per column; not for images."),
+        typer.Option(
+            metavar="NAME,...", help="The columns to predict, a task each; several yes/no columns as one: TASK=A+B."
+        ),
     ] = None,
     clients: Annotated[
         str | None,
@@ -116,19 +118,33 @@ def _of_table(
         names = ", ".join(map(str, read(path, None).frame.columns))
     else:  # the user gave everything that has no default, so no prompt is needed
         method, rounds = method or "fedavg", rounds or 20
-    wanted = _listed(_ask(labels, f"What to predict, of {names}", "")) or []
+    wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), path)
     held = (
         ""
         if clients is None and path.is_dir()
         else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     )
-    tasks = {column: {} if metric is None else {"metric": metric} for column in wanted}
+    tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
     found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
     for line in found.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")
     count = int(held) if held.isdigit() else None
     return draft_of_table(found, path, name, count, how, _ask(rounds, ROUNDS, 20))
+
+
+def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Return what `--labels` says of each task: of a column nothing, of TASK=A+B that it has several labels."""
+    from fedloom.data.tables.read import read
+
+    tasks: dict[str, dict[str, Any]] = {}
+    for name in _listed(text) or []:
+        task, several, columns = name.partition("=")
+        if several and name not in read(path, None).frame.columns:
+            tasks[task.strip()] = {"kind": "multilabel", "columns": [each.strip() for each in columns.split("+")]}
+        else:
+            tasks[name] = {}
+    return tasks
 
 
 def _listed(text: str | None) -> list[str] | None:
@@ -210,7 +226,7 @@ def statistics(
             raise UserError("statistics: --labels is missing, expected the columns to predict")
         from fedloom.data.tables.columns import draft
 
-        found = draft(file, _listed(labels) or [], clients, missing=codes(missing))
+        found = draft(file, _tasks(labels, file), clients, missing=codes(missing))
         about: dict[str, Any] = {"inputs": found.inputs, "tasks": found.tasks, "path": str(file)}
         about |= {"site": found.table.site, "missing": found.table.missing}
     else:

@@ -371,9 +371,10 @@ def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
 def without_label(labels: Tensor, where: Tensor) -> Tensor:
     """Return a batch of labels (B x ...) without those of some examples (B, bool).
 
-    In their place stands IGNORE where there is a label per pixel, NaN for real numbers, -1 for classes.
+    In their place stands IGNORE where there is a label per pixel, NaN for real numbers and several labels, -1 for
+    classes.
     """
-    absent = IGNORE if labels.ndim > 1 else math.nan if labels.is_floating_point() else -1
+    absent = IGNORE if labels.ndim > 2 else math.nan if labels.is_floating_point() else -1
     return labels.masked_fill(where.to(labels.device).view(-1, *(1,) * (labels.ndim - 1)), absent)
 
 
@@ -386,6 +387,8 @@ class Dataset:
     classes   name of a task -> names of its classes, of those that have names
     table     how a table's columns became inputs (a `Preprocessing`)
     notes     what `fedloom show` says of the data
+    private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
+              is sent, or no noise can be added
     """
 
     name: str
@@ -398,6 +401,7 @@ class Dataset:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     table: Any = None
     notes: tuple[str, ...] = ()
+    private: Callable[[Any], Dataset] | None = None
 
     def __post_init__(self) -> None:
         if self.signal is None:

@@ -29,13 +29,18 @@ from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.signal import AXES, Kind, Signal, sized, told
-from fedloom.models.tasks.own import Description, Own
+from fedloom.models.tasks.own import Description
+from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
     "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
+
+
+LARGE = 10.0
+"""A regression whose labels have a larger mean or deviation is better trained on standardised labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,8 @@ class Client:
             (x, then a column of labels for each task); (x, y) or (x, {task: y}) as arrays; a split of Hugging Face
             datasets. y is the label of its only task, or a mapping
     val     the share of them that is set apart for validation, or a data set of its own
-    tasks   names of its tasks, or {name: weight of the loss}; by default all tasks of the federation
+    tasks   names of its tasks, or {name: weight of the loss}; by default those of the federation's tasks of which any
+            of its training examples has a label
     test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
     """
 
@@ -156,6 +162,8 @@ class Federation:
                 RunWarning,
                 stacklevel=2,
             )
+        for warning in _large_labels(parts, known):
+            warnings.warn(warning, RunWarning, stacklevel=2)
 
     @classmethod
     def from_table(
@@ -168,19 +176,22 @@ class Federation:
         missing: Sequence[str | int | float] = (),
         preprocess: Literal["federated", "local"] = "federated",
         minimum: int = 5,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
         seed: int = 0,
     ) -> Federation:
         """Make a client of each site of a table.
 
         source      a pandas.DataFrame; a CSV (also .gz, .xz) or Parquet file; a folder with one of them for each site
         site        the column of a row's site; without it a folder's files are the sites
-        tasks       columns, a task each, or {column: fl.task(...)}; empty cells are no label
+        tasks       columns, a task each, or {column: fl.task(...)}, or {task: fl.task(kind="multilabel",
+                    columns=[...])}; empty cells are no label
         features    the columns that are inputs, or globs; by default all others that pass the checks. A warning names
                     those that do not, with the reason
         leave_out   columns or globs that are no inputs
         missing     cells that mean missing, such as -9 or "?", beside empty ones, NA and NaN
         preprocess  "federated": scale by the counts and sums of all sites, of `minimum` rows or more; "local": each
                     site by its own
+        ranges      {column: (least, most)}: under privacy, sums of values clipped to this are sent with noise
         seed        of each site's split into training, validation and test rows
 
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
@@ -194,15 +205,14 @@ class Federation:
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
         plan = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
-        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out)
+        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
             lines = [*plan.refused, *(agree if plan.refused else ()), *gone]
             warnings.warn(f"from_table: {'; '.join(lines)}", stacklevel=2)
         own = [
-            task if each is None else Own.of(replace(task, weight=each.weight), each.loss, each.metrics)
-            for task, each in zip(built.tasks, described.values(), strict=True)
+            task if each is None else each.on(task) for task, each in zip(built.tasks, described.values(), strict=True)
         ]
         federation = cls.__new__(cls)
         federation.dataset = replace(built, tasks=tuple(own))
@@ -229,6 +239,25 @@ class Federation:
         )
 
 
+def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:
+    """Return a sentence for each regression task whose labels are so large that training may not converge."""
+    found = []
+    for name, task in known.items():
+        base = task.known
+        if not isinstance(base, Regression) or (base.mean, base.std) != (0, 1):
+            continue
+        y = torch.cat([part.labels[name] for part in parts if name in part.labels]).double()
+        y = y[~y.isnan()]
+        mean, std = float(y.mean()), float(y.std(correction=0))
+        if max(abs(mean), std) > LARGE:
+            found.append(
+                f"task {name!r}: labels of mean {mean:.3g} and standard deviation {std:.3g} found, so training may not "
+                f"converge; let the model predict standardised ones: tasks={{{name!r}: "
+                f"fedloom.tasks.Regression({name!r}, mean={mean:.3g}, std={std or 1:.3g})}}"
+            )
+    return found
+
+
 def _unfit(where: str, found: str, expected: str) -> DataError:
     return DataError(f"{where}: {found} found, expected {expected}")
 
@@ -239,7 +268,9 @@ def _known(name: str, task: Any) -> dict[str, Any]:
         return {}
     if not isinstance(task, Description):
         raise DataError(f"from_table, tasks: {name!r} is {task!r}, expected fl.task(...)")
-    said = {"kind": getattr(task, "kind", None), "classes": task.classes, "metric": task.judge or None}
+    if task.ignore is not None:
+        raise DataError(f"from_table, tasks: {name!r} has ignore={task.ignore!r}; name such cells as missing=")
+    said = {"kind": task.kind, "classes": task.classes, "metric": task.judge or None, "columns": task.columns}
     return {key: value for key, value in said.items() if value is not None}
 
 
@@ -250,6 +281,8 @@ def _tasks(tasks: Any) -> dict[str, Task]:
     for name, each in tasks.items():
         if not isinstance(each, Description | Task):
             raise DataError(f"Federation, tasks: {name!r} is {each!r}, expected fl.task(...)")
+        if isinstance(each, Description) and each.columns is not None:
+            raise DataError(f"Federation, tasks: {name!r} has columns=, which are those of a table; say classes=")
         known[str(name)] = each.named(str(name)) if isinstance(each, Description) else replace(each, name=str(name))
     return known
 
@@ -345,6 +378,11 @@ def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Key
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
         train, val = span(client.train, mine, f"client {who!r}, train"), client.val
+        if client.tasks is None:  # a client without any label of a task lacks it
+            weights = {name: weights[name] for name, y in parts[-1].labels.items() if _labelled(y).any()}
+            mine = {name: known[name] for name in weights}
+            if not weights:
+                raise DataError(f"client {who!r}, train: no example has a label of any task ({', '.join(known)})")
         if not isinstance(val, bool | int | float | str | None):
             val = span(val, mine, f"client {who!r}, val")
         elif isinstance(val, bool | str | None) or not 0 <= val < 1:
@@ -706,7 +744,12 @@ def gathered(
     for name, task in tasks.items():
         columns = [p.labels[name] if name in p.labels else _no_labels(task, (len(p), *shape)) for p in parts]
         labels[name] = torch.cat([_no_labels(task, (0, *shape)), *columns])
-    partly = {name for part in parts for name, column in part.labels.items() if not _labelled(column).all()}
+    partly = {
+        name
+        for part in parts
+        for name, column in part.labels.items()
+        if (column.ndim > 1 or column.is_floating_point()) and not _labelled(column).all()  # classes tell it themselves
+    }
     annotated = {name: _labelled(labels[name]) for name in partly}
     tensors = [part.source for part in parts if isinstance(part.source, Tensor)]
     if len(tensors) == len(parts):
@@ -718,9 +761,9 @@ def gathered(
 
 
 def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples have a label, of labels that are no classes; of classes the column itself tells."""
+    """Return which examples have a label."""
     if column.ndim == 1 and not column.is_floating_point():
-        return np.ones(len(column), bool)
+        return (column >= 0).numpy()
     known = ~column.isnan() & (column != IGNORE) & (column != -1) if column.ndim > 1 else ~column.isnan()
     return (known.flatten(1).any(1) if column.ndim > 1 else known).numpy()
 

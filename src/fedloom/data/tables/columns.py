@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode
-from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read
-from fedloom.data.tables.table import Split, labelled, rows_of
+from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
+from fedloom.data.tables.table import Split, labelled, plain_name, rows_of
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -23,6 +23,10 @@ CATEGORIES = 50
 """A text column with more values is no category, unless it is named."""
 CODES = 5
 """Whole numbers of so few values are codes, each a category; a linear model loses nothing by it."""
+CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
+"""Numbers that are often written for a missing value."""
+LONG = 200
+"""A text with more characters is no category."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
 _ROWS = 20_000
@@ -53,6 +57,8 @@ class Draft:
     mode: Mode
     allowed: frozenset[str]
     """Columns that are left out, but may be inputs where they are named."""
+    notes: tuple[str, ...]
+    """Sentences about rows, sites and labels."""
 
     @property
     def section(self) -> dict[str, Any]:
@@ -65,8 +71,9 @@ class Draft:
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
         labels = [
-            f"{label.column or task} ({label.kind}{': ' + ', '.join(label.classes[:10]) if label.classes else ''})"
+            f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})"
             for task, label in self.tasks.items()
+            for names in [label.classes or label.columns]
         ]
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
         asked = [name for name, why in self.left_out.items() if why == ASKED]
@@ -76,6 +83,7 @@ class Draft:
             *([f"left out as asked: {', '.join(asked)}"] if asked else []),
             *self.refused,
             *([ALLOW] if self.allowed else []),
+            *self.notes,
         ]
 
     @property
@@ -104,9 +112,10 @@ def draft(
 ) -> Draft:
     """Look at a table and find the role of each column.
 
-    `labels` are columns, or {column: what is known of the task: kind, classes, metric}; `features` and `leave_out` are
-    names or globs. With `features` these columns are inputs whatever they tell; without, a column is left out that
-    nearly predicts a label alone, looks like an outcome or an identifier, or has nothing to learn from.
+    `labels` are columns, or {column: what is known of the task: kind, classes, metric}; of a multilabel task {task:
+    kind, columns, metric}. `features` and `leave_out` are names or globs. With `features` these columns are inputs
+    whatever they tell; without, a column is left out that nearly predicts a label alone, looks like an outcome or an
+    identifier, or has nothing to learn from.
 
     Raises DataError for a column that is not there, a label that cannot be one, and where no input is left.
     """
@@ -115,24 +124,28 @@ def draft(
     names = [str(name) for name in table.frame.columns]
     if not labels:
         raise DataError(f"{where}: no label is named, expected at least one of {', '.join(names[:20])}")
-    wanted = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    described = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    wanted = [column for name, known in described.items() for column in known.get("columns") or (name,)]
     for name in (*wanted, *([site] if site is not None else [])):
         table.column(name)
     if site in wanted:
         raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
     tasks: dict[str, Label] = {}
-    for name, known in wanted.items():
+    for name, known in described.items():
         task = task_name(name)
         if task in tasks:
             raise DataError(
                 f"{where}, column {name!r}: its task would get the name {task!r}, which another task has: rename "
                 "the column"
             )
+        several = known.get("kind") == "multilabel"
         try:
-            tasks[task] = label_of(table.column(name), known, mode)
+            tasks[task] = (
+                labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
+            )
         except ValidationError as error:
             raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg'].partition(', ')[2]}") from None
-        if task != name:
+        if task != name and not several:
             tasks[task] = tasks[task].model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
@@ -171,12 +184,12 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed))
+    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), rows.notes)
 
 
 def task_name(column: str) -> str:
     """Return the name of a column's task, which is part of the names of parameters."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
+    name = plain_name(column)
     return f"{name}_task" if name in _TAKEN else name
 
 
@@ -189,8 +202,10 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             f"{about}: dates found, expected a label: convert them to numbers, such as days since admission"
         )
     if kind not in (None, "binary", "classification", "ordinal", "regression"):
-        expected = "binary, classification, ordinal or regression"
+        expected = "binary, classification, ordinal, multilabel or regression"
         raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
+    if kind is None and count is None and (code := _code_in(column)):
+        raise DataError(f"{about}: {code}; if it is a label, say so with fl.task(kind=...) or classes=")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
@@ -219,6 +234,8 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             f"{about}: {len(distinct)} different labels in {len(column.series)} rows found, expected classes that "
             "occur several times, or numbers"
         )
+    if count is None:
+        _refuse_strange_classes(column)
     classes = distinct
     if (yes := column.yes) is not None:  # no before yes, whatever the alphabet says
         classes = sorted(classes, key=lambda text: float(yes[column.index == classes.index(text)][0]))
@@ -241,16 +258,66 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 
 
+def _refuse_strange_classes(column: Column) -> None:
+    """Raise DataError for labels that differ in writing only, or that occur once."""
+    about, distinct = column.where, column.distinct
+    folded = [text.casefold() for text in distinct]
+    for place, text in enumerate(folded):
+        if folded.index(text) < place:
+            raise DataError(f"{about}: labels {distinct[folded.index(text)]!r} and {distinct[place]!r} found, which "
+                            "differ in case only; write them alike")  # fmt: skip
+    if len(distinct) > 2 and column.yes is not None:
+        raise DataError(f"{about}: {', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
+    sizes = np.bincount(column.index[column.index >= 0])
+    if len(distinct) > 1 and (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
+        raise DataError(
+            f"{about}: one row only has the label {distinct[once[0]]!r}, so it cannot be learned and tested; correct "
+            f"it, or if it means missing, name it with --missing '{distinct[once[0]]}'"
+        )
+
+
+def _code_in(column: Column) -> str:
+    """Return a sentence about a number that looks like a code for missing, or an empty text."""
+    values = column.numbers[np.isfinite(column.numbers)]
+    for code in CODES_FOR_MISSING:
+        is_code = values == code
+        others = values[~is_code]
+        what = "below 0" if code < 0 else "nearly as large"
+        apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
+        if is_code.sum() >= 3 and len(others) and apart:
+            return (
+                f"{int(is_code.sum())} cells are {code} and no other is {what}; "
+                f"if that means missing, name it with --missing {code}"
+            )
+    return ""
+
+
+def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Label:
+    """Return some columns as the labels of a multilabel task. Raises DataError for one that is no label."""
+    columns = tuple(known.get("columns") or ())
+    if not columns:
+        raise DataError(f"{table.where}, task {task!r}: no columns found for kind multilabel, expected columns=[...]")
+    for name in columns:
+        column = table.column(name)
+        if not column.distinct:
+            raise DataError(f"{column.where}: no cell has a label; leave it out of the task {task!r}")
+        if len({*column.yes_or_no()[column.present]}) < 2:
+            raise DataError(f"{column.where}: all labels are {column.distinct[0]!r}, so there is nothing to learn; "
+                            f"leave it out of the task {task!r}")  # fmt: skip
+    return Label(kind="multilabel", columns=columns, metric=known.get("metric"))
+
+
 def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     """Return the kind of a column as an input, or why it cannot be one. `named`: it may have any number of values."""
     if column.is_date:
-        return None, "it has dates; make a number of it, such as an age or days since admission"
+        return None, "it has dates or times; make a number of it, such as an age or days since admission"
     strange, distinct, whole = column.not_numbers, len(column.distinct), False
     values = column.numbers[~np.isnan(column.numbers)]
     numeric = column.series.dtype.kind in "iuf" or (not strange and distinct > 0)
     if numeric:
         if np.isinf(values).any():
-            return None, f"it has {int(np.isinf(values).sum())} infinite numbers"
+            infinite = text_of(values[np.isinf(values)][0])
+            return None, f"it has infinite numbers; if that means missing, name it with --missing {infinite}"
         if len(values) and np.abs(values).max() > 1e150:
             return None, f"it has numbers up to {np.abs(values).max():.3g}, whose squares are too large to add up"
         distinct, whole = len(np.unique(values)), not (values % 1).any()
@@ -258,29 +325,35 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, "no cell has a value"
     if distinct == 1:
         return (None, "it has one value only") if column.present.all() else ("category", "")
+    if strange and all(THOUSANDS.fullmatch(text) for text in strange):
+        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if not named:
         count, words = int(column.present.sum()), _words(column.name)
         if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
+        if column.are_numbers_with_more:
+            return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
     if numeric:
         if set(values) == {0.0, 1.0}:
             return "yes/no", ""
-        return ("category" if distinct <= CODES and whole else "number"), ""
+        if distinct <= CODES and whole:
+            return "category", ""
+        return ("number", "" if named else _code_in(column))
     if column.yes is not None:
         return "yes/no", ""
-    if all(THOUSANDS.fullmatch(text) for text in strange):
-        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if 0 < len(strange) < distinct - 5 * len(strange):
         return None, f"it has numbers and {len(strange)} texts such as {strange[0]!r}; {_perhaps_missing(column)}"
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
+    if (longest := max(map(len, column.distinct))) > LONG:
+        return None, f"it has texts of up to {longest:,} characters"
     return "category", ""
 
 
 def _perhaps_missing(column: Column) -> str:
-    return f"if that means missing, name it with --missing '{column.not_numbers[0]}'"
+    return f"if that means missing, name it with --missing '{','.join(column.not_numbers[:10])}'"
 
 
 def _words(name: str) -> list[str]:
@@ -304,7 +377,7 @@ def _is_sent(column: Column, kind: Kind, trains: Sequence[Array], minimum: int) 
     return any((np.bincount(index[rows] + 1, minlength=2)[1:] >= minimum).any() for rows in trains)
 
 
-def _outcome_block(table: Table, names: Sequence[str], labels: Mapping[str, Any]) -> Iterator[str]:
+def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) -> Iterator[str]:
     """Yield columns that stand among the labels at the table's end and have the same values.
 
     Tables have their outcomes last; where one of them is a label, the others are no inputs.
@@ -339,10 +412,11 @@ def _suspicious(
         return "it stands among the outcomes at the table's end and has the label's values"
     for task, label in tasks.items():
         real = label.kind == "regression"
-        value = association(column, kind, labels[task], real, rows)
-        if value > (R2 if real else AUC):
-            measure = "R2" if real else "AUC"
-            return f"it tells the label {task!r} nearly by itself ({measure} {value:.3f} on training rows)"
+        for name, y in zip(label.columns or (task,), labels[task].reshape(len(labels[task]), -1).T, strict=True):
+            value = association(column, kind, y, real, rows)
+            if value > (R2 if real else AUC):
+                measure = "R2" if real else "AUC"
+                return f"it tells the label {name!r} nearly by itself ({measure} {value:.3f} on training rows)"
     return ""
 
 

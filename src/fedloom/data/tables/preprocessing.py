@@ -6,20 +6,27 @@ fewer rows than a stated minimum; or it sends nothing and scales by its own numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
+from fedloom.core.context import draws
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import Positive, Section
+from fedloom.core.settings.section import Natural, NonNegative, Positive, Section
 from fedloom.data.prepare import Array
-from fedloom.data.tables.read import Column, Table, quoted
+from fedloom.data.tables.read import Column, Table
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
+Declared = Kind | Sequence[str]
+"""An input as a recipe declares it: its kind, or its categories."""
 Scale = tuple[FiniteFloat, Positive]
+LEAST = 0.05
+"""The least standard deviation that statistics with noise may give, over half the range."""
 ALL = ""
 """The key of the numbers that all sites share."""
 
@@ -46,12 +53,15 @@ METRICS = {
 class Label(Section):
     """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
 
-    `metric` stands for the task, or the first of some: by default auc of two classes, accuracy of more, and rmse.
+    A multilabel task has several columns of yes and no. `metric` stands for the task, or the first of some: by default
+    auc of two classes and of several labels, accuracy of more classes, and rmse.
     """
 
     column: str | None = None
     """null: the task's name."""
-    kind: Literal["binary", "classification", "ordinal", "regression"]
+    columns: tuple[str, ...] = ()
+    """The columns of a multilabel task."""
+    kind: Literal["binary", "classification", "ordinal", "regression", "multilabel"]
     classes: tuple[str, ...] = ()
     metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
@@ -60,8 +70,17 @@ class Label(Section):
     @property
     def judge(self) -> tuple[str, ...]:
         """The names of the metrics."""
-        usual = ("auc",) if self.kind == "binary" else ()
+        usual = ("auc",) if self.kind in ("binary", "multilabel") else ()
         return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    def read_from(self, task: str) -> tuple[str, ...]:
+        """Return the columns that the label of a task is read from."""
+        return self.columns or (self.column or task,)
+
+    @property
+    def wants_scale(self) -> bool:
+        """Return whether a mean or standard deviation is not known yet."""
+        return self.kind == "regression" and (self.mean is None or self.std is None)
 
     @model_validator(mode="after")
     def _fits(self) -> Label:
@@ -69,21 +88,24 @@ class Label(Section):
         for name in self.judge:
             if name not in known:
                 raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
-        few = 0 if self.kind == "regression" else 2
-        if len(self.classes) < few or (self.kind in ("binary", "regression") and len(self.classes) > few):
-            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (few == 2)}{few}")
+        if bool(self.columns) != (self.kind == "multilabel"):
+            raise ValueError(f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only")
+        few = 0 if self.kind in ("regression", "multilabel") else 2
+        most = math.inf if self.kind in ("classification", "ordinal") else few
+        if not few <= len(self.classes) <= most:
+            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}")
         return self
 
 
 class Statistics(Section):
     """The numbers that one site sends of one column: nothing that fewer rows than the minimum make up."""
 
-    count: int = 0
-    mean: FiniteFloat = 0.0
+    count: Natural = 0
+    mean: Annotated[FiniteFloat, Field(ge=-1e155, le=1e155)] = 0.0
     squares: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     """The sum of squared deviations from the mean."""
-    missing: int = 0
-    values: dict[str, int] = Field(default_factory=dict)
+    missing: Natural = 0
+    values: dict[str, Natural] = Field(default_factory=dict)
 
     def plus(self, other: Statistics) -> Statistics:
         """Return the statistics of both sites' rows together."""
@@ -112,15 +134,6 @@ class Statistics(Section):
         return self.mean, std if std > 1e-9 * max(abs(self.mean), 1e-300) else 1.0
 
 
-def _numbers(column: Column, kind: Kind) -> Array:
-    """Return a column's numbers, NaN where they are missing. Raises DataError for a cell that is none."""
-    if kind != "yes/no":
-        return column.finite()
-    if column.yes is None:
-        raise DataError(f"{column.where}: expected yes and no, found {quoted(column.distinct)}")
-    return column.yes
-
-
 def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statistics:
     """Compute the numbers that a site sends of a column of its training rows (positions)."""
 
@@ -132,7 +145,7 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
         counts = np.bincount(index[index >= 0], minlength=len(column.distinct))
         values = {text: enough(n) for text, n in zip(column.distinct, counts, strict=True) if enough(n)}
         return Statistics(count=sum(values.values()), missing=enough((index < 0).sum()), values=values)
-    cells = _numbers(column, kind)[rows]
+    cells = (column.yes_or_no() if kind == "yes/no" else column.finite())[rows]
     there = cells[~np.isnan(cells)]
     missing = enough(len(cells) - len(there))
     if kind == "yes/no":  # a sum would tell how few they are
@@ -159,10 +172,12 @@ class Preprocessing(Section):
     missing: tuple[str | int | float, ...]
     mode: Mode
     minimum: int
-    inputs: tuple[Input, ...]
-    scales: dict[str, tuple[Scale, ...]]
+    noise: NonNegative = 0.0
+    """The noise on what sites sent, over the most that one of them adds."""
+    inputs: tuple[Input, ...] = ()
+    scales: dict[str, tuple[Scale, ...]] = Field(default={ALL: ()})
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
-    tasks: dict[str, Label]
+    tasks: dict[str, Label] = Field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -198,7 +213,7 @@ class Preprocessing(Section):
                 place += len(each.values)
                 absent = column.index[rows] < 0
             else:
-                values = _numbers(column, each.kind)[rows]
+                values = (column.yes_or_no() if each.kind == "yes/no" else column.finite())[rows]
                 absent = np.isnan(values)
                 mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
                 out[:, place] = np.where(absent, 0, (values - mean) / std)
@@ -209,9 +224,174 @@ class Preprocessing(Section):
         return out
 
 
+def sent_of(
+    table: Table,
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    rows: Array,
+    minimum: int,
+) -> dict[str, Statistics]:
+    """Return what a site sends of its training rows (positions): column -> its statistics.
+
+    The columns are the inputs, and the labels of regressions whose scale the recipe does not say.
+    """
+    kinds = {name: kind_of(stated)[0] for name, stated in declared.items()}
+    kinds |= {label.read_from(name)[0]: "number" for name, label in tasks.items() if label.wants_scale}
+    return {name: statistics(table.column(name), kind, rows, minimum) for name, kind in kinds.items()}
+
+
+def combine(
+    sent: Mapping[str, Mapping[str, Statistics]],
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    table: Preprocessing,
+    where: str,
+) -> Preprocessing:
+    """Return a preprocessing with the inputs, scales and labels that follow from what sites sent: site -> column -> it.
+
+    Raises DataError where this does not tell enough.
+    """
+    columns = dict.fromkeys(name for each in sent.values() for name in each)
+    totals = {name: Statistics.total(each[name] for each in sent.values() if name in each) for name in columns}
+    inputs, scales = list[Input](), list[Scale]()
+    for name, stated in declared.items():
+        kind, values = kind_of(stated)
+        total = totals[name]
+        if not total.count:
+            raise DataError(
+                f"{where}, column {name!r}: no site has {table.minimum} training rows with one value, so nothing of it "
+                "is sent; leave the column out, lower data.minimum, or take data.preprocess: local"
+            )
+        values = values or (tuple(sorted(total.values)) if kind == "category" else ())
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=total.missing > 0))
+        scales += [total.scale] if kind != "category" else []
+    labels = {}
+    for name, label in tasks.items():
+        labels[name] = label
+        if label.wants_scale:
+            total = totals[label.read_from(name)[0]]
+            if not total.count:
+                raise DataError(
+                    f"{where}, task {name!r}: no site has {table.minimum} training rows with a label; lower "
+                    "data.minimum, or take data.preprocess: local"
+                )
+            mean, std = total.scale
+            labels[name] = label.model_copy(update={"mean": mean, "std": std})
+    return table.model_copy(update={"inputs": tuple(inputs), "scales": {ALL: tuple(scales)}, "tasks": labels})
+
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Column -> the least and the largest number that counts in statistics with noise."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise that hides any one site in what sites send.
+
+    `multiplier` is its standard deviation over the most that one site can add to the sum (as a Euclidean norm). It
+    follows from `key` (a public seed or a secret), and is added to the sum, or if `local` by each site.
+    """
+
+    multiplier: float
+    local: bool
+    key: int | bytes
+
+    def on(self, shares: Array, *whose: str) -> Array:
+        """Return shares (columns x 3) with noise: no site adds more than the root of their number."""
+        from torch import float64
+
+        drawn = draws(self.key, "statistics", *whose).normal(shares.size, float64).numpy()
+        noisy: Array = shares + self.multiplier * shares.size**0.5 * drawn.reshape(shares.shape)
+        return noisy
+
+    def sum(self, shares: Mapping[str, Array]) -> Array:
+        """Return the sum of sites' shares with noise."""
+        if self.local:
+            shares = {who: self.on(each, who) for who, each in shares.items()}
+        total: Array = np.sum([shares[who] for who in sorted(shares)], 0)
+        return total if self.local else self.on(total)
+
+
+def wanted(
+    declared: Mapping[str, Declared], tasks: Mapping[str, Label], ranges: Ranges
+) -> dict[str, tuple[float, float]]:
+    """Return the columns of which sites send shares and sums with noise, with their ranges.
+
+    Raises DataError for numbers without a range, and categories that the recipe does not list.
+    """
+    kinds = {name: kind_of(stated) for name, stated in declared.items()}
+    if unlisted := [name for name, (kind, values) in kinds.items() if kind == "category" and not values]:
+        raise DataError(
+            f"data.inputs: {', '.join(unlisted)}: category found, but with noise no site sends which categories there "
+            f"are; list them: {{{unlisted[0]}: [a, b]}}"
+        )
+    numbers = [name for name, (kind, _) in kinds.items() if kind == "number"]
+    numbers += [name for task, label in tasks.items() if label.wants_scale for name in label.read_from(task)]
+    if lacking := [name for name in numbers if name not in ranges]:
+        raise DataError(
+            f"data.ranges: no range of {', '.join(lacking)} found, but privacy needs a bound on what one site adds; "
+            f"state the least and the largest number that may count: {{{lacking[0]}: [least, most]}}"
+        )
+    return {name: (0.0, 1.0) for name, (kind, _) in kinds.items() if kind == "yes/no"} | {n: ranges[n] for n in numbers}
+
+
+def shares_of(table: Table, columns: Ranges, rows: Array, minimum: int) -> Array:
+    """Return what one site adds under privacy: for each column, the share of its training rows with a value, and the
+    sums of the values and of their squares over the number of rows, where the range is -1 to 1.
+
+    None is above 1, and all are 0 where fewer rows than `minimum` have a value.
+    """
+    made = []
+    for name, (least, most) in columns.items():
+        column = table.column(name)
+        cells = (column.yes_or_no() if column.yes is not None else column.finite())[rows]
+        there = cells[~np.isnan(cells)]
+        u = (2 * there.clip(least, most) - least - most) / (most - least)
+        sums = len(u), u.sum(), (u**2).sum()
+        made.append([each / max(len(cells), 1) if len(u) >= minimum else 0.0 for each in sums])
+    return np.array(made, np.float64).reshape(len(columns), 3)
+
+
+def with_noise(
+    total: Array,
+    declared: Mapping[str, Declared],
+    tasks: Mapping[str, Label],
+    ranges: Ranges,
+    multiplier: float,
+    table: Preprocessing,
+) -> Preprocessing:
+    """Return a preprocessing with the inputs, scales and labels that follow from the sum of sites' shares with noise.
+
+    With s_0, s_1, s_2 a column's sums, the mean is s_1 / s_0 and the variance s_2 / s_0 less its square, in units of
+    half the range.
+    """
+    columns = wanted(declared, tasks, ranges)
+    scales: dict[str, Scale] = {}
+    for (name, (least, most)), (count, first, second) in zip(columns.items(), total, strict=True):
+        mean = float(np.clip(first / max(count, 1.0), -1, 1))
+        variance = float(np.clip(second / max(count, 1.0) - mean**2, LEAST**2, 1))
+        half = (most - least) / 2
+        scales[name] = (least + most) / 2 + half * mean, half * variance**0.5
+    inputs = [(name, *kind_of(stated)) for name, stated in declared.items()]
+    labels = {
+        name: label.model_copy(update=dict(zip(("mean", "std"), scales[label.read_from(name)[0]], strict=True)))
+        if label.wants_scale
+        else label
+        for name, label in tasks.items()
+    }
+    return table.model_copy(
+        update={
+            "inputs": tuple(Input(column=n, kind=kind, values=values, indicator=True) for n, kind, values in inputs),
+            "scales": {ALL: tuple(scales[name] for name, kind, _ in inputs if kind != "category")},
+            "tasks": labels,
+            "noise": multiplier,
+        }
+    )
+
+
 def fit(
     table: Table,
-    declared: Mapping[str, Kind | Sequence[str]],
+    declared: Mapping[str, Declared],
     tasks: Mapping[str, Label],
     rows: Mapping[str, Array],
     mode: Mode,
@@ -221,65 +401,33 @@ def fit(
 
     Raises DataError where a site's statistics do not tell enough, or with `local`, where the recipe does not.
     """
+    empty = Preprocessing(site=table.site, missing=table.missing, mode=mode, minimum=minimum)
+    if mode == "federated":
+        sent = {who: sent_of(table, declared, tasks, index, minimum) for who, index in rows.items()}
+        return combine(sent, declared, tasks, empty, table.where)
     inputs, scales = list[Input](), dict[str, list[Scale]]()
-    federated = mode == "federated"
-    minimum_sent = minimum if federated else 1
     for name, stated in declared.items():
-        kind, values = _kind(stated)
+        kind, values = kind_of(stated)
         column = table.column(name)
-        sent = {}
-        if federated or kind != "category":
-            sent = {who: statistics(column, kind, index, minimum_sent) for who, index in rows.items()}
-        everyone = Statistics.total(sent.values())
-        if federated and not everyone.count:
-            raise DataError(
-                f"{column.where}: no site has {minimum} training rows with the same value, so no site sends counts: "
-                "leave "
-                "the column out, lower data.minimum, or set data.preprocess: local"
-            )
         if kind == "category" and not values:
-            if not federated:
-                raise DataError(
-                    f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
-                    f"categories: data.inputs: {{{name}: [a, b]}}"
-                )
-            values = tuple(sorted(everyone.values))
-        inputs.append(Input(column=name, kind=kind, values=values, indicator=not federated or everyone.missing > 0))
-        if kind != "category":
-            for who, one in {ALL: everyone}.items() if federated else sent.items():
-                scales.setdefault(who, []).append(one.scale)
-    return Preprocessing(
-        site=table.site,
-        missing=table.missing,
-        mode=mode,
-        minimum=minimum,
-        inputs=tuple(inputs),
-        scales={who: tuple(each) for who, each in scales.items()} or {ALL: ()},
-        tasks={name: _scaled(table, name, label, rows, mode, minimum) for name, label in tasks.items()},
-    )
+            raise DataError(
+                f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
+                f"categories: data.inputs: {{{name}: [a, b]}}"
+            )
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=True))
+        for who, index in rows.items() if kind != "category" else ():
+            scales.setdefault(who, []).append(statistics(column, kind, index, 1).scale)
+    for name, label in tasks.items():
+        if label.wants_scale:
+            raise DataError(
+                f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say "
+                f"about which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, "
+                "mean: 0, std: 1}}"
+            )
+    own = {who: tuple(each) for who, each in scales.items()} or {ALL: ()}
+    return empty.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": dict(tasks)})
 
 
-def _kind(stated: Kind | Sequence[str]) -> tuple[Kind, tuple[str, ...]]:
+def kind_of(stated: Declared) -> tuple[Kind, tuple[str, ...]]:
     """Return the kind of an input and its categories; a list of categories stands for a category."""
     return (stated, ()) if isinstance(stated, str) else ("category", tuple(stated))  # type: ignore[return-value]
-
-
-def _scaled(table: Table, name: str, label: Label, rows: Mapping[str, Array], mode: Mode, minimum: int) -> Label:
-    """Return a label with the mean and standard deviation of a real number, which all sites share."""
-    if label.kind != "regression" or (label.mean is not None and label.std is not None):
-        return label
-    if mode == "local":
-        raise DataError(
-            f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must state the "
-            f"approximate mean and standard deviation of the label: data.tasks: {{{name}: {{kind: regression, mean: 0, "
-            "std: 1}}"
-        )
-    column = table.column(label.column or name)
-    everyone = Statistics.total(statistics(column, "number", index, minimum) for index in rows.values())
-    if not everyone.count:
-        raise DataError(
-            f"{table.where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or "
-            "set data.preprocess: local"
-        )
-    mean, std = everyone.scale
-    return label.model_copy(update={"mean": mean, "std": std})

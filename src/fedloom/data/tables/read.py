@@ -7,12 +7,12 @@ import csv
 import gzip
 import lzma
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -34,7 +34,16 @@ _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?")
+_POINT = re.compile(THOUSANDS.pattern + r"\.\d+")
+_AROUND = re.compile(r"[^\w,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE = re.compile(
+    r"\d{4}[-/]\d\d?[-/]\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?|\d\d?:\d\d(:\d\d.*)?"
+    rf"|\d\d?\.?[ -]{_MONTH}[., -]+\d\d(\d\d)?( .*)?|{_MONTH} \d\d?,? \d{{4}}( .*)?",
+    re.IGNORECASE,
+)
+_DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
+_ZIP = b"PK\x03\x04"
 _YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
 _NO = {"n", "no", "false", "f", "nein", "non", "0"}
 
@@ -165,24 +174,44 @@ def _head(path: Path) -> tuple[list[str], str, int]:
 
     Raises ValueError where a line has other cells, which pandas would fill up or cut.
     """
+    with path.open("rb") as file:
+        if file.read(4) == _ZIP:
+            raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8")
     with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
+        try:
+            first = file.readline()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{error}; save it as CSV in UTF-8") from None
         stated = re.fullmatch(r"sep=(.)\s*", first)  # a line that spreadsheets write
         separator = stated[1] if stated else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
         if not stated:
             file.seek(0)
-        lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
+        lines = csv.reader(_plain(file), delimiter=separator, strict=True, skipinitialspace=True)
         head = next((line for line in lines if line), [])
         if not head:
             raise ValueError("it is empty")
         for line in lines:
             if line and len(line) != len(head):
                 number = lines.line_num + bool(stated)
-                raise ValueError(f"line {number}: expected {len(head)} cells, found {len(line)}")
+                raise ValueError(
+                    f"line {number}: expected {len(head)} cells like the first line, found {len(line)}; remove lines "
+                    "above the names and below the rows, and quote cells with separators in them"
+                )
     names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
     if problem := _twice(names):
         raise ValueError(problem)
     return names, separator, int(bool(stated))
+
+
+def _plain(file: Iterable[str]) -> Iterator[str]:
+    """Yield a file's lines. Raises ValueError for a NUL byte, which pandas would skip, and for other encodings."""
+    try:
+        for line in file:
+            if "\0" in line:
+                raise ValueError("there is a NUL byte in it; save it as CSV in UTF-8")
+            yield line
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{error}; save it as CSV in UTF-8") from None
 
 
 def text_of(value: Any) -> str:
@@ -195,11 +224,16 @@ def text_of(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def number_of(text: str, comma: bool = False) -> float | None:
-    """Return the number that a text is; with `comma` also one such as 1.234,5."""
+def number_of(text: str, comma: Literal["", "decimal", "thousands"] = "") -> float | None:
+    """Return the number that a text is; with a `comma` also one such as 1.234,5 or 1,234.5."""
+    text = text.replace("\N{MINUS SIGN}", "-")
     if _NUMBER.fullmatch(text):
         return float(text)
-    return float(text.replace(".", "").replace(",", ".")) if comma and _COMMA.fullmatch(text) else None
+    if comma == "decimal" and _COMMA.fullmatch(text):
+        return float(text.replace(".", "").replace(",", "."))
+    if comma == "thousands" and (THOUSANDS.fullmatch(text) or _POINT.fullmatch(text)):
+        return float(text.replace(",", ""))
+    return None
 
 
 class Column:
@@ -216,8 +250,15 @@ class Column:
         """Return whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
-        some = [] if self.series.dtype.kind in "iufb" else self.distinct[:100]
-        return bool(some) and sum(_DATE.fullmatch(text) is not None for text in some) > 0.9 * len(some)
+        looks = _DAY if self.series.dtype.kind in "iuf" else _DATE
+        some = [text_of(cell) for cell in self.series.dropna().unique()[:100]]
+        some = [text for text in some if text not in self.codes]
+        return bool(some) and sum(looks.fullmatch(text) is not None for text in some) > 0.9 * len(some)
+
+    @property
+    def are_numbers_with_more(self) -> bool:
+        """Return whether most texts are numbers with something around them, such as a unit."""
+        return sum(_AROUND.fullmatch(text) is not None for text in self.not_numbers) > 0.9 * len(self.distinct)
 
     @cached_property
     def _texts(self) -> tuple[Array, list[str]]:
@@ -249,8 +290,10 @@ class Column:
             values = self.series.to_numpy(np.float64)
             codes = [number for code in self.codes if (number := number_of(code)) is not None]
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
-        # 1,234 may be a thousand or one and a bit: a comma is decimal only where some cell says so.
-        comma = any("," in text and not THOUSANDS.fullmatch(text) for text in self.distinct)
+        # 1,234 may be a thousand or one and a bit: the other cells of the column decide, else nobody does.
+        pointed = any(_POINT.fullmatch(text) for text in self.distinct)
+        decimal = any(_COMMA.fullmatch(text) and not THOUSANDS.fullmatch(text) for text in self.distinct)
+        comma: Literal["", "decimal", "thousands"] = "thousands" if pointed else "decimal" if decimal else ""
         numbers = [number_of(text, comma) for text in self.distinct]
         strange = [text for text, number in zip(self.distinct, numbers, strict=True) if number is None]
         return self._per_row((np.nan if number is None else number for number in numbers), np.nan), strange
@@ -269,9 +312,18 @@ class Column:
     def yes(self) -> Array | None:
         """1 for yes, 0 for no, NaN for missing (N), where the cells are yes and no."""
         words = [text.lower() for text in self.distinct]
-        if not words or not set(words) <= _YES | _NO or len({word in _YES for word in words}) < len(words):
+        both = {word in _YES for word in words}
+        if not set(words) <= _YES | _NO or (len(both) < 2 and len({*words}) > 1):
             return None
         return self._per_row((float(word in _YES) for word in words), np.nan)
+
+    def yes_or_no(self) -> Array:
+        """Return 1 for yes, 0 for no, NaN for missing. Raises DataError for a cell that is none of them."""
+        if self.yes is None:
+            raise DataError(
+                f"{self.where}: {quoted(self.distinct)} found, expected yes and no, such as 1 and 0 or Y and N"
+            )
+        return self.yes
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
         """Return each row's position among `names` (-1: missing or not among them), and the texts that are not."""

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import BelowOne, Count, client_name
+from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit
+from fedloom.data.tables.preprocessing import (
+    Kind,
+    Label,
+    Mode,
+    Noise,
+    Preprocessing,
+    Ranges,
+    Statistics,
+    combine,
+    fit,
+    kind_of,
+    sent_of,
+    shares_of,
+    wanted,
+    with_noise,
+)
 from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
@@ -23,8 +38,16 @@ if TYPE_CHECKING:
     from fedloom.data.partition import Partition, Pool
     from fedloom.models.tasks.task import Task
 
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] >= value[1]:
+        raise ValueError(f"{list(value)} found, expected the least number, then a larger one")
+    return value
+
+
 Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
 Labels = Annotated[dict[str, Label], Field(min_length=1)]
+Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 EVERYONE = "all"
 """The site of a table without a column of sites."""
 
@@ -41,6 +64,7 @@ def table(
     missing: list[Code] | None = None,
     preprocess: Mode = "federated",
     minimum: Count = 5,
+    ranges: dict[str, Range] | None = None,
     test_fraction: TestFraction = 0.2,
     val_fraction: BelowOne = 0.1,
     limit: Count | None = None,
@@ -62,13 +86,15 @@ def table(
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
     sums that sites send of their training rows, without cells of fewer than `minimum` rows; `local` sends nothing: each
-    site is scaled by its own numbers, and the recipe lists the categories.
+    site is scaled by its own numbers, and the recipe lists the categories. Beside a section `privacy`, sites send
+    counts and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the
+    categories.
 
     Raises DataError for what does not fit, naming the column and the site.
     """
     rules = Split(test_fraction, val_fraction, limit, least)
     named = {**inputs}
-    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out)
+    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out, ranges)
 
 
 @dataclass(frozen=True)
@@ -106,7 +132,7 @@ class Rows:
     """The rows of each site of a table, with all labels."""
 
     labels: Mapping[str, Array]
-    """Task -> a label for each row: a class (-1: none) or a real number (NaN: none)."""
+    """Task -> a label for each row: a class (-1: none), a real number (NaN: none), or some of 0 and 1 (NaN: none)."""
     parts: Mapping[str, tuple[Array, Array, Array]]
     """Site -> rows of its train, validation and test part."""
     notes: tuple[str, ...]
@@ -117,22 +143,33 @@ def name_of(site: str) -> str:
     return client_name(re.sub(r"[^\w .-]", "-", site).lstrip(" .-") or "site")
 
 
-def sites_of(table: Table, site: str | None) -> tuple[Array, list[str]]:
-    """Return each row's site by number, and the sites' names in their order. Raises DataError where one is missing."""
+def plain_name(column: str) -> str:
+    """Return a column's name as part of the names of metrics and parameters."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
+
+
+def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Array, list[str]]:
+    """Return each row's site by number, and the sites' names in their order; without a column, `alone` has all rows.
+
+    Raises DataError where one is missing.
+    """
     if site is None:
-        return np.zeros(len(table.frame), np.int64), [EVERYONE]
+        return np.zeros(len(table.frame), np.int64), [alone]
     column = table.column(site)
     absent = np.flatnonzero(column.index < 0)
     if len(absent):
         rows = ", ".join(str(row + 1) for row in absent[:3])
         raise DataError(
-            f"{column.where}: {len(absent)} rows have no site, such as row {rows}: fill in the site, or remove the rows"
+            f"{column.where}: rows without a site found: {len(absent)}, such as row {rows}: fill in the site, or "
+            "remove them"
         )
     names = [name_of(text) for text in column.distinct]
-    for name, text in zip(names, column.distinct, strict=True):
-        first = column.distinct[names.index(name)]
+    folded = [name.casefold() for name in names]
+    for name, text in zip(folded, column.distinct, strict=True):
+        first = column.distinct[folded.index(name)]
         if first != text:
-            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; rename one")
+            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; write them "
+                            "alike if they are one site, else rename one")  # fmt: skip
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[column.index], [names[i] for i in order]
 
@@ -141,6 +178,9 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     """Return each task's labels. Raises DataError for a cell that is no label of its task."""
     labels = {}
     for name, label in tasks.items():
+        if label.kind == "multilabel":
+            labels[name] = np.stack([table.column(each).yes_or_no() for each in label.columns], 1)
+            continue
         column = table.column(label.column or name)
         if label.kind == "regression":
             labels[name] = column.finite()
@@ -158,14 +198,23 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
 
 
 def labelled(labels: Array) -> Array:
-    """Return which rows have a label: a class (-1: none) or a real number (NaN: none)."""
-    return ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+    """Return which rows have a label: a class (-1: none), or a real number or one of some (NaN: none)."""
+    known: Array = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+    rows: Array = known.any(1) if known.ndim > 1 else known
+    return rows
 
 
-def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -> Rows:
-    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn."""
+def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
+    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn.
+
+    `alone` is the only site, one among others elsewhere: it may lack tasks.
+    """
     labels = labels_of(table, tasks)
-    which, names = sites_of(table, table.site)
+    which, names = sites_of(table, table.site, alone or EVERYONE)
+    if alone is not None and len(names) > 1:
+        raise DataError(
+            f"{table.where}, column {table.site!r}: {len(names)} sites found, expected the rows of one site"
+        )
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
@@ -176,7 +225,8 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -
         if len(rows) < split.least:
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
-        own = [np.nan_to_num(column[rows], nan=-np.inf) for column in labels.values()]
+        parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
+        own = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
         train, val, test = split.of(own, seed, name)
         parts[name] = rows[train], rows[val], rows[test]
     if not parts:
@@ -184,14 +234,20 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int) -
     for task, there in has.items():
         trains = {name: train[there[train]] for name, (train, _, _) in parts.items()}
         holders = [name for name, train in trains.items() if len(train)]
-        if not holders:
-            column = table.column(tasks[task].column or task)
+        if not holders and alone is None:
+            column = table.column(tasks[task].read_from(task)[0])
             raise DataError(f"{column.where}: no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
-        single = [name for name in holders if len(np.unique(labels[task][trains[name]])) < 2]
-        if single and tasks[task].kind != "regression":
-            notes.append(f"one class only of task {task!r} to train on: {_some(single)}")
+        if tasks[task].kind != "regression":
+            each = labels[task].reshape(len(there), -1).T
+            for about, y in zip(tasks[task].read_from(task), each, strict=True):
+                seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
+                if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
+                    notes.append(f"no label {about!r} of task {task!r} to train on: {_some(lacking)}")
+                if single := [who for who, count in seen.items() if count == 1]:
+                    which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
+                    notes.append(f"one class only of {which_one} to train on: {_some(single)}")
     return Rows(labels, parts, tuple(notes))
 
 
@@ -202,11 +258,13 @@ def _some(names: Sequence[str]) -> str:
 
 def task_of(name: str, label: Label) -> Task:
     """Return the task that a label describes."""
-    from fedloom.models.tasks.classification import Classification, Ordinal
+    from fedloom.models.tasks.classification import Classification, Multilabel, Ordinal
     from fedloom.models.tasks.regression import Regression
 
     if label.kind == "regression":
         return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
+    if label.kind == "multilabel":
+        return Multilabel(name, len(label.columns), judge=label.judge, labels=tuple(map(plain_name, label.columns)))
     kind = Ordinal if label.kind == "ordinal" else Classification
     return kind(name, len(label.classes), judge=label.judge)
 
@@ -220,21 +278,53 @@ def build(
     split: Split,
     seed: int,
     left_out: Mapping[str, str] | None = None,
+    ranges: Ranges | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
+    _refuse_doubles(table.where, tasks, inputs)
+    rows = rows_of(table, tasks, split, seed)
+    trains = {who: train for who, (train, _, _) in rows.parts.items()}
+    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+    made = dataset_of(table, rows, fitted, left_out or {})
+    if mode == "local" or ranges is None:
+        return made
+
+    _refuse_ranges(ranges, inputs, tasks)
+
+    def private(noise: Noise) -> Dataset:
+        columns = wanted(inputs, tasks, ranges)
+        total = noise.sum({who: shares_of(table, columns, train, minimum) for who, train in trains.items()})
+        found = with_noise(total, inputs, tasks, ranges, noise.multiplier, fitted)
+        return dataset_of(table, rows, found, left_out or {})
+
+    return replace(made, private=private)
+
+
+def _refuse_ranges(ranges: Ranges, inputs: Collection[str], tasks: Mapping[str, Label]) -> None:
+    """Raise DataError for the range of a column that is not used."""
+    used = {*inputs, *(column for task, label in tasks.items() for column in label.read_from(task))}
+    if strange := [name for name in ranges if name not in used]:
+        raise DataError(f"data.ranges: {strange[0]!r} found, which is no input and no label")
+
+
+def _refuse_doubles(where: str, tasks: Mapping[str, Label], inputs: Collection[str]) -> None:
+    """Raise DataError for a column that is a label twice, or a label and an input."""
+    columns = [column for task, label in tasks.items() for column in label.read_from(task)]
+    for place, column in enumerate(columns):
+        if column in inputs:
+            raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
+        if column in columns[:place]:
+            raise DataError(f"{where}: column {column!r} is a label twice; leave it out of one task")
+
+
+def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collection[str] = ()) -> Dataset:
+    """Return the data set of a table's rows, preprocessed as was fitted."""
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.data.partition import Partition, Share
 
-    where, site = table.where, table.site
-    columns = [label.column or task for task, label in tasks.items()]
-    for column in columns:
-        if column in inputs:
-            raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
-    rows = rows_of(table, tasks, split, seed)
-    trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+    where, site, tasks = table.where, table.site, fitted.tasks
     whose = np.full(len(table.frame), -1)
     for number, parts in enumerate(rows.parts.values()):
         whose[np.concatenate(parts)] = number
@@ -265,7 +355,8 @@ def build(
     def deal(pool: Pool, seed: int) -> Partition:
         return partition
 
-    known = {*inputs, *(left_out or {}), site, *columns}
+    known = {*(each.column for each in fitted.inputs), *left_out, site}
+    known |= {column for task, label in tasks.items() for column in label.read_from(task)}
     notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return Dataset(
         Path(where).name.split(".")[0],
@@ -274,10 +365,94 @@ def build(
         examples(tests),
         tuple(rows.parts) if site is not None else (),
         deal,
-        classes={task: label.classes for task, label in tasks.items() if label.classes},
+        classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         table=fitted,
         notes=(*rows.notes, *notes),
     )
+
+
+class TableReport(Section):
+    """What a site among others sends of its table before the first round: nothing that fewer rows than `minimum` make
+    up."""
+
+    site: str | None
+    minimum: Count
+    inputs: Inputs
+    tasks: Labels
+    sent: dict[str, Statistics] = Field(default_factory=dict)
+    """Column -> its statistics."""
+    ranges: dict[str, Range] | None = None
+    """Under privacy: column -> the range that its numbers are clipped to."""
+    shares: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    """Under privacy, in place of `sent`: column -> what `shares_of` computes, perhaps with noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """The table of one site, whose preprocessing follows from what all sites send."""
+
+    table: Table
+    rows: Rows
+    report: TableReport
+
+    @staticmethod
+    def of(client: str, seed: int, about: Mapping[str, Any], private: bool = False) -> OwnTable:
+        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit.
+
+        With `private` the report has shares of clipped numbers.
+        """
+        found = read(about["path"], about["site"], about["missing"] or ())
+        tasks, inputs = about["tasks"], about["inputs"]
+        _refuse_doubles(found.where, tasks, inputs)
+        split = Split(about["test_fraction"], about["val_fraction"], about["limit"], about["least"])
+        rows = rows_of(found, tasks, split, seed, alone=client)
+        ((train, _, _),) = rows.parts.values()
+        held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}
+        minimum, ranges = about["minimum"], about["ranges"] or {}
+        report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
+        if private:
+            _refuse_ranges(ranges, inputs, tasks)
+            columns = wanted(inputs, tasks, ranges)
+            shares = dict(zip(columns, map(tuple, shares_of(found, columns, train, minimum).tolist()), strict=True))
+            return OwnTable(found, rows, report.model_copy(update={"ranges": ranges, "shares": shares}))
+        return OwnTable(found, rows, report.model_copy(update={"sent": sent_of(found, inputs, tasks, train, minimum)}))
+
+    def dataset(self, fitted: Preprocessing | None) -> Dataset:
+        """Return the data set as it was fitted to what all sites sent; before that, without inputs.
+
+        Raises DataError where that has other columns than this site's recipe.
+        """
+        site, missing = self.table.site, self.table.missing
+        if fitted is None:
+            fitted = Preprocessing(site=site, missing=missing, mode="federated", minimum=self.report.minimum,
+                                   tasks=self.report.tasks)  # fmt: skip
+        elif {each.column: each.kind for each in fitted.inputs} != {
+            name: kind_of(stated)[0] for name, stated in self.report.inputs.items()
+        }:
+            raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
+        tasks = {name: fitted.tasks[name] for name in self.report.tasks if name in fitted.tasks}
+        return dataset_of(
+            self.table, self.rows, fitted.model_copy(update={"site": site, "missing": missing, "tasks": tasks})
+        )
+
+
+def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
+    """Return the preprocessing that follows from what sites sent: client -> its report, of the same inputs.
+
+    `noise` is that of a private run; if it is local, sites have added it already. Raises DataError where this does not
+    tell enough.
+    """
+    reports = dict(sorted(reports.items()))
+    first = next(iter(reports.values()))
+    tasks = {name: label for report in reports.values() for name, label in report.tasks.items()}
+    empty = Preprocessing(site=first.site, missing=(), mode="federated", minimum=first.minimum)
+    if noise is not None:
+        columns = wanted(first.inputs, tasks, first.ranges or {})
+        shares = [[each.shares.get(name, (0, 0, 0)) for name in columns] for each in reports.values()]
+        sent = np.array(shares, np.float64).reshape(len(reports), len(columns), 3)
+        total = sent.sum(0) if noise.local else noise.on(sent.clip(-1, 1).sum(0))
+        return with_noise(total, first.inputs, tasks, first.ranges or {}, noise.multiplier, empty)
+    return combine({who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables")
 
 
 def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -299,6 +474,13 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
             return ""
         if label.kind == "regression":
             return f", mean {y.mean():.4g}"
+        if label.kind == "multilabel":
+            known = [each[~np.isnan(each)] for each in y.T]
+            return ", " + ", ".join(
+                f"{name} {shown(len(each) if len(each) < minimum else int(each.sum()), f'{each.mean():.0%}')}"
+                for name, each in zip(label.columns, known, strict=True)
+                if len(each)
+            )
         sizes = np.bincount(y, minlength=len(label.classes))
         parts = [f"{c} {shown(n, f'{n / len(y):.0%}')}" for c, n in zip(label.classes[:5], sizes, strict=False)]
         return f", {', '.join(parts[1:] if len(label.classes) == 2 else parts)}"

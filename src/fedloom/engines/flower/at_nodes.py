@@ -52,6 +52,7 @@ class AtNodes:
             "run": run,
             "recipe": nodes.hash,
             "tasks": json.dumps([as_plain(t) for t in built.federation.tasks] if own_data else None),
+            "table": built.dataset.table.model_dump_json() if own_data and built.dataset.table is not None else "",
             "codec": type(built.method.codec).__name__,
             "clients": len(built.federation.clients),
             **identity(built),

@@ -19,6 +19,7 @@ from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Section, explain, folder_name, strict
 from fedloom.data.partition import Partition
+from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.at_nodes import AtNodes
 from fedloom.engines.flower.client import client_app
@@ -165,7 +166,7 @@ class OverGrid(Flower):
                 self.reports = {client: NodeReport.read(report, client) for client, report in value.items()}
             except (OSError, TypeError, ValueError, UserError) as error:
                 raise StateError(f"{file} cannot be read: {error}") from error
-            return build_from(recipe, self.reports, partition)
+            return build_from(recipe, self.reports, partition, _fitted(self.folder / "run.json"))
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError(
@@ -188,6 +189,15 @@ class OverGrid(Flower):
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return the global models; each node has its client's own models."""
         return self.at.export(state), labels(built, state)
+
+
+def _fitted(file: Path) -> Preprocessing | None:
+    """Return the preprocessing of a run's tables, as run.json has it: with noise it cannot be computed again."""
+    try:
+        found = dict(json_of(file)).get("table")
+        return None if found is None else Preprocessing.model_validate(found)
+    except (OSError, TypeError, ValueError, UserError) as error:
+        raise StateError(f"{file}, table, cannot be read: {error}") from error
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.flower.asked import (
     agree_to_answer,
     read_jobs,
@@ -29,10 +30,19 @@ from fedloom.engines.flower.asked import (
     read_turn,
     wants_trained,
 )
-from fedloom.engines.flower.nodes import NodeConfig, NodeReport, about, as_task, build_at, own_data
+from fedloom.engines.flower.nodes import (
+    NodeConfig,
+    NodeReport,
+    about,
+    as_task,
+    build_at,
+    own_data,
+    own_table,
+    with_own_noise,
+)
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
-from fedloom.engines.flower.terms import Beside, agree_to_withhold, trainings, withheld
-from fedloom.engines.flower.wire import RefusedError, checksum_of, expect
+from fedloom.engines.flower.terms import Beside, agree_to_statistics, agree_to_withhold, trainings, withheld
+from fedloom.engines.flower.wire import RefusedError, checksum_of, expect, reading
 from fedloom.engines.peers.peer import first
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.build import build, method_of
@@ -50,6 +60,8 @@ from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
 _RUN = re.compile(r"[0-9a-f]{16}")
+_STATISTICS = "statistics.json"
+"""The file in a node's home with what it sent of its table, with noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +72,21 @@ class Bench:
     built: Built | None = None
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
-    def at(self, config: NodeConfig, tasks: str) -> tuple[Built, Worker]:
-        """Return the recipe built for a node. `tasks` are those of the federation, if nodes have their own data."""
+    def at(self, config: NodeConfig, tasks: str, table: str) -> tuple[Built, Worker]:
+        """Return the recipe built for a node.
+
+        `tasks` and `table`, the preprocessing, are those of the federation, if nodes have their own data.
+        """
         own = config.client if config.data is not None else None
-        key = own, config.device, tasks
+        key = own, config.device, tasks, table
         if key not in self.workers:
             torch.set_num_threads(self.recipe.runtime.threads)
             if own is None:
                 built = self.built or build(self.recipe)
             else:
-                built = build_at(self.recipe, config, tuple(as_task(t) for t in json.loads(tasks)))
+                with reading():
+                    fitted = Preprocessing.model_validate_json(table) if table else None
+                built = build_at(self.recipe, config, tuple(as_task(t) for t in json.loads(tasks)), fitted)
             self.workers[key] = built, Worker(built.setup, config.device)
         return self.workers[key]
 
@@ -111,8 +128,14 @@ class Node:
         agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
         if self.config.data is None:
             return None
-        dataset, client = own_data(recipe.seed, recipe.tasks, self.config)
-        return about(client, dataset.input_shape, dataset.signal, self.counts(method))
+        own, report = own_table(recipe.seed, self.config, recipe.privacy is not None), None
+        if own is not None:
+            agree_to_statistics(terms, self.withheld, recipe.privacy)
+            report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
+            sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
+            self.audit.note("statistics", recipe=recipe_hash(recipe), **sent)
+        dataset, client = own_data(recipe.seed, recipe.tasks, self.config, own)
+        return about(client, dataset.input_shape, dataset.signal, self.counts(method), report)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Do the client's part of a round; the new state stays at the node."""
@@ -249,7 +272,7 @@ class Node:
         if self.config.terms is not None:
             recipe = self.bench.recipe
             self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
-        built, worker = self.bench.at(self.config, str(head["tasks"]))
+        built, worker = self.bench.at(self.config, str(head["tasks"]), str(head["table"]))
         expect(head, **identity(built))
         early = built.recipe.early_stopping is not None
         agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,8 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 import fedloom.models.tasks.classification
-import fedloom.models.tasks.dense
-import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
+import fedloom.models.tasks.dense  # noqa: F401  (makes all kinds of tasks known)
+from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -24,15 +25,21 @@ from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
+from fedloom.data.tables.preprocessing import Noise, Preprocessing
+from fedloom.data.tables.table import OwnTable, TableReport, together
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
-from fedloom.federation.recipes.schema import DataSection, Recipe
+from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
 from fedloom.federation.rounds.build import assemble, method_of, with_options
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.measure import unmeasured
+from fedloom.federation.rounds.privacy import terms_of
+from fedloom.federation.runs.checkpoint import write_text
+from fedloom.federation.runs.recorded import digest_of, json_of
 from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal
+from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task
 
 T = TypeVar("T", bound=Section)
@@ -61,7 +68,9 @@ class NodeReport(Section):
     weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]]
     sizes: Sizes
     domain: Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")] | None
-    input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=0, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
+    table: TableReport | None = None
+    """The statistics of a table, from which its inputs follow; then `input_shape` is (0,)."""
     signal: Signal | None = None
     counted: bool = True
     """If false, a size of 1 only says that there are some examples."""
@@ -81,6 +90,10 @@ class NodeReport(Section):
                 raise ValueError(
                     f"task {task.name!r}: expected 1 to {_CHANNELS} channels, found {shown(task.channels)}"
                 )
+        if (report.input_shape == (0,)) != (report.table is not None) or (
+            report.table is None and 0 in report.input_shape
+        ):
+            raise ValueError(f"input_shape: {report.input_shape} found, expected (0,) beside a table, else no 0")
         if math.prod(report.input_shape) > _VALUES:
             raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
         if report.signal is not None and (report.signal.vocabulary or 0) > _VALUES:
@@ -144,30 +157,64 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeConfig) -> tuple[Dataset, BuiltClient]:
+def own_table(seed: int, config: NodeConfig, private: bool = False) -> OwnTable | None:
+    """Read a node's table, where its inputs follow from what all nodes send; of a `private` run they send shares."""
+    section = config.data
+    if section is None or section.name != "table" or section.arguments["preprocess"] != "federated":
+        return None
+    return OwnTable.of(config.client, seed, section.arguments, private)
+
+
+def with_own_noise(report: TableReport, recipe: Recipe, config: NodeConfig, file: Path) -> TableReport:
+    """Return a report whose shares have noise where the recipe wants it of each node.
+
+    The noise of one recipe and data section is drawn once and stored in `file`, for a second draw would tell more.
+    """
+    section = recipe.privacy
+    if section is None or section.trust != "local":
+        return report
+    key = digest_of(recipe_hash(recipe) + config.model_dump_json(include={"client", "data"}))
+    known = dict(json_of(file)) if file.is_file() else {}
+    if key not in known:
+        terms = terms_of(section, recipe.training, 1, statistics=True)
+        shares = np.array([*report.shares.values()]).reshape(-1, 3)
+        known[key] = Noise(terms.noise, True, new_secret()).on(shares).tolist()
+        write_text(file, json.dumps(known))
+    return report.model_copy(update={"shares": dict(zip(report.shares, map(tuple, known[key]), strict=True))})
+
+
+def own_data(
+    seed: int,
+    changes: Mapping[str, Mapping[str, Any]],
+    config: NodeConfig,
+    own: OwnTable | None = None,
+    fitted: Preprocessing | None = None,
+) -> tuple[Dataset, BuiltClient]:
     """Load a node's data set, with `changes` of its tasks' options, and the client that holds all of it.
 
-    Raises DataError for a task that the data set lacks.
+    Its own table is preprocessed as `fitted`; before that is known, it has no inputs. Raises DataError for a task that
+    the data set lacks.
     """
     assert config.data is not None
-    dataset = loaded(config.data.entry, seed, config.data.arguments)
-    if dataset.table is not None and dataset.table.mode == "federated":
-        raise DataError(
-            f"client {config.client!r}: data.preprocess: federated found, but nodes with their own data send no "
-            "statistics; set data.preprocess: local, and list the categories in data.inputs"
-        )
+    own = own or own_table(seed, config)
+    dataset = loaded(config.data.entry, seed, config.data.arguments) if own is None else own.dataset(fitted)
     known = {task.name: task for task in dataset.tasks}
     options = {name: each for name, each in changes.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}
-    weights = config.tasks or dict.fromkeys(known, 1.0)
+    if dataset.deal is None:
+        everyone = PARTITIONERS["iid"].function(Pool.of(dataset), seed, clients=1, val_fraction=config.val_fraction)
+    else:
+        everyone = dataset.deal(Pool.of(dataset), seed)
+    if len(everyone.shares) != 1:
+        raise DataError(f"client {config.client!r}: its data are of {len(everyone.shares)} sites, expected one")
+    share = everyone.shares[0]
+    weights = config.tasks or dict.fromkeys(known if dataset.deal is None else share.tasks, 1.0)
     for name in weights:
         if name not in known:
             raise DataError(
                 f"client {config.client!r}: the data set {dataset.name!r} has no task {name!r}."
                 f"{choices('Tasks', name, known)}"
             )
-    everyone = PARTITIONERS["iid"].function(Pool.of(dataset), seed, clients=1, val_fraction=config.val_fraction)
-    share = everyone.shares[0]
     test = np.arange(len(dataset.test), dtype=np.int64)
     client = BuiltClient(
         config.client,
@@ -181,7 +228,11 @@ def own_data(seed: int, changes: Mapping[str, Mapping[str, Any]], config: NodeCo
 
 
 def about(
-    client: BuiltClient, input_shape: tuple[int, ...], signal: Signal | None = None, counted: bool = True
+    client: BuiltClient,
+    input_shape: tuple[int, ...],
+    signal: Signal | None = None,
+    counted: bool = True,
+    table: TableReport | None = None,
 ) -> NodeReport:
     """Return a node's report about itself; with `counted` it states how many examples it has."""
     sizes = {split: len(client.part(split)) for split in ("train", "val", "test")}
@@ -192,6 +243,7 @@ def about(
         sizes=Sizes(**{split: size if counted else min(size, 1) for split, size in sizes.items()}),
         domain=client.domain,
         input_shape=input_shape,
+        table=table,
         signal=signal,
         counted=counted,
     )
@@ -250,17 +302,43 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
 
 
 def _inputs(report: NodeReport) -> dict[str, Any]:
-    return {"shape": report.input_shape, "signal": report.signal}
+    found: dict[str, Any] = {"shape": report.input_shape, "signal": report.signal}
+    if (table := report.table) is not None:
+        found |= {"columns": ", ".join(sorted(table.inputs)), "minimum": table.minimum}
+        found |= {"ranges": str(sorted((table.ranges or {}).items()))}
+        found |= {f"column {name}": str(kind) for name, kind in table.inputs.items()}
+        found |= {
+            f"label of {task}": label.model_dump_json(exclude_defaults=True) for task, label in table.tasks.items()
+        }
+    return found
 
 
 def _tasks(report: NodeReport) -> dict[str, Any]:
     return {task.name: task for task in map(as_task, report.tasks)}
 
 
-def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[BuiltFederation, Dataset, Partition]:
+def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessing | None:
+    """Return the preprocessing of tables at nodes, from their reports; None where they have none.
+
+    In a private run it has noise, which is drawn anew at each call. Raises DataError where it cannot be computed.
+    """
+    tables = {name: report.table for name, report in reports.items() if report.table is not None}
+    if not tables:
+        return None
+    section, noise = recipe.privacy, None
+    if section is not None:
+        terms = terms_of(section, recipe.training, len(reports), statistics=True)
+        noise = Noise(terms.noise, section.trust == "local", new_secret())
+    return together(tables, noise)
+
+
+def federation_of(
+    reports: Mapping[str, NodeReport], unified: bool, fitted: Preprocessing | None = None
+) -> tuple[BuiltFederation, Dataset, Partition]:
     """Build a federation whose data are at nodes, from their reports. Tasks are in the order of their names.
 
-    Raises DataError that names a client whose report does not fit the others'.
+    `fitted` is the preprocessing of their tables. Raises DataError that names a client whose report does not fit the
+    others'.
     """
     if not reports:
         raise DataError("no node has reported its data")
@@ -269,10 +347,15 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
     first = next(iter(reports.values()))
     shape = first.input_shape
     known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
+    if fitted is not None:
+        shape = (len(fitted.names),)
+        for name, label in fitted.tasks.items():
+            if isinstance(task := known[name], Regression):
+                known[name] = replace(task, mean=label.mean or 0.0, std=label.std or 1.0)
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)
-    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, signal=first.signal)
+    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, signal=first.signal, table=fitted)
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (
@@ -293,25 +376,32 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
     return BuiltFederation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
-    """Build a recipe at a server that has no data; `saved` is the partition of a resumed run."""
+def build_from(
+    recipe: Recipe,
+    reports: Mapping[str, NodeReport],
+    saved: Partition | None = None,
+    fitted: Preprocessing | None = None,
+) -> Built:
+    """Build a recipe at a server that has no data; `saved` and `fitted` are the partition and the preprocessing of a
+    resumed run."""
     method = method_of(recipe)
     if method.turn.apart:
         raise RecipeError(
             f"method: {method.name} needs a client for each task, but each node is one client with all its tasks; give "
             "each task a node of its own, or leave out by-task"
         )
-    federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
+    fitted = fitted or fitted_of(recipe, reports)
+    federation, dataset, partition = federation_of(reports, recipe.model.heads == "all", fitted)
     built = assemble(recipe, method, dataset, Pool.of(dataset), saved or partition, federation)
     unmeasured(built)  # refuses an evaluation without any score
     return built
 
 
-def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
-    """Build a recipe at a node with its own data; `tasks` are those of the whole federation."""
-    dataset, client = own_data(recipe.seed, recipe.tasks, config)
+def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...], fitted: Preprocessing | None = None) -> Built:
+    """Build a recipe at a node with its own data; `tasks` and `fitted` are those of the whole federation."""
+    dataset, client = own_data(recipe.seed, recipe.tasks, config, fitted=fitted)
     known = {task.name: task for task in tasks}
     client = replace(client, tasks={name: (known[name], weight) for name, (_, weight) in client.tasks.items()})
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
-    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
+    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal, table=dataset.table)
     return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)

@@ -158,6 +158,9 @@ class SitePolicy(Section):
     """Checksums of the recipe files that may run; null: any."""
     changes: tuple[str, ...] | None = None
     """Globs of keys that a run may change (--run-config changes=...); null: any, or none where `recipes` are listed."""
+    statistics: Literal["allow", "forbid"] | None = None
+    """Whether counts, means and deviations of a table's columns may be sent before the first round; null: yes, but not
+    where `withhold` has examples."""
     withhold: tuple[Beside, ...] | None = None
     """The kinds of numbers that stay at the node although the recipe records them; null: all three where the recipe has
     privacy.trust: local, else nothing."""
@@ -243,6 +246,17 @@ def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> fr
     usual: tuple[Beside, ...] = BESIDE if privacy is not None and privacy.trust == "local" else ()
     hidden = usual if terms is None or terms.withhold is None else terms.withhold
     return frozenset(what for what in hidden if own or what != "examples")
+
+
+@_refusing
+def agree_to_statistics(terms: SitePolicy | None, hidden: Collection[Beside], privacy: Privacy | None) -> Iterator[str]:
+    """Raise RefusedError where a table's statistics may not leave the node."""
+    stated = None if terms is None else terms.statistics
+    local = "set data.preprocess: local, and list the categories in data.inputs"
+    if stated == "forbid":
+        yield f"statistics: forbid, but data.preprocess is federated, which sends counts and means of columns; {local}"
+    if stated is None and "examples" in hidden and privacy is None:  # else shares are sent, with noise
+        yield f"withhold: examples, but data.preprocess: federated sends counts; set statistics: allow, or {local}"
 
 
 @_refusing

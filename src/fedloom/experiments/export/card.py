@@ -102,7 +102,8 @@ def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
     for task in wanted:
         label = table.tasks[task.name]
         real = "a number in the unit of the column"
-        labels.append([task.name, _plain(label.column or task.name), _plain(", ".join(label.classes) or real)])
+        what = "a probability of each" if label.columns else ", ".join(label.classes) or real
+        labels.append([task.name, _plain(", ".join(label.read_from(task.name))), _plain(what)])
     missing = ", ".join(f"`{code}`" for code in ("empty", "NA", "NaN", *table.missing))
     how = (
         "by its own numbers; nothing was sent"

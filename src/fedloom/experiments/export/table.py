@@ -64,11 +64,18 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
             if output is None:
                 output = np.full((len(frame), made.shape[1]), np.nan)
             real = label.kind == "regression"
-            output[rows] = (made * (label.std or 1) + (label.mean or 0) if real else made.softmax(1)).numpy()
+            if label.kind == "multilabel":
+                made = made.sigmoid()
+            else:
+                made = made * (label.std or 1) + (label.mean or 0) if real else made.softmax(1)
+            output[rows] = made.numpy()
         if output is None:
             continue
         if label.kind == "regression":
             found[task] = output[:, 0]
+            continue
+        if label.kind == "multilabel":
+            found |= {f"p({name})": output[:, place] for place, name in enumerate(label.columns)}
             continue
         some = ~np.isnan(output[:, 0])
         best = np.full(len(frame), "", object)

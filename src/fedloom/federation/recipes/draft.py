@@ -20,6 +20,9 @@ _SIZE = 64
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
+RATE = 0.003
+"""Adam's rate for tables: of .001, .003 and .01 the one with the best validation AUC after 20 rounds on `heart` (60 to
+290 patients per hospital) and on `ist` (135 per country)."""
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
@@ -77,11 +80,17 @@ def draft_of_table(
     """Return the recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
     partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
     data = {"name": "table", "path": str(path.resolve()), **content.section}
-    return _recipe(name, data, partition, "mlp", method, rounds)
+    return _recipe(name, data, partition, "mlp", method, rounds, RATE)
 
 
 def _recipe(
-    name: str, data: Mapping[str, Any], partition: Mapping[str, Any], model: str, method: str, rounds: int
+    name: str,
+    data: Mapping[str, Any],
+    partition: Mapping[str, Any],
+    model: str,
+    method: str,
+    rounds: int,
+    rate: float = 0.001,
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -89,7 +98,7 @@ def _recipe(
         "partition": partition,
         "model": model,
         "method": method,
-        "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.001}},
+        "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": rate}},
     }
 
 

@@ -21,6 +21,8 @@ from fedloom.data.combine import loaded
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
+from fedloom.data.tables.preprocessing import Noise
+from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.built import Built
@@ -36,6 +38,7 @@ from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
 from fedloom.models.tasks.own import Own, judged
+from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import pays
 from fedloom.training.stacked import refuse as refuse_stack
@@ -182,10 +185,30 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
         partition = partition.by_task(pool) if method.turn.apart else partition
     partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
+    if recipe.privacy is not None and dataset.private is not None:
+        dataset = _with_noise(recipe, recipe.privacy, dataset, len(federation.clients))
+        federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)
     return built
+
+
+def _with_noise(recipe: Recipe, section: Privacy, dataset: Dataset, clients: int) -> Dataset:
+    """Return a data set preprocessed by what clients send with noise, with the tasks that it has."""
+    assert dataset.private is not None
+    terms = terms_of(section, recipe.training, clients, statistics=True)
+    noised = dataset.private(Noise(terms.noise, section.trust == "local", recipe.seed))
+    tasks = [_rescaled(task, other) for task, other in zip(dataset.tasks, noised.tasks, strict=True)]
+    return replace(noised, tasks=tuple(tasks))
+
+
+def _rescaled(task: Task, other: Task) -> Task:
+    """Return a task with another's mean and standard deviation, where it has some."""
+    base = task.known
+    if not isinstance(base, Regression) or not isinstance(other, Regression):
+        return task
+    return task.on(replace(base, mean=other.mean, std=other.std))
 
 
 def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
@@ -298,7 +321,8 @@ def assemble(
         if recipe.peers is not None and section.trust == "central":
             why = "peers have no server that could add noise; set trust: local"
             raise RecipeError(f"privacy.trust: central found, but {why}")
-        terms = terms_of(section, recipe.training, len(federation.trainers))
+        statistics = dataset.table is not None and dataset.table.noise > 0
+        terms = terms_of(section, recipe.training, len(federation.trainers), statistics)
         share, local = share_of(recipe.training, terms), terms.trust == "local"
         method = private(method, clip=section.clip, noise=terms.noise, share=share, local=local)
     module = starting_model(recipe.model, recipe.seed, dataset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,8 @@ class PrivacyTerms:
     """All clients, where always as many are drawn; else 0."""
     drawn: float
     """How many are drawn of them; with Poisson sampling the probability of each."""
+    statistics: bool = False
+    """True: all clients also send statistics once, before the first round, with the same noise."""
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after so many rounds."""
@@ -55,6 +57,7 @@ class PrivacyTerms:
     def agree(self, state: State) -> None:
         """Raise StateError if the rounds that are done, or were begun, had other terms."""
         before, now = state.get("privacy"), asdict(self)
+        before = None if before is None else {"statistics": False, **before}
         if ("privacy" in state or state["round"]) and before != now:
             changed = "no privacy" if before is None else {k: v for k, v in before.items() if v != now[k]}
             raise StateError(
@@ -62,8 +65,11 @@ class PrivacyTerms:
             )
 
 
-def terms_of(section: Privacy, training: Training, clients: int) -> PrivacyTerms:
-    """Return the terms of a section with so many clients. Raises RecipeError where one round would cost too much."""
+def terms_of(section: Privacy, training: Training, clients: int, statistics: bool = False) -> PrivacyTerms:
+    """Return the terms of a section with so many clients, which may also send statistics.
+
+    Raises RecipeError where one round would cost too much.
+    """
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
             f"privacy.delta: {section.delta:g} found, expected less than one over the number of clients "
@@ -80,6 +86,7 @@ def terms_of(section: Privacy, training: Training, clients: int) -> PrivacyTerms
         "sampling": section.sampling,
         "clients": clients if fixed else 0,
         "drawn": drawn,
+        "statistics": statistics,
     }
     noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, training.rounds)
     terms = PrivacyTerms(noise, **about)
@@ -105,6 +112,8 @@ def forecast(
     section: Privacy, terms: PrivacyTerms, d: int, clients: int, share: float, rounds: int, least: float = 0
 ) -> list[str]:
     """Return the cost of a run and whether it can learn, in sentences. `least`: the clients of the smallest cluster."""
+    cost = f"epsilon {terms.epsilon(0):.4g} of it" if terms.statistics else ""
+    sent = [f"privacy: the table's statistics, which all clients send once with noise, cost {cost}"] if cost else []
     size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
     stops = "" if last == rounds else f"; the budget of {section.bound:g} is spent after {last} rounds"
     clustered = 0 < least < math.inf
@@ -114,6 +123,7 @@ def forecast(
     return [
         f"privacy: noise multiplier {terms.noise:.4g}: epsilon {terms.epsilon(last):.4g} at delta {terms.delta:g} "
         f"after {last} rounds ({terms.accountant}){stops}",
+        *sent,
         f"privacy: a round's noise is {size:.3g} times as long as a clipped update ({share * clients:g} clients "
         f"expected in a round, {d:,} shared parameters){'' if small else f': {hopes}'}",
         *small,
@@ -122,10 +132,13 @@ def forecast(
 
 @lru_cache(maxsize=4096)
 def _epsilon(terms: PrivacyTerms, rounds: int) -> float:
-    if rounds == 0:
+    if rounds == 0 and not terms.statistics:
         return 0.0
     accountant = _accountant(terms)
-    accountant.compose(_event(terms), rounds)
+    if terms.statistics:  # a round of all clients
+        accountant.compose(_event(replace(terms, drawn=terms.clients or 1.0)))
+    if rounds:
+        accountant.compose(_event(terms), rounds)
     return float(accountant.get_epsilon(terms.delta))
 
 

@@ -254,11 +254,17 @@ def unprotected(built: Built) -> None:
 def counts_without_noise(built: Built) -> None:
     """Refuse statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
     table = built.dataset.table
-    if built.recipe.privacy is not None and table is not None and table.mode == "federated":
+    if built.recipe.privacy is None or table is None or table.mode != "federated":
+        return
+    local = "set data.preprocess: local, and list the categories in data.inputs"
+    if not table.noise:
         raise RecipeError(
-            "data.preprocess: federated found, but sites would send counts and sums of their rows without noise, "
-            "outside "
-            "the privacy budget; set data.preprocess: local, and list the categories in data.inputs"
+            "data.preprocess: federated found, but sites would send counts and sums of their rows without noise beside "
+            f"the budget of privacy; set data.ranges: {{column: [least, most]}} for noise, or {local}"
+        )
+    if built.deployed and built.recipe.data.name != "nodes":
+        raise RecipeError(
+            f"data.preprocess: federated found, but nodes know the seed from which its noise would follow; {local}"
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import cross_entropy
@@ -139,15 +140,26 @@ def log_share(p: Tensor) -> Tensor:
     return p.clamp(min=1e-6).log()
 
 
-def _over_labels(one: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Tensor], float]:
+Of = Callable[[Tensor, Tensor], float]
+"""A metric of outputs and labels."""
+
+
+def _of_label(one: Of, place: int) -> Of:
+    """Return a metric of two classes as one of the label at this place; nan where it is known of no example."""
+
+    def score(output: Tensor, target: Tensor) -> float:
+        known = ~target[:, place].isnan()
+        logit, truth = output[known, place], target[known, place].long()
+        return one(torch.stack([torch.zeros_like(logit), logit], 1), truth) if len(truth) else math.nan
+
+    return score
+
+
+def _over_labels(one: Of) -> Of:
     """Return the mean of a metric of two classes over the labels that have a value."""
 
     def score(output: Tensor, target: Tensor) -> float:
-        found = []
-        for logit, truth in zip(output.unbind(1), target.unbind(1), strict=True):
-            known = ~truth.isnan()
-            if known.any():
-                found.append(one(torch.stack([torch.zeros_like(logit), logit], 1)[known], truth[known].long()))
+        found = [_of_label(one, place)(output, target) for place in range(target.shape[1])]
         found = [value for value in found if not math.isnan(value)]
         return math.fsum(found) / len(found) if found else math.nan
 
@@ -164,19 +176,28 @@ LABELS: Mapping[str, scores.Score] = {
 class Multilabel(Task):
     """A task with `channels` yes/no labels per example: N x channels numbers 0 or 1; NaN means that one is missing.
 
-    Outputs are one logit per label. `class_weights` are weights of the positive examples of each label.
+    Outputs are one logit per label. `class_weights` are weights of the positive examples of each label. Where labels
+    have names, the metric that stands for the task is measured of each label too.
     """
 
     class_weights: tuple[float, ...] | None = None
+    labels: tuple[Annotated[str, Field(pattern=r"^[\w-]{1,200}$")], ...] = ()
 
     kind: ClassVar[str] = "multilabel"
     usual: ClassVar[str] = "accuracy"
     chosen_from: ClassVar[Collection[str]] = tuple(LABELS)
 
     @property
+    def _scores(self) -> dict[str, scores.Score]:
+        """The chosen metrics and the accuracy as means over labels, then the first of them of each label."""
+        of, way = (scores.CLASSES[self.primary].of, scores.CLASSES[self.primary].direction)
+        each = {f"{self.primary}[{name}]": scores.Score(_of_label(of, i), way) for i, name in enumerate(self.labels)}
+        return {**{name: LABELS[name] for name in (*self.judge, "accuracy")}, **each}
+
+    @property
     def metrics(self) -> Mapping[str, Direction]:
-        """The chosen ones, and the accuracy; all are means over labels."""
-        return scores.directions((*self.judge, "accuracy"), LABELS)
+        """The chosen ones and the accuracy, which are means over labels, and the first of them of each label."""
+        return {name: score.direction for name, score in self._scores.items()}
 
     def head(self, features: int) -> nn.Module:
         """Return a linear layer from the features to one logit per label."""
@@ -191,7 +212,7 @@ class Multilabel(Task):
 
     def metric(self) -> Metric:
         """Return a metric that keeps all outputs and labels."""
-        return scores.Kept(None, tuple(self.metrics), LABELS, lambda output, target: (output, target))
+        return scores.Kept(None, tuple(self.metrics), self._scores, lambda output, target: (output, target))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many examples have each label, and for how many it is known (both channels)."""

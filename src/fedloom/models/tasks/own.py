@@ -208,6 +208,7 @@ class Description:
     judge: tuple[str, ...]
     class_weights: tuple[float, ...] | None
     ignore: float | None
+    columns: tuple[str, ...] | None = None
 
     def named(self, name: str) -> Task:
         """Return the task of this name."""
@@ -215,15 +216,22 @@ class Description:
         module, _, of = kind.partition(":")
         make = getattr(importlib.import_module(module), of)
         usual = "auc" if (self.kind, self.classes) == ("classification", 2) else usual
-        more: dict[str, Any] = {"weight": self.weight, "judge": self.judge}
+        more: dict[str, Any] = {"judge": self.judge}
         if not self.judge and usual in ("auc", "mae"):  # not what the class has without a choice
             more["judge"] = (usual,)
         if counts:
             more["channels"] = self.classes
+        return self.on(make(name, **more))
+
+    def on(self, base: Task) -> Task:
+        """Return a task with this weight, loss, metrics and weights of classes. Raises RecipeError where unfit."""
+        more: dict[str, Any] = {"weight": self.weight}
         if self.class_weights is not None:
+            if len(self.class_weights) != base.channels:
+                raise RecipeError(f"task {base.name!r}: {len(self.class_weights)} class_weights found, expected "
+                                  f"{base.channels}")  # fmt: skip
             more["class_weights"] = self.class_weights
-        base: Task = make(name, **more)
-        return Own.of(base, self.loss, self.metrics)
+        return Own.of(replace(base, **more), self.loss, self.metrics)
 
 
 def judged(where: str, metric: Any) -> tuple[str, ...]:
@@ -240,6 +248,7 @@ def task(
     *,
     kind: str | None = None,
     classes: int | None = None,
+    columns: Sequence[str] | None = None,
     class_weights: Sequence[float] | None = None,
     ignore: float | None = None,
     loss: Loss | None = None,
@@ -260,6 +269,7 @@ def task(
                    edges           B x 1 x H x W logits; B x H x W numbers 0 or 1, 255 where there is none
                    By default classification with `classes`, else regression
     classes        the number of classes, or of the labels of a multilabel task
+    columns        the columns of a table that are the labels of a multilabel task, in the place of `classes`
     class_weights  weights of the classes in the loss, or of the positive examples of each label
     ignore         a further value of labels that means "no label"
     loss           a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss
@@ -279,6 +289,11 @@ def task(
     if kind not in KINDS:
         raise RecipeError(f"task: kind={kind!r} found.{choices('Kinds', str(kind), KINDS)}")
     counts = KINDS[kind][1]
+    if columns is not None:
+        named = isinstance(columns, list | tuple) and columns and all(isinstance(name, str) for name in columns)
+        if kind != "multilabel" or not named or classes not in (None, len(columns)):
+            raise RecipeError(f"task: columns={columns!r} found, expected the columns of a multilabel task")
+        classes = len(columns)
     least = 1 if kind == "multilabel" else 2
     if counts and (isinstance(classes, bool) or not isinstance(classes, int) or classes < least):
         raise RecipeError(f"task: classes={classes!r} found, expected a whole number of at least {least} for {kind}")
@@ -302,6 +317,7 @@ def task(
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
         raise RecipeError(f"task: ignore={ignore!r} found, expected a number (for normals: None)")
-    made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore)
+    made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
+                       None if columns is None else tuple(columns))  # fmt: skip
     made.named("task")  # raises an error for anything but a function
     return made

@@ -1,0 +1,201 @@
+"""Nodes whose tables are preprocessed by what all of them send before the first round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+
+import fedloom as fl
+from fedloom.data.tables.columns import draft
+from fedloom.engines.api import resume, run
+from fedloom.errors import DataError, StateError
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.privacy import PrivacyTerms
+from fedloom.federation.runs.folder import RunFolder
+from sites_support import RECIPE, events, trained
+
+pytest.importorskip("flwr")
+
+from fedloom.data.tables.preprocessing import Input
+from fedloom.data.tables.table import together
+from fedloom.engines.flower import client_app
+from fedloom.engines.flower.engine import LocalGrid, OverGrid
+from fedloom.engines.flower.nodes import NodeConfig, own_table
+
+SITES = ("aachen", "bonn", "cologne")
+MODEL: dict[str, Any] = {
+    "name": "sites",
+    "model": {"name": "mlp", "hidden": [4]},
+    "training": {"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a table for each of three sites, of which one lacks a label and one has few of a category."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "tables"
+    path.mkdir()
+    for number, site in enumerate(SITES):
+        count = 40 + 10 * number
+        x, kind = rng.normal(50 + number, 10, count), np.array(list("uvw"))[rng.integers(0, 3 - (number == 0), count)]
+        ill = (x + rng.normal(0, 5, count) > 50).astype(int)
+        table = pandas.DataFrame({"x": np.where(rng.random(count) < 0.2, np.nan, x), "kind": kind, "ill": ill,
+                                  "score": np.nan if number == 2 else 200 + 30 * rng.normal(ill)})  # fmt: skip
+        table.to_csv(path / f"{site}.csv", index=False)
+    return path
+
+
+def section(folder: Path) -> dict[str, Any]:
+    return {"name": "table", **draft(folder, {"ill": {}, "score": {"kind": "regression"}}).section}
+
+
+def homes(folder: Path, **more: Any) -> dict[int, dict[str, str]]:
+    """Node configs: each node reads its own file; `more` are sections of the first one's node.yaml."""
+    configs = {}
+    for number, site in enumerate(SITES):
+        home = folder.parent / "nodes" / site
+        home.mkdir(parents=True, exist_ok=True)
+        data = {key: value for key, value in section(folder).items() if key != "site"}
+        node = {"client": site, "data": {**data, "path": str(folder / f"{site}.csv")}, **(more if not number else {})}
+        (home / "node.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
+        configs[9 - number] = {"home": str(home)}
+    return configs
+
+
+def over_nodes(folder: Path, out: Path, *changes: str, **more: Any) -> fl.Result:
+    recipe = load({**RECIPE, **MODEL}, changes)
+    grid = LocalGrid(client_app(recipe), homes(folder, **more))
+    return run(recipe, out, engine=OverGrid(grid, out))
+
+
+def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path: Path) -> None:
+    data = {**section(folder), "path": str(folder)}
+    here = fl.run({**MODEL, "data": data, "partition": "own", "method": "fedavg"}, tmp_path / "here")
+    there = over_nodes(folder, tmp_path / "there")
+    tables = [json.loads((result.folder / "run.json").read_text())["table"] for result in (here, there)]
+    assert [table["scales"] for table in tables] == [tables[0]["scales"]] * 2
+    assert [table["inputs"] for table in tables] == [tables[0]["inputs"]] * 2
+    assert tables[1]["tasks"]["score"]["std"] == tables[0]["tasks"]["score"]["std"]
+    weights = [(result.folder / "model.safetensors").read_bytes() for result in (here, there)]
+    assert weights[0] == weights[1]
+    about = json.loads((there.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in about.items()} == {
+        "aachen": ["ill", "score"], "bonn": ["ill", "score"], "cologne": ["ill"],
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (folder.parent / "nodes" / "bonn" / "audit.jsonl").read_text().splitlines()]
+    assert [line["columns"] for line in lines if line["what"] == "statistics"] == [["x", "kind", "score"]]
+
+
+def test_a_run_over_tables_at_nodes_goes_on(folder: Path, tmp_path: Path) -> None:
+    """With the statistics that the nodes sent at first."""
+    whole = over_nodes(folder, tmp_path / "whole")
+    recipe = load({**RECIPE, **MODEL}, ("runtime.flower.min_clients=3",))
+    grid = LocalGrid(client_app(recipe), homes(folder))
+    pull = grid.pull_messages
+
+    def pulled(ids: Any) -> Any:
+        if (tmp_path / "run" / "metrics.jsonl").is_file() and len(trained(tmp_path / "run")) == 1:
+            grid.silent.add(9)
+        return pull(ids)
+
+    grid.pull_messages = pulled  # type: ignore[method-assign]
+    with pytest.raises(StateError, match="round 2: 2 of 3 clients answered"):
+        run(recipe, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+    grid = LocalGrid(client_app(recipe), homes(folder))
+    result = resume(tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+    assert (result.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"terms": {"statistics": "forbid"}}, "statistics: forbid, but data.preprocess is federated"),
+        ({"terms": {"withhold": ["examples"]}}, "withhold: examples, but data.preprocess: federated sends counts"),
+    ],
+)
+def test_a_site_may_forbid_statistics(folder: Path, tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    result = over_nodes(folder, tmp_path / "run", "method.weights=uniform", "runtime.flower.min_clients=2", **more)
+    (event,) = [event for event in events(result.folder) if event["event"] == "begins without some"]
+    assert message in event["why"]
+    assert {*result.run.info["clients"]} == {"bonn", "cologne"}
+    lines = (folder.parent / "nodes" / "aachen" / "audit.jsonl").read_text()
+    assert {json.loads(line)["what"] for line in lines.splitlines()} >= {"policy", "refuse"}
+    assert "statistics" not in {json.loads(line)["what"] for line in lines.splitlines()}
+
+
+def test_a_server_gets_no_column_that_the_site_left_out(folder: Path) -> None:
+    config = NodeConfig.read(Path(homes(folder)[9]["home"]) / "node.yaml")
+    own = own_table(0, config)
+    assert own is not None
+    fitted = together({"aachen": own.report})
+    asked = fitted.model_copy(update={"inputs": (*fitted.inputs, Input(column="id", kind="number", indicator=True))})
+    with pytest.raises(DataError, match="the server's inputs are not those of this site's data.inputs"):
+        own.dataset(asked)
+    assert own.dataset(fitted).input_shape == (len(fitted.names),)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": {"x": "number"}}, "inputs columns: it has x, client 'bonn' has kind, x"),
+        ({"minimum": 9}, "inputs minimum: it has 9, client 'bonn' has 5"),
+    ],
+)
+def test_nodes_with_other_columns_are_left_out(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    data = {**section(folder), **change, "path": str(folder / "aachen.csv")}
+    result = over_nodes(folder, tmp_path / "run", "runtime.flower.min_clients=2",
+                        data={key: value for key, value in data.items() if key != "site"})  # fmt: skip
+    (event,) = [event for event in events(result.folder) if event["event"] == "begins without some"]
+    assert message in event["why"]
+
+
+PRIVATE = {"clip": 1.0, "noise": 2.0, "delta": 1e-3}
+
+
+def private(folder: Path, out: Path, **privacy: Any) -> fl.Result:
+    data = {**section(folder), "ranges": {"x": [20, 80], "score": [100, 300]}}
+    data["inputs"] |= {"kind": ["u", "v", "w"]}
+    recipe = load({**RECIPE, **MODEL, "method": {"name": "fedavg", "weights": "uniform"},
+                   "privacy": {**PRIVATE, **privacy}})  # fmt: skip
+    configs = homes(folder)
+    for config in configs.values():
+        file = Path(config["home"]) / "node.yaml"
+        node = yaml.safe_load(file.read_text())
+        node["data"] |= {key: value for key, value in data.items() if key not in ("site", "path")}
+        file.write_text(yaml.safe_dump(node, sort_keys=False))
+    return run(recipe, out, engine=OverGrid(LocalGrid(client_app(recipe), configs), out))
+
+
+def test_under_privacy_the_server_adds_noise_that_nobody_can_repeat(folder: Path, tmp_path: Path) -> None:
+    tables, spent = [], []
+    for name in ("one", "two"):
+        result = private(folder, tmp_path / name)
+        tables.append(result.run.info["table"])
+        spent.append([record["epsilon"] for _, record in result.run.records("privacy")][-1])
+    assert tables[0]["noise"] == tables[1]["noise"] == 2.0
+    assert tables[0]["scales"] != tables[1]["scales"]
+    assert spent[0] == PrivacyTerms(2.0, 1e-3, "rdp", "central", "poisson", 0, 1.0, statistics=True).epsilon(2)
+    recipe, partition = RunFolder.read(tmp_path / "one")
+    again = OverGrid(LocalGrid(client_app(recipe), homes(folder)), tmp_path / "one").build(recipe, partition)
+    assert again.dataset.table.model_dump(mode="json") == tables[0]  # not drawn a second time
+
+
+def test_with_local_trust_each_node_draws_its_noise_once(folder: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        result = private(folder, tmp_path / name, trust="local")
+        assert result.run.info["table"]["noise"] == 2.0
+    stored = json.loads((folder.parent / "nodes" / "bonn" / "statistics.json").read_text())
+    (shares,) = stored.values()  # the same recipe and data: the same answer
+    assert np.abs(shares).max() > 1  # nobody sends more without noise
+    report = json.loads((tmp_path / "two" / "nodes.json").read_text())["bonn"]["table"]
+    assert [*report["shares"].values()] == shares
+    assert report["sent"] == {}
