@@ -32,8 +32,8 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
     }
     return filled(
         kind,
-        script=_beside("page.js"),
-        pictures=_beside("pictures.js"),
+        script=text_of("page.js"),
+        pictures=text_of("pictures.js"),
         title=title,
         vega=script(),
         data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
@@ -52,7 +52,8 @@ def filled(kind: str, **shown: Any) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _beside(name: str) -> str:
+def text_of(name: str) -> str:
+    """Return a file that lies beside the templates."""
     return (files("fedloom.study.report") / "templates" / name).read_text("utf-8")
 
 
