@@ -138,17 +138,17 @@ def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
         save(of_ranks(ranks), plot)
 
 
-def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
-    """Print what a command found: all of it as JSON, or, for people, what is `shown`; by default its rows as a table.
+def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
+    """Print the result of a command: all of it as JSON, or, for people, `shown`; by default its rows as a table.
 
-    `found` is made of mappings, sequences, dataclasses, texts and numbers.
+    `result` consists of mappings, sequences, dataclasses, texts and numbers.
     """
     if as_json:
         from fedloom.study.tables.output import json_text
 
-        typer.echo(json_text(found), nl=False)
+        typer.echo(json_text(result), nl=False)
         return
-    for part in shown or (table_of(found),):
+    for part in shown or (table_of(result),):
         if isinstance(part, str):
             typer.echo(part, nl=not part.endswith("\n"))
         else:

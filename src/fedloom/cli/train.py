@@ -132,7 +132,7 @@ def _gains(folder: Path) -> list[str]:
 
     return [
         f"{test.method} changes the metrics by {test.mean:+.1f} %"
-        + (f" (95 % CI {test.found.low:+.1f} to {test.found.high:+.1f})" if test.found else "")
+        + (f" (95 % CI {test.change.low:+.1f} to {test.change.high:+.1f})" if test.change else "")
         + " compared with training alone."
         for test in contrasts(of_grid(*open_folder(folder))).tests
         if test.row is None and test.gains

@@ -118,9 +118,9 @@ def write(
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
     """Return the name of one of a run's models in `trained_models`."""
-    found = next((key for key in model_keys(client, task) if key in models), None)
-    if found is not None:
-        return found
+    owner = next((key for key in model_keys(client, task) if key in models), None)
+    if owner is not None:
+        return owner
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:
         raise UserError(f"{run}: each task has its own model; choose a task with --task")
     owners = sorted({key.partition("/task/")[0] for key in models if not key.startswith("task/")})
@@ -187,10 +187,10 @@ def _inputs(
     index = torch.cat(tests)
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
-    found = normal(part, index)
-    if found is None:
+    statistics = normal(part, index)
+    if statistics is None:
         return part, *_before_encoder(built, None, None)
-    each = torch.cat(found, 1).unique(dim=0)
+    each = torch.cat(statistics, 1).unique(dim=0)
     if len(each) > 1:
         names = ", ".join(task.name for task in wanted)
         raise UserError(

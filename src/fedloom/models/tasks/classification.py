@@ -143,13 +143,13 @@ def _over_labels(one: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Te
     """Return the mean of a metric of two classes over the labels that have a value."""
 
     def score(output: Tensor, target: Tensor) -> float:
-        found = []
+        values = []
         for logit, truth in zip(output.unbind(1), target.unbind(1), strict=True):
             known = ~truth.isnan()
             if known.any():
-                found.append(one(torch.stack([torch.zeros_like(logit), logit], 1)[known], truth[known].long()))
-        found = [value for value in found if not math.isnan(value)]
-        return math.fsum(found) / len(found) if found else math.nan
+                values.append(one(torch.stack([torch.zeros_like(logit), logit], 1)[known], truth[known].long()))
+        values = [value for value in values if not math.isnan(value)]
+        return math.fsum(values) / len(values) if values else math.nan
 
     return score
 
