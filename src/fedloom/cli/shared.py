@@ -201,10 +201,15 @@ def print_wide(what: RenderableType) -> None:
     Console(width=None if console.is_terminal else max(console.width, 200)).print(what)
 
 
-def threads_of(folder: Path) -> None:
-    """Let torch use as many threads as the run did, for results may depend on their number."""
+def check_run(folder: Path) -> None:
+    """Refuse a folder without a recipe, before torch is loaded. Raises StateError."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+
+
+def threads_of(folder: Path) -> None:
+    """Let torch use as many threads as the run did, for results may depend on their number."""
+    check_run(folder)
     from fedloom.federation.runs.recorded import recipe_in
 
     threads = recipe_in(folder).runtime.threads

@@ -90,8 +90,7 @@ def resume(
     """Continue an interrupted run, or extend a finished one; the result is bit for bit that of one uninterrupted
     run.
     """
-    if not (folder / "recipe.yaml").is_file():
-        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+    shared.check_run(folder)
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
 

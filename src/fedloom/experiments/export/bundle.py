@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
-from fedloom.core.errors import StateError, UserError, at, choices, naming, parsing
+from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.trust import Origin
 from fedloom.data.dataset import Examples, JoinedExamples, normal
@@ -88,12 +88,6 @@ def export(
         kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
         files[CONFIG] = json.dumps({**kind, **said}, indent=1)
     return write(out, built.module, mine, wanted, said, files)
-
-
-def check_empty(out: Path) -> None:
-    """Raise StateError where `out` is anything but a new or empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StateError(f"{out} exists and is not empty; choose another folder")
 
 
 def write(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx
-from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, UserError, check_empty
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, check_empty, described, network, write
+from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, described, network, write
 from fedloom.experiments.export.card import RECIPE
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
