@@ -217,14 +217,14 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
     return (opened if at is None else opened.model_copy(update={"at": at})), folder
 
 
-def _print(made: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
+def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     """Write in the format that was chosen; on a terminal the best numbers are bold."""
     from fedloom.study.tables.compare import Comparison
 
     if kind != "text" or out is not None or as_json:
-        shared.put(getattr(made, f"to_{'json' if as_json else kind}")(), out)
+        shared.put(getattr(table, f"to_{'json' if as_json else kind}")(), out)
         return
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else WIDE
-    sheet = made.as_table(width) if isinstance(made, Comparison) else made.as_table()
+    sheet = table.as_table(width) if isinstance(table, Comparison) else table.as_table()
     shared.put(sheet.to_text(color=on_terminal), None)

@@ -36,7 +36,11 @@ Number = float | None
 def no_run(folder: Path, name: str) -> StateError:
     """Return the error for a folder that lacks a file which every run has."""
     gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
-    why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
+    why = (
+        "it was temporary and is gone with its result; keep the result, or pass folder= to the run"
+        if gone
+        else f"{name} is absent"
+    )
     return StateError(f"{folder} is not a run folder: {why}")
 
 

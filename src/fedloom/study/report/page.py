@@ -47,8 +47,8 @@ def filled(kind: str, **shown: Any) -> str:
 
     Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
     """
-    made = _environment().get_template(f"{kind}.html")
-    text = str(made.render(kind=kind, policy=_POLICY, style=style(), **shown))
+    template = _environment().get_template(f"{kind}.html")
+    text = str(template.render(kind=kind, policy=_POLICY, style=style(), **shown))
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -65,15 +65,15 @@ def part(template: str, macro: str, *arguments: Any) -> str:
 @cache
 def _environment() -> Any:
     jinja2 = need("jinja2", "report")
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedloom.study.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"beside": beside}
-    return made
+    environment.filters |= {"beside": beside}
+    return environment
 
 
 def beside(several: Iterable[Box]) -> list[list[Box]]:
