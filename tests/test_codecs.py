@@ -307,7 +307,7 @@ def test_unified_reads_what_it_packed_and_refuses_masks_of_another_width(tasks: 
     for name in packed:
         with pytest.raises(ValueError, match=name):
             Unified().read({**packed, name: torch.cat([packed[name], packed[name]], -1)}, empty(updates))
-    common = Layout(tuple(block for block in LAYOUT.blocks if block.task is None))
+    common = Layout((Block("encoder.a", (9,)),))
     alone = Updates.of(torch.ones(1, common.d), layout=common, rows=[("c", "x")])
     assert Unified().pack(alone).keys() == {"vector", "masks", "scales"}
     assert torch.equal(Unified().unpack(Unified().read(Unified().pack(alone), empty(alone)), empty(alone)), alone.X)
@@ -325,6 +325,7 @@ def test_norms_of_folded_rows_are_bounds_and_exact_where_one_is_not_finite() -> 
         expected = (scale.square() + beside.square().sum(1)).sqrt()
         torch.testing.assert_close(rows.given.norms()[a:b], expected.double(), rtol=1e-5, atol=0)  # type: ignore[union-attr]
     assert [upload.client for upload in rows.given.uploads(rows.n)] == ["a", "b"]  # type: ignore[union-attr]
+    assert torch.equal(folded(clients[0])[0].given.dense(), dense[:2])  # type: ignore[union-attr]
     broken = clients[0].replace(X=clients[0].X.index_fill(0, torch.tensor([1]), float("nan")))
     found = folded(broken, clients[1])[0].given.norms()  # type: ignore[union-attr]
     assert bool(found[2].isfinite())
