@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests of one file run in one process, so that the runs which they share are made once.
 TWO := -n 2 --dist loadscope
 
-.PHONY: demo demo-scenes docs test test-flower-oldest test-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
+.PHONY: demo demo-scenes results-claims docs test test-flower-oldest test-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -47,17 +47,21 @@ demo-scenes: $(VENV)/.demo
 # The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid
 # lists them), goes on where it was stopped, writes its table, its tests and its page to grids/NAME, and both tables to
 # docs/results/tables, from where a page includes them.
-RESULTS := $(filter results-%,$(MAKECMDGOALS))
+RESULTS := $(filter-out results-claims,$(filter results-%,$(MAKECMDGOALS)))
 $(RESULTS): results-%: $(VENV)/.test
 	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
 	$(BIN)/fedloom compare grids/$* --format markdown --out grids/$*/table.md
 	cp grids/$*/table.md docs/results/tables/$(subst /,-,$*).md
-	$(BIN)/fedloom compare grids/$* --seeds --format csv --out docs/results/seeds/$(subst /,-,$*).csv
 	$(BIN)/fedloom report grids/$*
 	if ! grep -q '^delta: none' grids/$*/grid.yaml; then \
 	  $(BIN)/fedloom compare grids/$* --tests --format markdown --out grids/$*/tests.md && \
 	  { printf '\n<details><summary>Paired tests</summary>\n\n'; cat grids/$*/tests.md; printf '\n</details>\n'; } \
 	    >> docs/results/tables/$(subst /,-,$*).md; fi
+
+# Every verdict of docs/results/verdicts.md, again, from an empty folder; it goes on where it was stopped. One grid alone:
+# make results-claims ARGS="--only claims/feddea-digits"
+results-claims: $(VENV)/.test
+	$(BIN)/fedloom study claims docs/results/claims.yaml --run --format markdown --out docs/results/verdicts.md $(ARGS)
 
 # The site, strict: every warning is an error, every block of code on a page runs, every link leads somewhere.
 $(VENV)/.docs: pyproject.toml constraints/ci.txt | $(VENV)/bin/python

@@ -16,7 +16,7 @@ project = "fedloom"
 author = project_copyright = "The fedloom developers"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "generated"]
-exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst", "results/tables"]  # tables are parts of pages
+exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst", "results/tables", "results/verdicts.md"]  # parts of pages
 
 html_theme = "furo"
 html_title = f"fedloom {release}"

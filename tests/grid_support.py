@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,14 +120,20 @@ CENTRALISED = {"semseg": 0.22, "depth": 1.9}
 BY_TASK = {"semseg": 0.18, "depth": 1.62}
 
 
-def benchmark(folder: Path, losses: Any = (1.0, 0.9, 0.899, 0.898), **rows: Any) -> Any:
-    """A grid with a run of Local and of each reference, whose numbers on validation data are given."""
+def benchmark(
+    folder: Path, losses: Any = (1.0, 0.9, 0.899, 0.898), seeds: Any = (100, 101, 102), spread: float = 0.0, **rows: Any
+) -> Any:
+    """A grid with a run of Local and of each reference at each seed, whose numbers on validation data are given.
+
+    Those of `centralised` are `spread` of themselves apart from one seed to the next.
+    """
     grid = paper_grid(
         data={"NYUD": {"recipe": "digits-tasks"}},
         bases={"Local": {"method": "local"}},
         addons={"-": {}},
         references=["centralised", "centralised-by-task", "constant"],
         delta="Local/-",
+        seeds=list(seeds),
     )
     save(grid, folder, {})
     found = {
@@ -135,11 +142,12 @@ def benchmark(folder: Path, losses: Any = (1.0, 0.9, 0.899, 0.898), **rows: Any)
         "centralised-by-task": BY_TASK,
         "constant": CONSTANT_ROW,
     } | rows
-    for base, values in found.items():
-        if values is not None:
+    for (base, plain), (at, seed) in itertools.product(found.items(), enumerate(seeds)):
+        if plain is not None:
+            values = {t: v * (1 + spread * (at - 1) * (base == "centralised")) for t, v in plain.items()}
             # on test data all is the other way round: it must play no part
             upside_down = {task: 1 / value for task, value in values.items()}
-            path = write_run(folder, Cell("NYUD", base, "-", 0), upside_down, val={1: values})
+            path = write_run(folder, Cell("NYUD", base, "-", seed), upside_down, val={1: values})
             lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
             first = {**lines[0], "train": [{"client": "c", "task": t, "loss": losses[0]} for t in values]}
             more = [

@@ -11,7 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from fedloom.study.grid import names
+from fedloom.study.claims import file_of, load_claims, verdicts
+from fedloom.study.grid import load_grid, names
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGE = (RESULTS / "peers-growth.md").read_text(encoding="utf-8")
@@ -75,6 +76,26 @@ def test_a_table_is_on_a_page_and_says_what_made_it(file: Path) -> None:
     assert re.search(r"; (mean ± 95 % t-interval over seeds \d+(, \d+)+|seed \d+)[,;]", table)
 
 
+def test_the_page_of_verdicts_is_made_of_the_seeds() -> None:
+    made = verdicts(RESULTS / "claims.yaml").to_markdown()
+    assert made == (RESULTS / "verdicts.md").read_text("utf-8"), (
+        "make it again: fedloom study claims docs/results/claims.yaml --format markdown --out docs/results/verdicts.md"
+    )
+    assert "```{include} verdicts.md\n" in (RESULTS / "claims.md").read_text("utf-8")
+
+
+def test_seeds_stand_beside_what_chose_their_settings_and_judged_their_benchmark() -> None:
+    file = RESULTS / "claims.yaml"
+    grids = [load_grid(name) for name in load_claims(file).grids]
+    known = {file_of(file, grid, "seeds") for grid in grids}
+    kept = set((RESULTS / "seeds").glob("*.csv"))
+    assert kept <= known
+    for grid in grids:
+        if file_of(file, grid, "seeds") in kept:
+            assert file_of(file, grid, "rules").is_file()
+            assert file_of(file, grid, "tuning").is_file()
+
+
 def test_the_readme_shows_the_table_of_the_demo() -> None:
     readme = (RESULTS.parents[1] / "README.md").read_text("utf-8")
     shown = readme[readme.index("<!-- table of the demo -->") :].split("```")[1].splitlines()[3:]
@@ -89,8 +110,9 @@ def test_every_table_has_a_command_that_makes_it_again() -> None:
     pages = [root / "README.md", *(root / "docs").glob("*.md"), *RESULTS.glob("*.md")]
     named = {name for page in pages for name in re.findall(r"`make results-([\w/-]+)", page.read_text("utf-8"))}
     made = {name for name in names() if (RESULTS / "tables" / f"{name.replace('/', '-')}.md").is_file()}
-    assert named - {"GRID", "NAME"} <= set(names())
-    targets = [f"results-{name}" for name in sorted((named - {"GRID", "NAME"}) | made)]
+    named -= {"GRID", "NAME", "claims"}
+    assert named <= set(names())
+    targets = ["results-claims", *(f"results-{name}" for name in sorted(named | made))]
     asked = subprocess.run(["make", "-n", *targets], cwd=root, capture_output=True, text=True, check=False)
     assert asked.returncode == 0, asked.stderr
     assert "fedloom grid claims/fedhca2-scenes --out grids/claims/fedhca2-scenes" in asked.stdout

@@ -23,7 +23,8 @@ from fedloom.methods import ADDONS, METHODS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COMMANDS: Any = get_command(app)
-PAGES = [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")]
+# verdicts.md is a part of claims.md that a command writes
+PAGES = [*DOCS.glob("*.md"), *(page for page in DOCS.glob("results/*.md") if page.stem != "verdicts")]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.page import part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Curves
+from fedloom.study.significance.verdicts import Verdict
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.output import Table
 from fedloom.study.watch import now
@@ -197,14 +198,13 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 
 def test_sentences() -> None:
-    clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
-    assert words.of_methods({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
-        "x is significantly better than Local; w is significantly worse; z is not significantly different from it "
-        "(3 seeds, each by its own interval; fedloom compare --tests corrects for 3)."
+    open_ = Estimate(5, 6, 3)
+    verdicts = {"x": Verdict("yes"), "z": Verdict("cannot tell"), "w": Verdict("no", True), "v": Verdict("no")}
+    assert words.of_methods(verdicts, {"Local"}, 1.0, 3) == (
+        "x is better than Local; w is worse than Local; v is not better than Local by 1 % or more; the seeds cannot "
+        "tell whether z is better than Local (3 seeds, after Holm's correction over 4)."
     )
-    assert words.of_methods({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith(
-        "No method is significantly different"
-    )
+    assert words.of_methods({}, {"Local"}, 1.0, 1) == ""
     assert words.listed("abcde") == "a, b, c, d and e"
     assert words.listed("abcdef") == "a, b, c, d and 2 more"
     assert words.interval(open_) == "\u22121.0 to 11.0"

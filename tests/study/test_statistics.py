@@ -17,7 +17,8 @@ from fedloom.errors import StateError
 from fedloom.study.grid import Cell, Grid, open_folder
 from fedloom.study.significance.contrasts import Contrasts, Over, contrasts
 from fedloom.study.significance.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
-from fedloom.study.tables.estimate import bound, two_sided
+from fedloom.study.significance.verdicts import detectable_gain, judge, power, shift
+from fedloom.study.tables.estimate import Estimate, bound, two_sided
 from fedloom.study.tables.results import of_grid
 from grid_support import paper_grid, write_grid
 
@@ -146,6 +147,63 @@ def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(ps):
     adjusted = holm(ps)
     assert all(p <= a <= min(1.0, len(ps) * p) for p, a in zip(ps, adjusted, strict=True))
     assert [a for _, a in sorted(zip(ps, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_the_corrected_resampled_test_by_hand():
+    """Nadeau and Bengio: mean 2, sd 1, n = 5, a test part a quarter of the training part."""
+    gains = [2 - math.sqrt(2), 2.0, 2.0, 2.0, 2 + math.sqrt(2)]  # sum of squares 4 = (n - 1) sd^2
+    plain, corrected = against_zero(gains), against_zero(gains, ratio=0.25)
+    assert (plain.t, corrected.t) == pytest.approx((2 / math.sqrt(0.2), 2 / math.sqrt(0.45)))
+    assert corrected.high - corrected.mean == pytest.approx(2.7764 * math.sqrt(0.45), abs=1e-4)
+    assert corrected.p == pytest.approx(2 * stats.t.sf(2 / math.sqrt(0.45), 4))
+    assert corrected.d_z == plain.d_z == pytest.approx(2)
+    assert Estimate.of(gains, 0.25).half == pytest.approx(corrected.high - corrected.mean)
+    assert paired([g + 1 for g in gains], [1.0] * 5, 0.25).t == pytest.approx(corrected.t)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9, 40])
+def test_power_as_scipy_has_it(freedom: int) -> None:
+    for mean in (0.0, 1.0, 3.0, 6.0):
+        assert power(mean, freedom) == pytest.approx(stats.nct.sf(bound(0.05, freedom), freedom, mean), abs=1e-6)
+    assert stats.nct.sf(stats.t.isf(0.025, freedom), freedom, shift(freedom)) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_the_detectable_gain_is_about_two_sums_of_quantiles():
+    # Cohen's approximation, t(0.975) + t(0.8) standard errors, is good from some ten seeds on
+    half = 2.2622 * 0.5  # of an interval over ten seeds with a standard error of 0.5
+    assert detectable_gain(half, 10) == pytest.approx((2.2622 + 0.8834) * 0.5, rel=2e-3)
+
+
+def test_three_verdicts():
+    def verdict(gains: list[float], **more: Any) -> str:
+        return judge(against_zero(gains), more.pop("smallest", 1.0), **more).label
+
+    clear = [4.8, 5.0, 5.2, 5.1, 4.9]
+    assert verdict(clear) == "yes"
+    assert verdict(clear, p=0.06) == "cannot tell"  # after Holm's correction
+    assert verdict(clear, reason="benchmark not sensitive") == "cannot tell"
+    small = [0.48, 0.50, 0.52, 0.51, 0.49]
+    assert verdict(small) == "no"  # significant, and never a yes: it excludes 1 %
+    assert verdict(small, smallest=0.2) == "yes"
+    assert verdict([0.9, 0.8, 1.0, 1.15, 0.85]) == "cannot tell"  # significant, around the smallest that counts
+    assert verdict([0.0, 0.3, -0.2, 0.1, -0.1]) == "no"
+    assert verdict([-g for g in clear]) == "no, worse"
+    assert verdict([-g for g in small]) == "no"
+    assert verdict([-3.0, 9.0, 2.0]) == "cannot tell"
+    same = judge(against_zero([2.0, 2.0, 2.0]), 1.0)
+    assert (same.answer, same.reason) == ("cannot tell", "the same at every seed")
+    assert judge(None, 1.0).answer == "cannot tell"
+
+
+def test_what_a_verdict_says():
+    open_ = judge(against_zero([-3.0, 9.0, 2.0]), 1.0)
+    # half the interval is 4.303 standard errors, and 5.653 of these are detected with 80 % power
+    error = stats.sem([-3.0, 9.0, 2.0])
+    assert open_.detectable == pytest.approx(5.6535 * error, rel=1e-4)
+    assert open_.in_words(" %") == f"cannot tell (detectable: {5.6535 * error:.2g} %)"
+    assert (
+        judge(against_zero([5.0, 5.1]), 1.0, reason="not converged: x").in_words() == "cannot tell (not converged: x)"
+    )
 
 
 def test_the_critical_difference_of_the_published_table():

@@ -27,7 +27,7 @@ from fedloom.study.grid import Cell, open_folder, save
 from fedloom.study.significance.contrasts import contrasts
 from fedloom.study.tables.compare import compare as side_by_side
 from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.table import of_seeds
+from fedloom.study.tables.seeds import HEAD, of_seeds, read_seeds
 from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
@@ -312,7 +312,13 @@ def test_every_number_as_a_data_frame(tmp_path: Path) -> None:
 def test_every_seed_is_a_line(tmp_path: Path) -> None:
     two_data_sets(tmp_path / "g")
     made = of_seeds(*open_folder(tmp_path / "g"))
-    assert made.records().head == ("data", "method", "seed", "task", "metric", "value")
+    assert made.records().head == HEAD
+    assert HEAD[:6] == ("data", "method", "seed", "task", "metric", "value")
+    (tmp_path / "g.csv").write_text(made.to_csv())
+    assert read_seeds(tmp_path / "g.csv").to_csv() == made.to_csv()
+    (tmp_path / "bad.csv").write_text("data,method\nx,y\n")
+    with pytest.raises(StateError, match="bad.csv: the column seed is absent"):
+        read_seeds(tmp_path / "bad.csv")
     lines = {line[:5]: line[5] for line in made.records().lines}
     assert lines["NYUD", "FedAvg", 1, "depth", "rmse"] == drawn("NYUD", "FedAvg", "-", 1)["depth"]
     assert lines["PASCAL_x", "constant", 0, "semseg", "miou"] == drawn("PASCAL_x", "constant", "-", 0)["semseg"] / 2

@@ -158,7 +158,7 @@ def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
     wrong = {
         "fedavg,nosuch": "method 'nosuch'",
         "fedavg+nosuch": "add-on 'nosuch'",
-        "centralised": "centralised stands",
+        "centralised": "centralised is a reference",
         "a,": "'a'",
     }
     for names, text in wrong.items():  # before anything is trained or written

@@ -72,7 +72,7 @@ plot = _group("plot", "Draw figures of grids, and the predictions of runs on ima
 study = _group(
     "study",
     "Study many runs: is a benchmark sensitive, which method wins, which tasks help each other?",
-    *(tables.benchmark, grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge),
+    *(tables.benchmark, grid.claims, grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge),
 )
 of_papers = _group(
     "papers",

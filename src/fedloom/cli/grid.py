@@ -230,6 +230,43 @@ def atlas(
     _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 
 
+def claims(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of claims (YAML).", exists=True, dir_okay=False)],
+    run: Annotated[
+        bool, typer.Option("--run", help="First tune and run the grids that the file lists, and write their seeds.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="GRID", help="With --run: only this grid; may be given several times.")
+    ] = None,
+    grids: Annotated[
+        Path, typer.Option(metavar="DIR", help="With --run: the folder of all runs.", file_okay=False)
+    ] = Path("grids/verdicts"),
+    kind: shared.Kind = "text",
+    as_json: shared.Json = False,
+    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
+    jobs: shared.Jobs = None,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Print the verdict on each claim of a file: yes, no, or cannot tell.
+
+    Verdicts come from the CSV files beside it: seeds/GRID.csv (test data) and rules/GRID.csv (validation data, whether
+    the benchmark is sensitive). With --run these files are made first, and so is tuning/GRID.csv; the same command goes
+    on where it was stopped.
+    """
+    from fedloom.study.claims import verdicts
+
+    if run:
+        from fedloom.experiments.claims import run as run_all
+        from fedloom.experiments.grid_progress import progress
+
+        with _interruptible(grids, "the same command goes on"):
+            run_all(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)
+    elif only:
+        raise UserError("--only says which grids to run: it needs --run")
+    made = verdicts(file)
+    shared.put(made.to_json() if as_json else getattr(made, f"to_{kind}")(), out)
+
+
 def _teller(quiet: bool) -> Callable[[str], None]:
     """Return the observer that prints progress, or None where `quiet`."""
     return lambda text: None if quiet else typer.echo(text, err=True)

@@ -137,7 +137,8 @@ def _of_grid(
 ) -> HasTable:
     """Return the table of a grid, or the other one that is asked for."""
     from fedloom.study.papers.losses import losses_of, over_rounds
-    from fedloom.study.tables.table import all_metrics, of_seeds, tabulate
+    from fedloom.study.tables.seeds import of_seeds
+    from fedloom.study.tables.table import all_metrics, tabulate
 
     if losses:
         return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
@@ -179,18 +180,18 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
     It reads validation data. docs/benchmarks.md explains the rules. The exit code is 1 if a data set of the grid fails
     one or has not been run.
     """
-    from fedloom.study.benchmark import judge, verdict_lines
+    from fedloom.study.benchmark import judge, sentences
 
     opened, folder = _opened(source, None)
-    verdicts, unjudged = judge(opened, folder)
+    found, unjudged = judge(opened, folder)
     shown: list[Any] = []
-    for verdict in verdicts:
-        shown.append(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
-        head = ("task", "alone over constant", "centralised over alone", "loss falls a round")
-        shown.append(shared.table_of([dict(zip(head, row, strict=True)) for row in verdict.rows]))
-    shown += [*verdict_lines(verdicts), *unjudged]
-    shared.answer({"benchmarks": verdicts, "not judged": unjudged}, as_json, *shown)
-    if unjudged or any(verdict.reasons for verdict in verdicts):
+    for one in found:
+        shown.append(f"{one.data} (validation data, seeds {', '.join(map(str, one.seeds))}), percent")
+        head = ("task", "alone over constant", "centralised over alone", "loss falls per tenth")
+        shown.append(shared.table_of([dict(zip(head, row, strict=True)) for row in one.rows]))
+    shown += [*sentences(found), *unjudged]
+    shared.answer({"benchmarks": found, "not judged": unjudged}, as_json, *shown)
+    if unjudged or any(one.reasons for one in found):
         raise typer.Exit(1)
 
 

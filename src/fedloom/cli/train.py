@@ -125,15 +125,17 @@ def demo(
 
 def _gains(folder: Path) -> list[str]:
     """Return a sentence per method of the demo's grid: its change against training alone, over all tasks."""
-    from fedloom.study.grid import open_folder
+    from fedloom.study.grid import against, open_folder
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.tables.results import of_grid
 
+    grid, folder = open_folder(folder)
+    alone = against(grid, grid.delta)
     return [
         f"{test.method} changes the metrics by {test.mean:+.1f} %"
         + (f" (95 % CI {test.change.low:+.1f} to {test.change.high:+.1f})" if test.change else "")
         + " compared with training alone."
-        for test in contrasts(of_grid(*open_folder(folder))).tests
+        for test in contrasts(of_grid(alone, folder)).tests
         if test.row is None and test.gains
     ]
 

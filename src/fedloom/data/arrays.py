@@ -130,9 +130,10 @@ def arrays(
     if dense:
         from fedloom.data.dense import build
 
-        return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
+        built = build(where, dense, parts, resolve(augment), crop, multiple)
+        return Dataset(store.path.stem, *built, names, redrawn=test_fraction is not None)
     train, test, known = _examples(where, parts, stated(signal), size, channels)
-    return Dataset(store.path.stem, tasks, train, test, names, signal=known)
+    return Dataset(store.path.stem, tasks, train, test, names, signal=known, redrawn=test_fraction is not None)
 
 
 def _read(
@@ -309,7 +310,7 @@ def tables(
         return TensorExamples(inputs, labels, torch.from_numpy(group), annotated=annotated)
 
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
-    return Dataset(title, tuple(known), train, test, domains)
+    return Dataset(title, tuple(known), train, test, domains, redrawn=test_fraction is not None)
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
@@ -424,7 +425,7 @@ def texts(
         tasks = tuple(Classification(task, len(classes)) for task, classes in names.items())
     signal = Signal(kind="tokens", vocabulary=len(tokens) + 2, padding=PADDING, digest=digest)
     called = {task: tuple(classes) for task, classes in names.items()}
-    return Dataset(file.stem, tasks, train, test, tuple(domains), signal=signal, classes=called)
+    return Dataset(file.stem, tasks, train, test, tuple(domains), signal=signal, classes=called, redrawn=split is None)
 
 
 def _numbers(cells: Sequence[str], names: Sequence[str]) -> Array:

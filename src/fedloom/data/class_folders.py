@@ -182,7 +182,7 @@ def domain_folders(
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
     built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
-    return replace(built, classes={TASK: tuple(classes)})
+    return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None)
 
 
 @DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")

@@ -197,7 +197,8 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
     tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)
     classes = {f"{name}-{task}": names for name, d in built.items() for task, names in d.classes.items()}
-    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop(), classes=classes)
+    redrawn = any(d.redrawn for d in built.values())
+    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop(), classes=classes, redrawn=redrawn)
 
 
 @DATASETS.register("many", source="MaTU, section 4: one classification task per data set")
@@ -238,8 +239,10 @@ def many(
     columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
     images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
     counts: dict[str, int] = {}
+    redrawn = False
     for name, section in sets.items():
         dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
+        redrawn = redrawn or dataset.redrawn
         labels, known = _labels(name, dataset, name in by_domain, classes.get(name, {}))
         counts |= known
         for split in SPLITS:
@@ -247,7 +250,7 @@ def many(
             labelled = np.any([column >= 0 for column in labels[split].values()], axis=0)
             columns[split].append({task: column[labelled] for task, column in labels[split].items()})
             images[split].append(x if labelled.all() else x[torch.from_numpy(np.flatnonzero(labelled))])
-    return combine("many", columns, tuple(sets), counts, in_memory(images))
+    return replace(combine("many", columns, tuple(sets), counts, in_memory(images)), redrawn=redrawn)
 
 
 def _labels(
@@ -336,8 +339,10 @@ def joined_domains(
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     domains: list[str] = []
     classes: dict[str, int] = {}
+    redrawn = False
     for name, section in sets.items():
         built = load(seed, section, root, {"size": size, "channels": 3})
+        redrawn = redrawn or built.redrawn
         where = f"joined-domains, set {name!r}"
         if len(built.tasks) != 1:
             raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
@@ -364,7 +369,8 @@ def joined_domains(
         domains += own
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
-    return pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
+    joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
+    return replace(joined, redrawn=redrawn)
 
 
 @DATASETS.register("embedded", source="the linear-probe protocol: features of an encoder that does not change")
@@ -407,7 +413,7 @@ def embedded(
         return TensorExamples((rows - mean) / std.clamp(min=1e-6), labels, of.domain)
 
     both = part(train, data.train), part(test, data.test)
-    return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal)
+    return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, redrawn=data.redrawn)
 
 
 def _features(net: Encoder, part: Examples) -> Tensor:

@@ -389,6 +389,7 @@ class Dataset:
     notes     what `fedloom show` says of the data
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
+    redrawn   whether each seed draws the test part anew from the examples that others train on
     """
 
     name: str
@@ -402,11 +403,18 @@ class Dataset:
     table: Any = None
     notes: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
+    redrawn: bool = False
 
     def __post_init__(self) -> None:
         if self.signal is None:
             whole = isinstance(self.train, TensorExamples) and self.train.images.dtype == torch.int64
             object.__setattr__(self, "signal", inferred(self.input_shape, whole))
+
+    @property
+    def ratio(self) -> float:
+        """The examples of the smaller of the two parts over those of the larger one."""
+        small, large = sorted((len(self.train), len(self.test)))
+        return small / large
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -95,7 +96,7 @@ def digits(
 
     heads = tuple(Classification(task, max(QUESTIONS[task]) + 1) for task in tasks)
     classes = {str(task): NAMES[task] for task in tasks if task in NAMES}
-    return Dataset("digits", heads, part(~test), part(test), tuple(domains), classes=classes)
+    return Dataset("digits", heads, part(~test), part(test), tuple(domains), classes=classes, redrawn=True)
 
 
 @DATASETS.register("digits-many", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
@@ -138,7 +139,7 @@ def digits_many(
             columns[split].append({f"{rendering}-{q}": column for q, column in zip(questions, labels, strict=True)})
             images[split].append(rendered[torch.from_numpy(index)])
     counts = {f"{rendering}-{question}": max(QUESTIONS[question]) + 1 for rendering, question in chosen}
-    return combine("digits-many", columns, names, counts, in_memory(images))
+    return replace(combine("digits-many", columns, names, counts, in_memory(images)), redrawn=True)
 
 
 def originals(size: int) -> tuple[Tensor, Array]:

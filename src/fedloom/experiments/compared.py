@@ -23,9 +23,10 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
-from fedloom.study.grid import CHANGES, Changes, is_over
+from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.significance.contrasts import holders
-from fedloom.study.significance.statistics import Paired, against_zero
+from fedloom.study.significance.statistics import against_zero
+from fedloom.study.significance.verdicts import judge
 from fedloom.study.tables.compare import Comparison, RunSet
 from fedloom.study.tables.compare import compare as put_side_by_side
 from fedloom.study.tables.estimate import delta_m
@@ -222,8 +223,7 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
     """Return a sentence for each task and each client: how `best` compares with training alone, and what to do next.
 
-    A client gains on a task where the 95 % t-interval of its difference over seeds is above 0, and loses where it is
-    below; otherwise the runs cannot tell.
+    A change of less than 1 % of the number of training alone does not count (`judge`).
     """
     alone, together = columns["local"], columns[best]
     seeds = [seed for seed in alone.values if seed in together.values]
@@ -231,8 +231,8 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     gains = 0
     for row in rows:
         pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
-        verdict, text = _compared(pair[0], pair[1], row)
-        gains += verdict == "gains"
+        verdict, text = _compared(pair[0], pair[1], row, together.ratio)
+        gains += verdict == "yes"
         lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
     clients = sorted({client for side in alone.clients.values() for client in side})
     tested = 0
@@ -245,7 +245,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
                 [side.clients[seed][client].values.get(row.task, {}).get(row.metric, inf) for seed in seeds]
                 for side in (alone, together)
             ]
-            verdict, text = _compared(pair[0], pair[1], row)
+            verdict, text = _compared(pair[0], pair[1], row, together.ratio)
             tested += verdict != "unknown"
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
@@ -254,9 +254,15 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         if parts:
             lines.append(f"{client} {'; '.join(parts)}.")
     lines.append(
-        f"Each interval is for one task and client alone: of {tested} intervals, about {tested * 0.05:.0f} exclude 0 "
+        f"Each verdict is for one task and client alone: of {tested} intervals, about {tested * 0.05:.0f} exclude 0 "
         "by chance."
     )
+    lines += [
+        f"{side.label} has not converged: its training loss still falls by {side.fall:.1f} % per tenth of the rounds. "
+        "More rounds (training.rounds) may change the answer."
+        for side in (alone, together)
+        if side.is_moving
+    ]
     lines.append(
         "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
         if gains
@@ -265,21 +271,35 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     return lines
 
 
-_VERDICTS = {"gains": "together is better", "loses": "together is worse", "same": "cannot tell", "unknown": "no number"}
-_SITES = {"gains": "gains on", "loses": "loses on", "same": "cannot tell on", "unknown": "has no number on"}
+_VERDICTS = {
+    "yes": "yes, together is better",
+    "no, worse": "no, together is worse",
+    "no": f"no, together is not better by {SMALLEST:g} % or more",
+    "cannot tell": "cannot tell",
+    "unknown": "no number",
+}
+_SITES = {
+    "yes": "gains on",
+    "no, worse": "loses on",
+    "no": "does not gain on",
+    "cannot tell": "cannot tell on",
+    "unknown": "has no number on",
+}
 
 
-def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric) -> tuple[str, str]:
-    """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03 (95 % CI +0.01 to +0.05)'."""
+def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric, ratio: float) -> tuple[str, str]:
+    """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03, 95 % CI +0.01 to +0.05'."""
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
         return "unknown", "without a number at each seed"
-    change: Paired = against_zero([b - a for a, b in zip(alone, together, strict=True)])
-    ends = sorted((sign * change.low, sign * change.high))
-    verdict = "gains" if ends[0] > 0 else "loses" if ends[1] < 0 else "same"
-    interval = f"95 % CI {change.low:+.2g} to {change.high:+.2g}"
-    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, difference {change.mean:+.2g}, {interval}"
-    return verdict, text
+    found = against_zero([sign * (b - a) for a, b in zip(alone, together, strict=True)], ratio=ratio)
+    verdict = judge(found, SMALLEST / 100 * abs(fmean(alone)))
+    low, high = sorted((sign * found.low, sign * found.high))
+    difference = f"difference {sign * found.mean:+.2g}, 95 % CI {low:+.2g} to {high:+.2g}"
+    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, {difference}"
+    if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
+        text += f", detectable {verdict.detectable:.2g}"
+    return verdict.label, text
 
 
 def _called(method: Any) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedloom import errors
 from fedloom.core.errors import InUseError, RecipeError, StateError, UserError
@@ -30,7 +30,7 @@ from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.recorded import read_info
-from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
+from fedloom.study.grid import Cell, Grid, recipes, refused_in, same_family, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
 # torch 2.13 for CPU and one thread, importing everything took 234 MB; digits took 376 MB (425 MB by this formula),
@@ -44,6 +44,7 @@ EVALUATION = 40
 AGAIN = 1.0
 """Seconds after which a cell that another process is at work on is asked for again."""
 
+Result = TypeVar("Result")
 _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.part", "run.json.part"}
 
 
@@ -110,10 +111,11 @@ class _Running:
 def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     """Check every cell and estimate what it needs; nothing is run or written.
 
-    Raises RecipeError for cells that are no valid recipes, StateError for folders of other recipes, and UserError for
-    data that cannot be loaded.
+    Raises RecipeError for cells that are no valid recipes, StateError for folders of other recipes or another family of
+    tests, and UserError for data that cannot be loaded.
     """
     by_cell = recipes(grid)
+    same_family(grid, folder)
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)
     open_ = [cell for cell in by_cell if states[cell] != "finished" and cell in chosen]
@@ -231,6 +233,14 @@ class _CellJob:
         for one in self.running.values():
             _end(one.process)
         self.watch.stop()
+
+
+def until_decided(least: int, most: int, run: Callable[[int], Result], is_decided: Callable[[Result], bool]) -> Result:
+    """Return the result of `run` with the first number of seeds, from `least` to `most`, that decides."""
+    for seeds in range(least, most):
+        if is_decided(made := run(seeds)):
+            return made
+    return run(most)
 
 
 def default_jobs(recipes: Sequence[Recipe]) -> int:

@@ -16,7 +16,7 @@ from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
-from fedloom.experiments.grid_run import Watch, prepare, run_prepared
+from fedloom.experiments.grid_run import Watch, prepare, run_prepared, until_decided
 from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
@@ -24,7 +24,8 @@ from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
 from fedloom.study.significance.contrasts import of_clients
 from fedloom.study.significance.ranks import ranked
-from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
+from fedloom.study.significance.statistics import against_zero, holm, p_text
+from fedloom.study.significance.verdicts import judge
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.output import Made, Records, Table
 from fedloom.study.tables.results import Results, Side, of_grid
@@ -112,7 +113,7 @@ class Standings(Made):
 
     seeds: int
     is_settled: bool
-    """True if every other method differs significantly from the leader."""
+    """True if of every other method it is known whether the leader is better by a change that counts."""
 
 
 def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str]) -> Standings:
@@ -133,17 +134,18 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     changes = {name: each for name, each in changes.items() if all(map(math.isfinite, each))}
     methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
     leader = changes[methods[0]]
-    behind = {
-        name: against_zero([a - b for a, b in zip(changes[name], leader, strict=True)])
+    leads = {  # of the leader over each other method
+        name: against_zero([a - b for a, b in zip(leader, changes[name], strict=True)], ratio=alone.ratio)
         for name in methods[1:]
         if len(seeds) > 1
     }
     # Equal at every seed: nothing tells how a difference varies, and nothing tells the two apart.
-    ps = dict(zip(behind, holm([1.0 if of.is_constant else of.p for of in behind.values()]), strict=True))
+    ps = dict(zip(leads, holm([1.0 if of.is_constant else of.p for of in leads.values()]), strict=True))
+    verdicts = [judge(of, grid.smallest, ps[name]) for name, of in leads.items()]
     ranks = ranked(results).ranking.ranks
     lines, records, t = [], [], tournament
     for name in (*methods, *(name for name in changes if name not in grid.bases)):
-        side, delta, of = sides[name], Estimate.of(changes[name]), behind.get(name)
+        side, delta, of = sides[name], Estimate.of(changes[name], alone.ratio), leads.get(name)
         p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
         gains = _gains(side, alone, results.rows[BENCHMARK], seeds) if name != ALONE else {}
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
@@ -154,7 +156,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
             (
                 name,
                 delta.signed if name != ALONE else "base",
-                "" if of is None else f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})",
+                "" if of is None else f"{-of.mean:+.2f} ({-of.high:+.2f} to {-of.low:+.2f})",
                 "" if math.isnan(p) else p_text(p),
                 "" if math.isnan(rank) else f"{rank:.2f}",
                 f"{100 * ahead:.0f} %" if gains else "",
@@ -163,19 +165,20 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
                 f"{seconds:.1f}",
             )
         )
-        numbers = (delta.mean, delta.half, of.mean if of else math.nan, p, rank, ahead)
+        numbers = (delta.mean, delta.half, -of.mean if of else math.nan, p, rank, ahead)
         records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name))))
     about = (
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
         f"method had at most {t.tries} settings, tried on validation data with other seeds "
-        f"({', '.join(map(str, t.tuning))}), and uses the best. Seeds were added until "
-        f"every method differed significantly from the leader, up to {t.most}; such p-values are a little too small."
+        f"({', '.join(map(str, t.tuning))}), and uses the best. Seeds were added until the verdict on the leader "
+        f"against every other method was yes or no ({grid.smallest:g} % counts), up to {t.most}; such p-values are a "
+        "little too small."
     )
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
-    table = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
-    is_settled = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
-    return Standings(table, Records(CSV, records), len(seeds), is_settled)
+    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
+    decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
+    return Standings(made, Records(CSV, records), len(seeds), decided)
 
 
 def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> dict[str, float]:
@@ -273,14 +276,15 @@ def play(
     }
     for method, where in _set_aside(final_grid(tournament, chosen, tuned, tournament.least), folder / "final"):
         tell(f"{method}: the best settings have changed; the final runs with the earlier settings are now in {where}")
-    for seeds in range(tournament.least, tournament.most + 1):
+
+    def final(seeds: int) -> Standings:
         grid = final_grid(tournament, chosen, tuned, seeds)
         tell(f"final: {len(chosen)} methods, {seeds} seeds")
-        table = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
-        write(folder, {"standings.csv": table.to_csv(), "standings.md": table.to_markdown()})
-        if table.is_settled:
-            break
-    return table
+        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
+        write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
+        return made
+
+    return until_decided(tournament.least, tournament.most, final, lambda made: made.is_settled)
 
 
 def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:

@@ -181,9 +181,9 @@ def tune(
             return False
         return True
 
-    loaded = load(recipe, texts(changes), origin)
-    search = search_of(loaded, budget.trials, is_valid)
-    last = {"evaluation.splits": ["val"], "evaluation.every": loaded.training.rounds}
+    made = load(recipe, texts(changes), origin)
+    search = search_of(made, budget.trials, is_valid)
+    last = on_validation(made)
     proposed: list[Changes] = []
     scores: dict[str, float] = {}
     while new := search.next(scores):
@@ -205,6 +205,14 @@ def tune(
             raise RecipeError(reason)
         scores = scores_of(grid, folder, proposed)
     return Curve(label, scores, search.at_edge(scores))
+
+
+def on_validation(recipe: Recipe) -> Changes:
+    """Return the changes that measure a run on validation data: a fifth of the examples where it has none."""
+    changes: Changes = {"evaluation.splits": ["val"], "evaluation.every": recipe.training.rounds}
+    if recipe.partition.params.get("val_fraction") == 0:
+        changes["partition.val_fraction"] = 0.2
+    return changes
 
 
 def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, float]:

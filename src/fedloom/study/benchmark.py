@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedloom.core.errors import StateError
-from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Grid
-from fedloom.study.tables.estimate import delta_terms
-from fedloom.study.tables.results import Combination, Side, columns_of, means, read
+from fedloom.study.tables.estimate import Estimate, delta_terms
+from fedloom.study.tables.seeds import Seeds, of_seeds
+from fedloom.study.tables.training import STILL
 
 ALONE = "Local"
 """The base of a benchmark's grid in which every client trains alone."""
@@ -20,132 +20,122 @@ OVER_CONSTANT = 5.0
 """Percent by which training alone must be better than the constant prediction, on every task."""
 OVER_ALONE = 5.0
 """Percent (mean over tasks) by which training on all data in one place must be better than training alone."""
-STILL = 1.0
-"""Percent by which the training loss may still fall per round."""
-LAST = 0.2
-"""The share of the rounds, at the end, over which that is measured."""
+LEAST = 3
+"""Seeds that an interval needs."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The result of a benchmark's three rules on validation data."""
+class Sensitivity:
+    """The result of a benchmark's three rules on validation data: estimates over seeds, in percent."""
 
     data: str
     tasks: tuple[str, ...]
-    over_constant: Mapping[str, float]
-    """Task -> percent by which training alone is better than the constant prediction."""
-    over_alone: Mapping[str, float]
-    """Task -> percent by which the better of the two centralised trainings is better than training alone."""
-    falling: Mapping[str, float]
-    """Task -> percent by which the training loss of clients that train alone falls in one of the last rounds."""
+    over_constant: Mapping[str, Estimate]
+    """Task -> how much better training alone is than the constant prediction."""
+    over_alone: Mapping[str, Estimate]
+    """Task -> how much better the better of the two centralised trainings is than training alone."""
+    gain: Estimate
+    """The mean of that over tasks."""
+    falling: Mapping[str, Estimate]
+    """Task -> how much the training loss of clients that train alone falls in the last tenth of the rounds."""
     seeds: tuple[int, ...]
 
     @property
     def reasons(self) -> list[str]:
         """Return why the benchmark is not sensitive enough; empty if it is."""
-        unmeasured = [t for t in self.tasks if math.isnan(self.over_constant[t]) or math.isnan(self.over_alone[t])]
+        if len(self.seeds) < LEAST:
+            return [f"{len(self.seeds)} validation seeds found, expected {LEAST} or more: the rule is about intervals"]
+        unmeasured = [t for t in self.tasks if math.isnan(self.over_constant[t].half + self.over_alone[t].half)]
         if unmeasured:
             return [
-                f"no change in percent on validation data of {', '.join(unmeasured)}, in all seeds: are there clients, "
+                f"no change in percent on validation data of {', '.join(unmeasured)}, in some seed: are there clients, "
                 "and validation data, of these tasks in each?"
             ]
+        end = "at the lower end of the interval"
         failed = [
-            f"{task}: training alone is {gain:+.1f} % better than the constant prediction, expected "
-            f"{OVER_CONSTANT:g} % or more"
+            f"{task}: training alone is {gain.signed} % better than the constant prediction, expected "
+            f"{OVER_CONSTANT:g} % or more {end}"
             for task, gain in self.over_constant.items()
-            if gain < OVER_CONSTANT
+            if gain.mean - gain.half < OVER_CONSTANT
         ]
-        gain = fmean(self.over_alone.values())
-        if gain < OVER_ALONE:
+        if self.gain.mean - self.gain.half < OVER_ALONE:
             failed.append(
-                f"all data in one place is {gain:+.1f} % better than training alone (mean over tasks), expected "
-                f"{OVER_ALONE:g} % or more"
+                f"all data in one place is {self.gain.signed} % better than training alone (mean over tasks), expected "
+                f"{OVER_ALONE:g} % or more {end}"
             )
         failed += [
-            f"{task}: the training loss still falls by {fall:.1f} % per round, expected {STILL:g} % or less"
+            f"{task}: the training loss still falls by {fall.signed} % per tenth of the rounds, expected {STILL:g} % "
+            "or less at the upper end of the interval"
             for task, fall in self.falling.items()
-            if not fall <= STILL
+            if not fall.mean + fall.half <= STILL
         ]
         return failed
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return one line per task: (task, and the three numbers in percent)."""
-        return [
-            (t, f"{self.over_constant[t]:+.1f}", f"{self.over_alone[t]:+.1f}", f"{self.falling[t]:.2f}")
-            for t in self.tasks
-        ]
+        first, second, third = self.over_constant, self.over_alone, self.falling
+        return [(t, first[t].signed, second[t].signed, third[t].signed) for t in self.tasks]
 
 
-def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
-    """Return a verdict for each data set of a grid with the base `Local` and references, and why others have none.
+def judge(grid: Grid, folder: Path) -> tuple[list[Sensitivity], list[str]]:
+    """Return the results for each data set of a grid with the base `Local` and references, and why others have none.
 
-    Raises StateError where all do.
+    Raises StateError where all have none.
     """
-    results, _ = read(grid, folder, "val")
-    verdicts, unjudged = [], []
+    seeds = of_seeds(grid, folder, "val")
+    judged: list[Sensitivity] = []
+    unjudged: list[str] = []
     for data in grid.data:
         try:
-            verdicts.append(_verdict(grid, data, results))
+            judged.append(sensitivity(seeds, data))
         except StateError as error:
             unjudged.append(str(error))
-    if not verdicts:
+    if not judged:
         raise StateError(unjudged[0])
-    return verdicts, unjudged
+    return judged, unjudged
 
 
-def _verdict(grid: Grid, data: str, results: Mapping[Combination, Side]) -> Verdict:
-    columns = [column for column in columns_of(grid, data, results) if column.task]
-    directions = {column.task: column.direction for column in columns}
-    alone = _runs(results, data, ALONE)
-    one, constant = means(columns, alone), means(columns, _runs(results, data, "constant"))
+def sensitivity(lines: Seeds, data: str) -> Sensitivity:
+    """Return the result for one data set, from the validation numbers of every seed.
+
+    Raises StateError where a row of the rule is absent.
+    """
+    names = lines.methods(data)
+    for base in (ALONE, "constant", "centralised"):
+        if base not in names:
+            raise StateError(f"{data}: {base} has not been run; a benchmark needs {ALONE}, centralised and constant")
+    directions = lines.directions(data)
+    of = {name: lines.values(data, name) for name in names if name in (ALONE, "constant") or name.startswith("central")}
+    seeds = tuple(sorted(set.intersection(*map(set, of.values()))))
+
+    def changes(name: str, base: str) -> dict[str, list[float]]:
+        pairs = [(of[name][seed], of[base][seed]) for seed in seeds]
+        both = [({t: v for t, v in mine.items() if t in theirs}, theirs) for mine, theirs in pairs]
+        terms = [delta_terms(mine, theirs, directions) for mine, theirs in both]
+        return {task: [by_task.get(task, math.nan) for by_task in terms] for task in directions}
+
     # A grid of one task has centralised training once.
-    names = [name for name in grid.reference_rows if name.startswith("centralised")] or ["centralised"]
-    centralised = [means(columns, _runs(results, data, name)) for name in names]
-    terms, each = (
-        delta_terms(one, constant, directions),
-        [delta_terms(values, one, directions) for values in centralised],
-    )
-    return Verdict(
+    each = [changes(name, ALONE) for name in of if name.startswith("central")]
+    better = {task: max((one[task] for one in each), key=fmean) for task in directions}
+    fall = lines.falling(data, ALONE)
+    return Sensitivity(
         data,
         tuple(directions),
-        {task: terms.get(task, math.nan) for task in directions},
-        {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
-        {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
-        tuple(alone.runs),
+        {task: Estimate.of(gains) for task, gains in changes(ALONE, "constant").items()},
+        {task: Estimate.of(gains) for task, gains in better.items()},
+        Estimate.of([fmean(gains[at] for gains in better.values()) for at in range(len(seeds))]),
+        {task: Estimate.of([fall[seed].get(task, math.nan) for seed in seeds]) for task in directions},
+        seeds,
     )
 
 
-def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
-    for (name, label, _), runs in results.items():
-        if (name, label) == (data, base):
-            return runs
-    raise StateError(f"{data}: {base} has not been run; a benchmark needs {ALONE}, centralised and constant")
-
-
-def falling(run: Run, task: str) -> float:
-    """Return the percent by which the mean training loss of a task fell per round, at the end of a run.
-
-    From the mean losses of the first and the second half of the last rounds.
-    """
-    by_round = [
-        fmean(losses)
-        for line in run.rounds
-        if (losses := [record["loss"] for record in line.get("train", ()) if record["task"] == task])
-    ]
-    last = by_round[-max(2, round(LAST * len(by_round))) :]
-    if len(last) < 2:
-        raise StateError(f"{run.folder}: expected several rounds of training, found {len(by_round)}")
-    half = len(last) // 2
-    before, after = fmean(last[:half]), fmean(last[-half:])
-    apart = (len(last) - half) or 1
-    return 100 * (1 - (max(after, 1e-12) / before) ** (1 / apart)) if before > 0 else 0.0
-
-
-def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
+def sentences(found: Sequence[Sensitivity]) -> list[str]:
     """Return the lines to print below the tables."""
     lines = []
-    for v in verdicts:
-        lines += [f"{v.data}: {reason}" for reason in v.reasons]
-        lines += [] if v.reasons else [f"{v.data}: this benchmark can judge (validation data, seeds {v.seeds})"]
+    for one in found:
+        lines += [f"{one.data}: {reason}" for reason in one.reasons]
+        if not one.reasons:
+            seeds = ", ".join(map(str, one.seeds))
+            lines.append(f"{one.data}: this benchmark is sensitive (validation data, seeds {seeds})")
     return lines

@@ -109,7 +109,8 @@ class Panels:
             return None
         if reference == (base, addon):
             return Estimate(0.0, math.nan, len(values))
-        return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
+        directions = {c.task: c.direction for c in self.columns[data] if c.task}
+        return change(values, other, directions, self.results[where].ratio)
 
     def finished(self, drawn: Sequence[Chart], about: str) -> Chart:
         """Put all panels on one sheet, each data set in rows of its own where that fits."""

@@ -32,10 +32,12 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("references", "seeds", "delta", "show", "at", "metric", "columns", "also", "title")
+OWN = ("references", "seeds", "delta", "family", "smallest", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 BENCHMARK = ("data", "tasks", "partition", "model")
 """Sections of a recipe that are its benchmark: a grid on another benchmark does not change them in every cell."""
+SMALLEST = 1.0
+"""The smallest change in percent that counts, where nothing else is stated."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
@@ -94,6 +96,11 @@ class Grid(Section):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """The reference of Delta: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
+    family: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The comparisons that Holm's correction is over, named before the grid runs: BASE/ADDON -> the cells it is
+    compared with. By default every cell is compared with the reference of Delta."""
+    smallest: float = Field(SMALLEST, gt=0)
+    """The smallest change in percent that counts: smaller ones are never a yes, and a no excludes larger ones."""
     show: Literal["unified", "clients", "domains"] = "unified"
     """unified: one line per cell. clients: one line per client's personal model, as papers on one-task clients have.
     domains: as unified, with the domains of the only task as columns in the place of tasks."""
@@ -157,6 +164,10 @@ class Grid(Section):
             for base in row.bases or ():
                 if base not in self.bases:
                     yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
+        for label, others in self.family.items():
+            for each in (label, *others):
+                if each not in cells:
+                    yield f"family.{label}", f"no cell {each!r}, expected BASE/ADDON.{nearest(each, cells)}"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
             yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
@@ -179,14 +190,26 @@ class Grid(Section):
             default = tuple(name for name in default if name != "centralised-by-task")
         return default if self.references is None else self.references
 
+    def compared(self, base: str, addon: str) -> tuple[tuple[str, str], ...]:
+        """Return the (base, add-on) that tests compare a cell with."""
+        if self.family:
+            return tuple(map(cell_of, self.family.get(f"{base}/{addon}", ())))
+        named = None if base in self.reference_rows else self.reference(base)
+        return () if named is None or named == (base, addon) else (named,)
+
     def reference(self, base: str) -> tuple[str, str] | None:
         """Return (base, add-on) that cells of `base` are compared with, None for none."""
         if self.delta == "none":
             return None
         if self.delta == "base":
             return base, "-" if base in self.reference_rows else next(iter(self.addons))
-        named, _, addon = self.delta.partition("/")
-        return named, addon
+        return cell_of(self.delta)
+
+
+def cell_of(label: str) -> tuple[str, str]:
+    """Return (base, add-on) of BASE/ADDON."""
+    base, _, addon = label.partition("/")
+    return base, addon
 
 
 @dataclass(frozen=True)
@@ -318,8 +341,9 @@ def _code(grid: Grid) -> Iterator[str]:
 
 
 def against(grid: Grid, reference: str) -> Grid:
-    """Return the grid with another `delta`. Raises RecipeError where that is no cell."""
-    return load_grid(grid.model_dump(mode="json"), [f"delta={json.dumps(reference)}"], grid._origin)
+    """Return the grid with another `delta`, and without a family. Raises RecipeError where that is no cell."""
+    changes = [f"delta={json.dumps(reference)}", "family={}"]
+    return load_grid(grid.model_dump(mode="json"), changes, grid._origin)
 
 
 def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
@@ -407,6 +431,19 @@ def same(what: str, before: Recipe, now: Recipe) -> None:
         f"{what} with another recipe; they differ in {', '.join(keys or ['the order of method.add'])}. "
         "Choose another folder with --out, or delete this one"
     )
+
+
+def same_family(grid: Grid, folder: Path) -> None:
+    """Raise StateError where a grid would change what its folder said about tests before it ran."""
+    if not (folder / FILE).is_file():
+        return
+    before = load_grid(folder / FILE)
+    for key in ("family", "smallest"):
+        if (old := getattr(before, key)) != (new := getattr(grid, key)):
+            raise StateError(
+                f"grid {grid.name}: {key}: {new!r} found, but {folder} ran with {old!r}. A test that is chosen "
+                "after the runs proves nothing: choose another folder with --out"
+            )
 
 
 def is_over(folder: Path) -> bool:

@@ -368,6 +368,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         table=fitted,
         notes=(*rows.notes, *notes),
+        redrawn=True,
     )
 
 

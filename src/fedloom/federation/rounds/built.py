@@ -90,6 +90,7 @@ class Built:
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,
+            **({"redrawn": self.dataset.ratio} if self.dataset.redrawn else {}),
             "inputs_hash": self.inputs_hash,
             "frozen_hash": self.frozen_hash,
             "parameters": self.layout.parameters.d,

@@ -15,7 +15,7 @@ from fedloom.core.errors import StateError, UserError
 from fedloom.core.outline import Outline
 from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import json_of
-from fedloom.study.grid import FILE, Grid, cells, refused_in, together
+from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions, records, words
@@ -107,6 +107,8 @@ class GridReport:
     methods: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
     """Baseline -> the methods compared with it, the grid's own baseline first."""
     ranks: Ranks | None = None
+    smallest: float = SMALLEST
+    """The smallest change in percent that counts."""
 
     @property
     def data(self) -> list[str]:
@@ -206,7 +208,19 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
     return GridReport(
-        folder, grid.title or grid.name, facts, text, table, problem, about, lines, own, shown, methods, ranks
+        folder,
+        grid.title or grid.name,
+        facts,
+        text,
+        table,
+        problem,
+        about,
+        lines,
+        own,
+        shown,
+        methods,
+        ranks,
+        grid.smallest,
     )
 
 

@@ -38,7 +38,7 @@ def render(report: GridReport) -> str:
         cells=Table("", head, report.cells, name="cells-table") if report.cells else None,
         bases=[name or "nothing" for name in report.methods],
         views=[
-            [_compared(f"{at}-{place}", *of) for place, of in enumerate(_by_data(methods).items())]
+            [_compared(f"{at}-{place}", *of, report.smallest) for place, of in enumerate(_by_data(methods).items())]
             for at, methods in enumerate(report.methods.values())
         ],
         ranks=ranks and (replace(ranks, title="", notes=(), name="ranks-table", text=(2,)), ranks.notes),
@@ -94,17 +94,20 @@ def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
     return by_data
 
 
-def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]:
+def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) -> dict[str, Any]:
     """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-    head = ("method", "Δ %", "interval excludes 0", "bytes", "seconds")
+    head = ("method", "Δ %", "verdict", "bytes", "seconds")
     lines = []
     for m in [*ranked, *(m for m in methods if m.delta is None)]:
         delta = m.delta.signed if m.delta else "base" if m.label == m.reference else ""
-        significant = {True: "yes", False: "no", None: ""}[words.excludes_zero(m.delta)]
-        lines.append((m.label, delta, significant, human_bytes(m.sent), f"{m.seconds:.1f}"))
-    deltas = {m.label: m.delta for m in ranked if m.is_method and m.delta}
-    sentence = words.of_methods(deltas, {m.reference for m in ranked})
+        verdict = m.verdict.in_words(" %") if m.verdict else ""
+        lines.append((m.label, delta, verdict, human_bytes(m.sent), f"{m.seconds:.1f}"))
+    verdicts = {m.label: m.verdict for m in ranked if m.verdict}
+    seeds = max((len(m.seeds) for m in ranked), default=0)
+    sentence = words.of_methods(verdicts, {m.reference for m in ranked}, smallest, seeds)
+    if not verdicts and any(m.is_method for m in ranked):
+        sentence = "One seed has no interval, so there is no verdict on any method."
     costs = Table("", head, tuple(lines), name=f"costs-{name}", text=(2,))
     return {"name": name, "data": data, "sentence": sentence, "costs": costs}
 

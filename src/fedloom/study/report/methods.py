@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 
 from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
+from fedloom.study.significance.statistics import NOISE, against_zero, holm
+from fedloom.study.significance.verdicts import Verdict, judge
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.results import Combination, Results, Side, change
 
@@ -44,6 +46,12 @@ class Method:
     sent: float
     """Bytes from and to clients, mean over seeds."""
     seconds: float
+    ratio: float
+    """That of its runs (`Side`)."""
+    reason: str
+    """Why no verdict is possible; '' where one is."""
+    verdict: Verdict | None = None
+    """The verdict on Delta_m, after Holm's correction over the methods of the data set; None for the reference."""
 
     @property
     def worst_task(self) -> tuple[TaskMetric, Estimate] | None:
@@ -64,7 +72,7 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
     own = [name for name, delta in named.items() if delta == grid.delta]
     deltas = {name: named[name] for name in [*own, *named] if name in own or name not in special}
     views = {
-        name: tuple(_methods(grid.model_copy(update={"delta": delta}), results, lowest, costs))
+        name: _judged(_methods(grid.model_copy(update={"delta": delta}), results, lowest, costs), grid.smallest)
         for name, delta in islice(deltas.items(), BASES)
     }
     order = list(grid.data)
@@ -90,13 +98,17 @@ def _methods(
         other = None if named is None else results.sides.get((data, *named))
         directions = results.directions(data)
         delta, seeds, changes = None, [], {}
+        moving = [of.label for of in (side, other) if of is not None and of.is_moving]
         if other is not None and other is not side:
-            delta = change(side.values, other.values, directions)
+            delta = change(side.values, other.values, directions, side.ratio)
             for seed in side.values.keys() & other.values.keys():
                 shared = directions.keys() & side.values[seed].keys() & other.values[seed].keys()
                 mine, theirs = ({t: of[seed][t] for t in shared} for of in (side.values, other.values))
                 seeds.append(delta_m(mine, theirs, directions))
-            each = {row: change(side.values, other.values, {row.task: row.direction}) for row in results.rows[data]}
+            each = {
+                row: change(side.values, other.values, {row.task: row.direction}, side.ratio)
+                for row in results.rows[data]
+            }
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
         yield Method(
             data,
@@ -108,7 +120,27 @@ def _methods(
             base not in grid.reference_rows,
             lowest[key],
             *costs[key],
+            side.ratio,
+            f"not converged: {', '.join(moving)}" if moving else "",
         )
+
+
+def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:
+    """Return the methods with their verdicts."""
+    every = tuple(methods)
+    found = {
+        (m.data, m.label): against_zero(m.seeds, NOISE * 100, m.ratio)
+        for m in every
+        if m.is_method and len(m.seeds) > 1 and all(map(math.isfinite, m.seeds))
+    }
+    ps: dict[tuple[str, str], float] = {}
+    for data in {m.data for m in every}:
+        mine = [key for key in found if key[0] == data]
+        ps |= zip(mine, holm([found[key].p for key in mine]), strict=True)
+    return tuple(
+        replace(m, verdict=judge(found[key], smallest, ps[key], m.reason)) if (key := (m.data, m.label)) in found else m
+        for m in every
+    )
 
 
 def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:

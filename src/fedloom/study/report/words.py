@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from fedloom.study.significance.verdicts import Verdict
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.results import SPOKEN
 
@@ -119,25 +120,23 @@ def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
     return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
 
 
-def of_methods(deltas: Mapping[str, Estimate], references: Collection[str]) -> str:
-    """Say which methods of a grid differ significantly from their baseline."""
+def of_methods(verdicts: Mapping[str, Verdict], references: Collection[str], smallest: float, seeds: int) -> str:
+    """Say which methods of a grid gain over their baseline: the three verdicts in a sentence."""
     base = listed(sorted(references)) or "their base"
-    better, worse, open_ = _sides(deltas)
-    parts = [f"{_are(better)} significantly better than {base}"] if better else []
-    parts += [f"{_are(worse)} significantly worse" + ("" if parts else f" than {base}")] if worse else []
-    parts += [f"{_are(open_)} not significantly different from {'it' if parts else base}"] if open_ else []
-    if not parts and deltas:
-        return f"No method is significantly different from {base}: one seed has no interval."
-    seeds = max((of.n for of in deltas.values()), default=0)
-    own = f", each by its own interval; fedloom compare --tests corrects for {len(deltas)}" if len(deltas) > 1 else ""
-    return f"{'; '.join(parts)} ({count(seeds, 'seed')}{own})." if parts else ""
-
-
-def _sides(by_name: Mapping[str, Estimate]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of significant improvements, of significant losses, and of what is not significant."""
-    better = [name for name, of in by_name.items() if excludes_zero(of) and of.mean > 0]
-    worse = [name for name, of in by_name.items() if excludes_zero(of) and of.mean < 0]
-    return better, worse, [name for name, of in by_name.items() if excludes_zero(of) is False]
+    parts = []
+    for label, rest in (
+        ("yes", f"better than {base}"),
+        ("no, worse", f"worse than {base}"),
+        ("no", f"not better than {base} by {smallest:g} % or more"),
+    ):
+        names = [name for name, verdict in verdicts.items() if verdict.label == label]
+        parts += [f"{_are(names)} {rest}"] if names else []
+    if open_ := [name for name, verdict in verdicts.items() if verdict.answer == "cannot tell"]:
+        parts.append(f"the seeds cannot tell whether {_are(open_)} better than {base}")
+    if not parts:
+        return ""
+    own = f", after Holm's correction over {len(verdicts)}" if len(verdicts) > 1 else ""
+    return f"{'; '.join(parts)} ({count(seeds, 'seed')}{own})."
 
 
 def _are(names: Sequence[str]) -> str:

@@ -18,14 +18,16 @@ from typing import Any, Literal
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
+from fedloom.study.significance.verdicts import Verdict, judge
 from fedloom.study.tables.estimate import delta_m, delta_terms
 from fedloom.study.tables.output import Cell, HasTable, Records, Table
 from fedloom.study.tables.results import Combination, Results, Side
+from fedloom.study.tables.training import STILL
 
 CSV = (
     *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),
     *("gain_percent", "t", "df", "p", "p_holm", "family", "wilcoxon_p", "wilcoxon_least_p", "d_z", "g_z", "d_av"),
-    *("g_av", "clients_better", "worst_client", "split", "state"),
+    *("g_av", "clients_better", "worst_client", "split", "state", "verdict", "smallest", "detectable"),
 )
 Numbers = Mapping[Any, Mapping[str, float]]
 """Seed, or client -> task -> number."""
@@ -62,6 +64,14 @@ FORMULAS = (
     "d_z = mean gain / sd of the gains; g_z = d_z Gamma(f/2) / (sqrt(f/2) Gamma((f-1)/2)), f = n - 1, is Hedges' "
     "correction, which two {over} do not have; d_av = mean gain / sqrt((sd^2 + sd_base^2) / 2); n - 1 in every sd.",
 )
+VERDICTS = (
+    "Verdict on a gain of {smallest:g} % or more: yes, if p after Holm is at most 0.05 and the mean is that large; "
+    "no, if the interval excludes such a gain; else cannot tell, with the gain that these seeds detect with 80 % power."
+)
+CORRECTED = (
+    "Each seed redraws the test part from one pool, so the t-test is the corrected resampled one of Nadeau and Bengio: "
+    "variance (1/n + {ratio:.3g}) sd^2, where {ratio:.3g} is the smaller of its two parts over the larger one."
+)
 OF_CLIENTS = (
     "Clients better: of the clients with the task, those who gain by their own number; worst client: the least gain of "
     "a client; both are means over seeds."
@@ -96,6 +106,10 @@ class Contrast:
     same_holders: bool = True
     """True if the clients with the task are the same with both."""
     holm: float = math.nan
+    smallest: float = 0.0
+    """The smallest gain that counts, in the unit of the gains."""
+    verdict: Verdict | None = None
+    """None for tests over clients, which are not independent."""
 
     @property
     def label(self) -> str:
@@ -117,6 +131,8 @@ class Contrasts(HasTable):
     split: str
     notes: tuple[str, ...] = ()
     over: Over = "seeds"
+    smallest: float = 1.0
+    """The smallest change in percent that counts."""
 
     @property
     def families(self) -> dict[str, int]:
@@ -127,15 +143,19 @@ class Contrasts(HasTable):
     def as_table(self) -> Table:
         """Return one line per method and task, and one for all tasks together."""
         many, bases = len({t.data for t in self.tests}) > 1, {t.base for t in self.tests}
+        verdicts = ("verdict",) if self.over == "seeds" else ()
         head = (
-            *("method", "task", "n", "gain", "95 % interval", "gain %", "t", "p", "p Holm", "Wilcoxon p (least)"),
+            *("method", "task", "n", "gain", "95 % interval", *verdicts),
+            *("gain %", "t", "p", "p Holm", "Wilcoxon p (least)"),
             *("d_z", "g_z", "d_av", "clients better", "worst client"),
         )
         lines = []
         for t in self.tests:
             name = (t.label if many else t.method) + (f" vs {t.base}" if len(bases) > 1 else "")
             f = t.change
-            numbers = [f"[{f.low:+.4g}, {f.high:+.4g}]"] if f else [t.state]
+            numbers: list[str] = [f"[{f.low:+.4g}, {f.high:+.4g}]" if f else t.state]
+            if t.verdict is not None:
+                numbers.append(t.verdict.in_words(" %" if t.row is None else ""))
             numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
             if f is None:
                 numbers += ["-"] * 7
@@ -155,7 +175,10 @@ class Contrasts(HasTable):
         words = WORDS[self.over]
         about = f"{self.split} split; {words['about']}."
         formulas = (text.format(over=self.over, **words) for text in FORMULAS)
-        return Table(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
+        said = (VERDICTS.format(smallest=self.smallest),) if self.over == "seeds" else ()
+        return Table(
+            f"{self.title}{against}", head, tuple(lines), (about, *said, *formulas, family, *clients, *self.notes)
+        )
 
     def records(self) -> Records:
         """Return the same lines in full precision."""
@@ -170,7 +193,9 @@ class Contrasts(HasTable):
             tail = [f.g_z, f.d_av, f.g_av] if f is not None else [math.nan] * 3
             pairs = (self.over, len(t.gains), tuple(t.seeds))
             numbers += [*tail, t.better, t.worst]
-            lines.append((t.data, t.method, t.base, *row, *pairs, t.mean, *numbers, self.split, t.state))
+            v = t.verdict
+            found = ("", t.smallest, math.nan) if v is None else (v.label, t.smallest, v.detectable)
+            lines.append((t.data, t.method, t.base, *row, *pairs, t.mean, *numbers, self.split, t.state, *found))
         return Records(CSV, lines)
 
 
@@ -182,10 +207,10 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
     """
     if over == "clients" and results.by_domain:
         raise StateError("the grid shows domains: tests over clients need 'show' to be tasks")
-    if not results.against:
+    if not results.pairs:
         raise StateError("a test needs two methods, and a grid needs 'delta', as in delta: base")
     lines, alone = [], []
-    for key, named in results.against.items():
+    for key, named in results.pairs:
         side, base = results.sides[key], results.sides.get(named)
         tests = [] if base is None else _against(key[0], side, base, results, over)
         lines += tests
@@ -201,10 +226,14 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
         ps = [math.nan if (tested := lines[i].change) is None else tested.p for i in at]
         for i, p in zip(at, holm(ps), strict=True):
             corrected[i] = replace(lines[i], holm=p)
+    if over == "seeds":
+        moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
+        corrected = [replace(test, verdict=_verdict(test, moving)) for test in corrected]
+        notes += [_about_fall(moving)] if moving else []
     title = WORDS[over]["title"]
     title = f"{results.title}: {title}" if results.title else title.capitalize()
     notes += _notes(corrected, results, over)
-    return Contrasts(title, tuple(corrected), results.split, tuple(notes), over)
+    return Contrasts(title, tuple(corrected), results.split, tuple(notes), over, results.smallest)
 
 
 def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> list[Contrast]:
@@ -218,6 +247,7 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
     others: Numbers = base.values
     if over == "clients":
         values, others = of_clients(one, base, rows, seeds)
+    ratio = one.ratio if over == "seeds" else 0.0
     directions = {row.task: row.direction for row in rows}
     both = {pair: {t: v for t, v in of.items() if t in directions and t in others[pair]} for pair, of in values.items()}
     if not both:
@@ -229,7 +259,9 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
         if mine:
             theirs = {pair: others[pair][row.task] for pair in mine}
             measured = tuple(s for s in seeds if row.task in one.values[s] and row.task in base.values[s])
-            test = _of_task(Contrast(data, one.label, base.label, row, measured), mine, theirs, over, reason)
+            level = fmean(map(abs, theirs.values())) * results.smallest / 100
+            test = Contrast(data, one.label, base.label, row, measured, smallest=level)
+            test = _of_task(test, mine, theirs, over, reason, ratio)
             if by_client:
                 alike = all(holders(one.runs[s], row.task) == holders(base.runs[s], row.task) for s in measured)
                 test = replace(test, same_holders=alike)
@@ -242,17 +274,19 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
     if not any(counted.values()):
         return tests
     deltas = {pair: delta_m(of, others[pair], directions) for pair, of in counted.items()}
-    test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
+    mean = fmean(deltas.values())
+    test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, mean, smallest=results.smallest)
     # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")
     # these are percentages, so they are rounded as numbers of about 100 are
-    return [
-        *tests,
-        _state(test, over, reason) or replace(test, change=against_zero(list(deltas.values()), NOISE * 100)),
-    ]
+    if (stopped := _state(test, over, reason)) is not None:
+        return [*tests, stopped]
+    return [*tests, replace(test, change=against_zero(list(deltas.values()), NOISE * 100, ratio))]
 
 
-def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, float], over: Over, why: str) -> Contrast:
+def _of_task(
+    test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, float], over: Over, why: str, ratio: float
+) -> Contrast:
     """Return the line of a task from the numbers of its pairs; `why` says why they cannot be tested."""
     assert test.row is not None
     task, sign = test.row.task, -1 if test.row.direction == "min" else 1
@@ -263,7 +297,7 @@ def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, flo
     test = replace(test, gains=gains, percent=percent)
     if not why and over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in (values, others)):
         why = "one number stands for all clients"
-    return _state(test, over, why) or replace(test, change=paired(values, others))
+    return _state(test, over, why) or replace(test, change=paired(values, others, ratio))
 
 
 def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
@@ -299,7 +333,24 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
         notes.append("Seeds that only one of two methods has are left out.")
     if (few := max((t.change.least for t in tests if t.change is not None), default=0)) > LEVEL:
         notes.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
-    return notes + (_about_training(results.sides) if over == "seeds" else [])
+    if over == "seeds":
+        ratios = sorted({side.ratio for side in results.sides.values()} - {0})
+        notes += [CORRECTED.format(ratio=ratio) for ratio in ratios]
+        notes += _about_training(results.sides)
+    return notes
+
+
+def _verdict(test: Contrast, moving: Mapping[tuple[str, str], float]) -> Verdict:
+    """Return the verdict of a line; none is possible where a row's training loss still falls (`moving`)."""
+    names = [name for name in (test.method, test.base) if (test.data, name) in moving]
+    reason = f"not converged: {', '.join(names)}" if names else ""
+    return judge(test.change, test.smallest, test.holm, reason)
+
+
+def _about_fall(moving: Mapping[tuple[str, str], float]) -> str:
+    """Return the note on methods whose training loss still falls."""
+    each = ", ".join(f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items())
+    return f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds: {each}."
 
 
 def _about_training(sides: Mapping[Combination, Side]) -> list[str]:

@@ -2,7 +2,8 @@
 
 Sources: Cohen, Statistical Power Analysis (1988); Cumming, Understanding the New Statistics (2012), d_av; Hedges,
 Distribution theory for Glass's estimator (1981); Holm, A simple sequentially rejective procedure (1979); Wilcoxon,
-Individual comparisons by ranking methods (1945); Demsar, Statistical comparisons of classifiers (2006), ranks.
+Individual comparisons by ranking methods (1945); Demsar, Statistical comparisons of classifiers (2006), ranks; Nadeau
+and Bengio, Inference for the generalization error (2003), seeds that share their examples.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Paired:
     high: float
     t: float
     p: float
-    """Two-sided paired t-test with n - 1 degrees of freedom."""
+    """Two-sided paired t-test with n - 1 degrees of freedom, corrected where a `ratio` was given."""
     wilcoxon: float
     """Two-sided p of the signed-rank test, see `signed_rank`; differences of 0 are left out, equal ones tie."""
     d_z: float
@@ -67,19 +68,28 @@ class Paired:
         return math.isnan(self.p)
 
 
-def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
-    """Test the differences values - base. Raises ValueError for less than two pairs or numbers not finite."""
+def paired(values: Sequence[float], base: Sequence[float], ratio: float = 0.0) -> Paired:
+    """Test the differences values - base, as `against_zero` does.
+
+    Raises ValueError for less than two pairs or numbers not finite.
+    """
     if len(values) != len(base):
         raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
     noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
     differences = [v - b for v, b in zip(values, base, strict=True)]
-    test = against_zero(differences, noise)
+    test = against_zero(differences, noise, ratio)
     spread = math.sqrt((variance(values) + variance(base)) / 2)
     return replace(test, d_av=_ratio(test.mean, spread, noise))
 
 
-def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
-    """Test differences against 0, without d_av; those that differ by no more than `noise` count as equal."""
+def against_zero(differences: Sequence[float], noise: float = 0.0, ratio: float = 0.0) -> Paired:
+    """Test differences against 0, without d_av; those that differ by no more than `noise` count as equal.
+
+    Where the seeds redraw the test part from one pool, they share examples, and their differences are not independent.
+    With `ratio`, test examples over training examples, the t-test and its interval are those of the corrected resampled
+    t-test: the variance of the mean is (1/n + ratio) sd^2. It is made for test parts that are the smaller ones; of a
+    larger one, training examples over test examples take its place (docs/statistics.md).
+    """
     n = len(differences)
     if n < 2:
         raise ValueError(f"a test needs two or more pairs, {n} found")
@@ -88,10 +98,11 @@ def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
     mean, spread = fmean(differences), stdev(differences)
     if max(differences) - min(differences) <= noise:
         spread = 0.0
-    t, p, half = _ratio(mean, spread, noise) * math.sqrt(n), math.nan, 0.0
+    root = math.sqrt(1 / n + ratio)
+    t, p, half = _ratio(mean, spread, noise) / root, math.nan, 0.0
     if spread:
         p = two_sided(t, n - 1)
-        half = bound(LEVEL, n - 1) * spread / math.sqrt(n)
+        half = bound(LEVEL, n - 1) * spread * root
     w = signed_rank(differences, noise)
     return Paired(n, mean, mean - half, mean + half, t, p, w, _ratio(mean, spread, noise), math.nan)
 

@@ -19,7 +19,8 @@ from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best, delta_m, without_base
 from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
-from fedloom.study.tables.results import Column, Results, Side, at_constant, note
+from fedloom.study.tables.results import MOVING, Column, Results, Side, at_constant, note
+from fedloom.study.tables.training import last_loss
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
@@ -42,6 +43,12 @@ class RunSet(Side):
     delta: Estimate | None = None
     pairing: str = ""
     """The matching of the seeds with those of the baseline."""
+
+    @property
+    def last_loss(self) -> str:
+        """Return the training loss of the last round as text, marked where it still falls; '' where it is unknown."""
+        known = [loss for run in self.runs.values() if (loss := last_loss(run)) is not None]
+        return f"{Estimate.of(known)}{' ‡' * self.is_moving}" if known else ""
 
     def total(self, way: str) -> float:
         """Return the bytes 'up' or 'down' of a run, mean over seeds."""
@@ -126,6 +133,8 @@ class Comparison(HasTable):
         if self.base is not None:
             deltas = ("base" if c.delta is None else c.delta.signed for c in self.columns)
             lines.append((f"Δm % against {self.base}", *deltas))
+        if any(known := [c.last_loss for c in self.columns]):
+            lines.append(("last training loss", *known))
         return [
             *lines,
             ("model", *(c.model for c in self.columns)),
@@ -188,11 +197,13 @@ def compare(
         split,
         {where[c.label]: c for c in sorted(columns, key=lambda c: c is not reference)},
         {"": tuple(Column("", r.task, r.metric, r.direction, r.task in excluded) for r in rows)},
-        {where[c.label]: where[reference.label] for c in columns if c is not reference},
+        [(where[c.label], where[reference.label]) for c in columns if c is not reference],
         tuple(notes),
         tuple(about_delta),
     )
-    return Comparison(tuple(columns), results, None if alone else reference.label, (*notes, *about_delta, *pairings))
+    moving = [MOVING] if any(c.is_moving for c in columns) else []
+    more = (*notes, *about_delta, *pairings, *moving)
+    return Comparison(tuple(columns), results, None if alone else reference.label, more)
 
 
 def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetric]:
@@ -237,7 +248,7 @@ def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], not
         notes.append(
             f"Δm of {column.label} leaves out {', '.join(sorted(left_out))}: the base is 0 or undefined there."
         )
-    return replace(column, delta=Estimate.of(deltas), pairing=pairing)
+    return replace(column, delta=Estimate.of(deltas, column.ratio), pairing=pairing)
 
 
 def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:

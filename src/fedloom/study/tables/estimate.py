@@ -33,12 +33,12 @@ class Estimate:
     n: int
 
     @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
-        """Return the estimate of the values of several seeds."""
+    def of(values: Sequence[float], ratio: float = 0.0) -> Estimate:
+        """Return the estimate of the values of several seeds; `ratio` is as in `against_zero`, which tests them."""
         n = len(values)
         if n < 2 or not all(map(math.isfinite, values)):
             return Estimate(sum(values) / n, math.nan, n)
-        return Estimate(mean(values), bound(0.05, n - 1) * stdev(values) / math.sqrt(n), n)
+        return Estimate(mean(values), bound(0.05, n - 1) * stdev(values) * math.sqrt(1 / n + ratio), n)
 
     def __str__(self) -> str:
         digits = 2 if abs(self.mean) >= 10 else 4

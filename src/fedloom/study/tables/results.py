@@ -13,9 +13,10 @@ from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.federation.runs.reader import ARROWS, Final, Run, TaskMetric, best_round
-from fedloom.study.grid import NO_VALIDATION, Cell, Grid, Reference, cells, is_over, refused_in, together
+from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.tables.estimate import Estimate, delta_m, delta_terms
 from fedloom.study.tables.output import HasTable, Records, Table, span
+from fedloom.study.tables.training import STILL, fall_of, last_loss
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
@@ -23,6 +24,7 @@ Combination = tuple[str, str, str]
 """Labels of data set, base and add-on."""
 
 DELTA = "Δ %"
+MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
 SPOKEN = {
     "miou": "mIoU",
     "maxf": "maxF",
@@ -43,6 +45,7 @@ OVERALL = {
     "average": ("", "average"),
     "spread": ("standard", "deviation"),
     "bits": ("Mbit up", "per task"),
+    "training_loss": ("last training", "loss"),
 }
 """Metric over all tasks -> the two lines of its heading."""
 
@@ -91,6 +94,23 @@ class Side:
         return {seed: self.runs[seed].by_client(final.split, final.round) for seed, final in self.finals.items()}
 
     @property
+    def ratio(self) -> float:
+        """Where the seeds redraw the test part from one pool, the ratio of `against_zero`; else 0."""
+        if len({run.info.get("data_hash") for run in self.runs.values()}) < 2:
+            return 0.0
+        return max(run.info.get("redrawn", 0.0) for run in self.runs.values())
+
+    @cached_property
+    def fall(self) -> float:
+        """Percent by which the training loss still falls per tenth of the rounds; nan where that is unknown."""
+        return fall_of(self.runs)
+
+    @property
+    def is_moving(self) -> bool:
+        """Return whether the training loss still falls, so that no verdict on the method is possible."""
+        return self.fall > STILL
+
+    @property
     def model(self) -> str:
         """'global', 'personal' or both."""
         return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
@@ -119,14 +139,16 @@ class Results:
     sides: Mapping[Combination, Side]
     columns: Mapping[str, tuple[Column, ...]]
     """Data set -> its columns: tasks (or domains), then those over all tasks."""
-    against: Mapping[Combination, Combination]
-    """Each method that is compared with another -> that one, whether it has runs or not."""
+    pairs: Sequence[tuple[Combination, Combination]]
+    """(A method, the one that it is compared with, whether that has runs or not)."""
     notes: tuple[str, ...]
     about_delta: tuple[str, ...] = ()
     """Notes on Delta alone."""
     missing: tuple[Cell, ...] = ()
     """The cells that have not finished."""
     by_domain: bool = False
+    smallest: float = SMALLEST
+    """The smallest change in percent that counts."""
 
     @property
     def rows(self) -> dict[str, tuple[TaskMetric, ...]]:
@@ -162,17 +184,14 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
         out = at_constant(by_method, {c.task: c.direction for c in columns_by_data if c.task})
         columns[data] = tuple(replace(c, excluded=c.task in out) for c in columns_by_data)
         about_delta += [f"{data}: {note(out)}"] if out else []
-    against = {
-        (data, base, addon): (data, *named)
-        for data, base, addon in sides
-        if base not in grid.reference_rows
-        if (named := grid.reference(base)) is not None and named != (base, addon)
-    }
+    pairs = [(key, (key[0], *named)) for key in sides for named in grid.compared(*key[1:])]
     notes = [about_model(grid, sides).capitalize() + ".", made_by(grid, sides) + "."]
     notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
+    notes += ["The grid's key family named these comparisons before it ran."] if grid.family else []
     by_domain = grid.show == "domains"
     title = grid.title or grid.name
-    return Results(title, split, sides, columns, against, tuple(notes), tuple(about_delta), tuple(missing), by_domain)
+    more = tuple(notes), tuple(about_delta), tuple(missing)
+    return Results(title, split, sides, columns, pairs, *more, by_domain, grid.smallest)
 
 
 def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
@@ -265,14 +284,17 @@ def _round(grid: Grid, run: Run, split: str) -> int | None:
     return best
 
 
-def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
-    """Return Delta over the seeds that both have and the tasks of `directions`; None without a common seed."""
+def change(values: Values, base: Values, directions: Mapping[str, str], ratio: float) -> Estimate | None:
+    """Return Delta over the seeds that both have and the tasks of `directions`; None without a common seed.
+
+    `ratio` is that of the runs (`Side`).
+    """
     deltas = [
         delta_m({t: v for t, v in mine.items() if t in base[seed] and t in directions}, base[seed], directions)
         for seed, mine in values.items()
         if seed in base
     ]
-    return Estimate.of(deltas) if deltas else None
+    return Estimate.of(deltas, ratio) if deltas else None
 
 
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
@@ -290,6 +312,8 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
         return by_task.get(column.task)
     if column.metric == "bits":
         return run.bits_per_task() / 1e6
+    if column.metric == "training_loss":
+        return last_loss(run)
     shown = [by_task[c.task] for c in columns if c.task in by_task]
     if column.metric == "spread":
         return statistics.stdev(shown) if len(shown) > 1 else nan
@@ -322,6 +346,8 @@ def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tupl
         direction = _one_metric(grid, "also", "an average", {(column.metric, column.direction) for column in first})
         more["average"] = Column(data, "", "average", direction)
     overall = tuple(more[name] for name in grid.also)
+    if any(last_loss(run) is not None for run in runs):
+        overall += (Column(data, "", "training_loss", "min"),)
     return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
 
 

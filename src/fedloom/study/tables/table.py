@@ -16,6 +16,7 @@ from fedloom.study.tables.estimate import CUT, Estimate, clear_best, without_bas
 from fedloom.study.tables.output import Absent, Best, HasTable, Made, Records, Table
 from fedloom.study.tables.results import (
     DELTA,
+    MOVING,
     SPOKEN,
     Column,
     Results,
@@ -62,6 +63,8 @@ class Entry:
             return Absent({"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\"))
         metric = self.column.metric
         number = self.estimate.signed if metric == "delta_m" else self.estimate.of_metric(metric)
+        if metric == "training_loss" and self.side is not None and self.side.is_moving:
+            number += " ‡"
         return (Best if self.best else str)(number + "*" * self.partial)
 
 
@@ -151,6 +154,8 @@ def _caption(grid: Grid, results: Results) -> str:
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
         over = "domains" if grid.show == "domains" else "tasks"
         parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
+        if ratios := {side.ratio for side in results.sides.values()} - {0}:
+            parts.append(f"its interval is corrected for seeds that redraw one pool (ratio {max(ratios):.3g})")
     return "; ".join([*parts, made_by(grid, results.sides)]) + "."
 
 
@@ -183,6 +188,8 @@ class _Maker:
             yield f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
         for data, tasks in self.results.excluded.items():
             yield note(tasks) if len(self.results.columns) == 1 else f"{data}: {note(tasks)}"
+        if any(side.is_moving for side in self.results.sides.values()):
+            yield MOVING
         for name, reason in self.refused.items():
             yield f"refused: {name}: {reason}."
         if any(0 < len(side.runs) < len(self.grid.seeds) for side in self.results.sides.values()):
@@ -243,7 +250,7 @@ class _Maker:
             if out := without_base(values[seed].keys() & directions.keys() & against[seed].keys(), against[seed]):
                 name = Cell(column.data, base, addon, 0).combination + (f", {owner}" if owner else "")
                 self.left_out.setdefault(name, set()).update(out)
-        changed = change(values, against, directions)
+        changed = change(values, against, directions, side.ratio)
         if changed is None:
             return replace(entry, kind="missing")
         return replace(entry, kind="value", estimate=changed, partial=partial or changed.n < len(values))
@@ -258,10 +265,10 @@ class _Maker:
 
 def _with_best(lines: Sequence[tuple[Entry, ...]], columns: Sequence[Column]) -> list[tuple[Entry, ...]]:
     """Return the lines with the best value of each column marked, see `clear_best`."""
-    best = [
-        clear_best({row: of for row, line in enumerate(lines) if (of := line[at].estimate) is not None}, c.direction)
-        for at, c in enumerate(columns)
-    ]
+    best: list[set[int]] = []
+    for at, c in enumerate(columns):
+        known = {row: of for row, line in enumerate(lines) if (of := line[at].estimate) is not None}
+        best.append(set() if c.metric == "training_loss" else clear_best(known, c.direction))
     return [tuple(replace(e, best=row in best[at]) for at, e in enumerate(line)) for row, line in enumerate(lines)]
 
 
@@ -308,23 +315,6 @@ def _ranked(estimates: Mapping[str, Estimate], cell: str, direction: str) -> str
     if mine != mine:
         return str(estimates[cell])
     return f"{estimates[cell]} ({1 + sum(sign * other.mean < mine for other in estimates.values())})"
-
-
-def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -> Made:
-    """Return the primary metric of every task of every finished run, one line per seed, method and task.
-
-    Raises StateError where no run has finished.
-    """
-    lines = [
-        (cell.data, together(cell.base, cell.addon), cell.seed, row.task, row.metric, value)
-        for cell, run in _finished(grid, folder)
-        for values in [run.final(split).values]
-        for row in run.judged
-        if (value := values.get(row.task, {}).get(row.metric)) is not None
-    ]
-    head = ("data", "method", "seed", "task", "metric", "value")
-    shown = tuple((*map(str, line[:-1]), f"{line[-1]:.4f}") for line in lines)
-    return Made(Table(f"{grid.title or grid.name}: every seed", head, shown), Records(head, lines))
 
 
 def _finished(grid: Grid, folder: Path) -> list[tuple[Cell, Run]]:

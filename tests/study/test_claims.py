@@ -1,0 +1,212 @@
+"""The verdicts on claims: from files alone, the same as from runs, and never a yes or no that the rules forbid."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from fedloom.cli.app import app
+from fedloom.errors import RecipeError, StateError
+from fedloom.experiments import claims as experiment
+from fedloom.experiments.claims import rule_grid
+from fedloom.experiments.grid_run import prepare
+from fedloom.study.claims import Effort, judged, load_claims, verdicts
+from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
+from fedloom.study.significance.contrasts import contrasts
+from fedloom.study.tables.results import of_grid
+from fedloom.study.tables.seeds import SeedLine, Seeds, of_seeds
+from grid_support import paper_grid, write_grid
+
+FAMILY = {"FedAvg/-": ["Local/-"], "FedProx/-": ["Local/-", "FedAvg/-"]}
+LEVELS = {"constant": 0.1, "Local": 0.2, "FedAvg": 0.23, "FedProx": 0.2305, "centralised": 0.24}
+
+
+def plan(**more: Any) -> Grid:
+    value = {
+        "data": {"NYUD": {"recipe": "digits-tasks"}},
+        "bases": {name: {"method": name.lower()} for name in ("Local", "FedAvg", "FedProx")},
+        "addons": {"-": {}},
+        "references": ["centralised", "constant"],
+        "seeds": [0, 1, 2, 3, 4],
+        "delta": "Local/-",
+        "family": FAMILY,
+    }
+    return paper_grid(**value | more)
+
+
+def number(name: str, seed: int, task: str) -> float:
+    """A level for each method, on which seeds are 0.5 % apart, and methods at a seed 0.1 %."""
+    drawn = random.Random(f"{name} {seed} {task}").uniform(-1, 1)
+    return LEVELS[name] * (1 + 0.005 * (seed % 3) + 0.001 * drawn)
+
+
+def lines(seeds: Any, fall: Callable[[str], float] = lambda name: 0.1, ratio: float = 0.0, **levels: float) -> Seeds:
+    found = []
+    for name in LEVELS:
+        for seed in seeds:
+            for task in ("semseg", "edge"):
+                value = number(name, seed, task) * levels.get(name, 1.0)
+                found.append(SeedLine("NYUD", name, seed, task, "miou", value, "max", 0.3, fall(name), ratio))
+    return Seeds("t", tuple(found))
+
+
+TEST, RULE = lines(range(5)), lines((102, 103, 104))
+
+
+def said(test: Seeds = TEST, rule: Seeds | None = RULE, **more: Any) -> dict[str, str]:
+    found = judged(plan(**more), test, rule).comparisons
+    return {f"{method} over {over}": of.verdict.in_words() for (_, method, over), of in found.items()}
+
+
+def test_the_three_verdicts_and_what_forbids_them() -> None:
+    assert said() == {"FedAvg over Local": "yes", "FedProx over Local": "yes", "FedProx over FedAvg": "no"}
+    assert set(said(rule=None).values()) == {"cannot tell (benchmark not judged)"}
+    poor = lines((102, 103, 104), centralised=0.85)  # nothing to gain from others
+    assert set(said(rule=poor).values()) == {"cannot tell (benchmark not sensitive)"}
+    assert set(said(rule=lines((102, 103))).values()) == {"cannot tell (benchmark not sensitive)"}
+    moving = lines(range(5), fall=lambda name: 9.0 if name == "FedAvg" else 0.1)
+    assert said(moving)["FedAvg over Local"] == "cannot tell (not converged: FedAvg)"
+    assert said(moving)["FedProx over Local"] == "yes"
+    assert said(smallest=20.0)["FedAvg over Local"] == "no"
+    # a task on which no method is better than the constant prediction counts for nothing
+    swapped = [replace(x, value=0.9 if x.method == "constant" else 0.1) if x.task == "edge" else x for x in TEST.lines]
+    assert said(replace(TEST, lines=tuple(swapped)))["FedAvg over Local"] == "yes"
+
+
+def test_the_numbers_by_hand() -> None:
+    found = judged(plan(), TEST, RULE).comparisons
+    ratios = [[number("FedAvg", s, t) / number("Local", s, t) for t in ("semseg", "edge")] for s in range(5)]
+    gains = [100 * (sum(each) / 2 - 1) for each in ratios]
+    plain = found["NYUD", "FedAvg", "Local"]
+    assert plain.found is not None
+    assert plain.found.mean == pytest.approx(sum(gains) / 5)
+    assert plain.found.p == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    # Holm over the three comparisons of the family, and over nothing else
+    ps = sorted(of.found.p for of in found.values() if of.found)
+    assert sorted(of.holm for of in found.values()) == pytest.approx(
+        [3 * ps[0], max(3 * ps[0], 2 * ps[1]), max(3 * ps[0], 2 * ps[1], ps[2])]
+    )
+    shared = judged(plan(), lines(range(5), ratio=0.25), RULE).comparisons["NYUD", "FedAvg", "Local"]
+    assert shared.found is not None
+    width = (shared.found.high - shared.found.low) / (plain.found.high - plain.found.low)
+    assert width == pytest.approx((0.45 / 0.2) ** 0.5)  # (1/5 + 1/4) / (1/5)
+
+
+def test_files_and_runs_give_the_same(tmp_path: Path) -> None:
+    grid = plan()
+    cells = {
+        ("NYUD", name, "-", seed): {task: number(name, seed, task) for task in ("semseg", "edge")}
+        for name in LEVELS
+        for seed in range(5)
+    }
+    folder = write_grid(tmp_path / "g", grid, cells)
+    tests = {(t.data, t.method, t.base): t for t in contrasts(of_grid(*open_folder(folder))).tests if t.row is None}
+    found = judged(grid, of_seeds(grid, folder), RULE).comparisons
+    assert tests.keys() == found.keys()
+    for key, test in tests.items():
+        assert test.verdict is not None
+        assert (test.change.mean, test.change.p, test.holm) == pytest.approx(  # type: ignore[union-attr]
+            (found[key].found.mean, found[key].found.p, found[key].holm)  # type: ignore[union-attr]
+        )
+        assert test.verdict == found[key].verdict
+    # another base has no family: all are compared with it
+    other = contrasts(of_grid(against(grid, "FedAvg/-"), folder)).tests
+    assert {(t.method, t.base) for t in other} == {("Local", "FedAvg"), ("FedProx", "FedAvg")}
+
+
+def write(folder: Path, text: str, test: Seeds = TEST, rule: Seeds | None = RULE) -> Path:
+    (folder / "grid.yaml").write_text(GRID)
+    for name, of in {"seeds": test, "rules": rule}.items():
+        (folder / name).mkdir(exist_ok=True)
+        if of is not None:
+            (folder / name / "small.csv").write_text(of.to_csv())
+    file = folder / "claims.yaml"
+    file.write_text(text.replace("GRID", str(folder / "grid.yaml")))
+    return file
+
+
+GRID = """
+name: small
+data: {NYUD: {recipe: digits-tasks}}
+bases: {Local: {method: local}, FedAvg: {method: fedavg}, FedProx: {method: fedprox}}
+references: [centralised, constant]
+delta: Local/-
+family: {FedAvg/-: [Local/-], FedProx/-: [Local/-, FedAvg/-]}
+"""
+CLAIMS = """
+grids: {GRID: {trials: 2}}
+claims:
+  - {paper: A, claim: Together is better, grid: GRID, method: FedAvg, over: Local}
+  - {paper: B, claim: The new one is better still, grid: GRID, method: FedProx, over: FedAvg}
+  - {paper: C, claim: An older one, grid: claims/fedhca2-scenes, method: FedHCA2, over: Local}
+"""
+
+
+def test_a_table_of_verdicts(tmp_path: Path) -> None:
+    file = write(tmp_path, CLAIMS)
+    shown = verdicts(file).as_table().lines
+    assert [line[-1] for line in shown] == ["yes", "no", "none"]
+    assert [line[5] for line in shown] == ["sensitive", "sensitive", "before equal tuning"]
+    result = CliRunner().invoke(app, ["study", "claims", str(file), "--format", "csv"])
+    rows = list(csv.DictReader(io.StringIO(result.output)))
+    kept = [(row["seeds"], row["family"], row["verdict"]) for row in rows]
+    assert kept == [("5", "3", "yes"), ("5", "3", "no"), ("", "", "none")]
+    assert float(rows[0]["gain"]) == pytest.approx(15, abs=0.5)
+
+
+def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    swapped = CLAIMS.replace("method: FedAvg, over: Local", "method: Local, over: FedAvg")
+    with pytest.raises(RecipeError, match="Local over FedAvg on NYUD is not in the family of grid"):
+        verdicts(write(tmp_path, swapped)).as_table()
+    with pytest.raises(RecipeError, match=r"claims\.yaml, claims\[0\]\.over: missing"):
+        load_claims(write(tmp_path, CLAIMS.replace(", over: Local", "", 1)))
+    with pytest.raises(StateError, match="no grid 'x' among those to run"):
+        experiment.run(write(tmp_path, CLAIMS), tmp_path / "runs", ["x"])
+    result = CliRunner().invoke(app, ["study", "claims", str(tmp_path / "claims.yaml"), "--only", "x"])
+    assert "it needs --run" in str(result.exception)
+
+
+def test_a_family_is_named_before_the_runs(tmp_path: Path) -> None:
+    save(plan(), tmp_path, {})
+    changed: Mapping[str, Any] = {"family": {"FedProx/-": ["Local/-"]}, "smallest": 0.5}
+    for key, value in changed.items():
+        with pytest.raises(StateError, match=f"grid paper: {key}: .* ran with .*proves nothing"):
+            prepare(plan(**{key: value}), tmp_path)
+    with pytest.raises(RecipeError, match=r"family\.FedProx/-: no cell 'Locl/-', .* Did you mean 'Local/-'"):
+        plan(family={"FedProx/-": ["Locl/-"]})
+
+
+def test_the_rows_of_the_rule_have_validation_data() -> None:
+    effort = Effort()
+    for name in ("claims/fedhca2-digits", "claims/f2dc-digits", "demo"):
+        grid = load_grid(name)
+        made = recipes(rule_grid(grid, effort))
+        assert {cell.base for cell in made} >= {"Local", "centralised", "constant"}
+        assert {cell.seed for cell in made} == {102, 103, 104}
+        assert {cell.data for cell in made} == set(grid.data)
+        for recipe in made.values():
+            assert list(recipe.evaluation.splits) == ["val"]
+            assert recipe.partition.params.get("val_fraction") != 0
+
+
+@pytest.mark.slow
+def test_claims_run_from_an_empty_folder_and_go_on(tmp_path: Path) -> None:
+    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 1, tuning: [100], least: 2, most: 2"), rule=None)
+    tiny = "set: {training.rounds: 2, training.epochs: null, training.steps: 2}"
+    (tmp_path / "grid.yaml").write_text(GRID.replace("recipe: digits-tasks", f"recipe: digits-tasks, {tiny}"))
+    told: list[str] = []
+    for _ in range(2):
+        experiment.run(file, tmp_path / "runs", tell=told.append)
+    assert {path.name for path in tmp_path.rglob("small.csv")} == {"small.csv"}
+    assert sorted(path.parent.name for path in tmp_path.rglob("small.csv")) == ["rules", "seeds", "tuning"]
+    found = verdicts(file)
+    assert [of.verdict.reason for of in found.grids[str(tmp_path / "grid.yaml")].comparisons.values()]
