@@ -77,14 +77,14 @@ def grid(
         raise UserError(
             f"--benchmark: {name} is a grid's folder, whose benchmark cannot change; give the grid's name or file"
         )
-    asked = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
-    folder = out or (Path(name) if continues else default_folder(asked))
+    opened = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
+    folder = out or (Path(name) if continues else default_folder(opened))
     from fedloom.experiments.grid_progress import progress
     from fedloom.experiments.grid_run import prepare, run_prepared
 
     with _interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
         with at(str(Path(name) / FILE)) if continues else nullcontext():
-            prepared = prepare(asked, folder, only or ())
+            prepared = prepare(opened, folder, only or ())
         _before(prepared)
         if dry_run:
             _plan(prepared, as_json)

@@ -59,8 +59,8 @@ def naming(file: str | Path) -> Iterator[None]:
 def of_system(error: OSError) -> str:
     """Return an error of the system in one line: the file, of a copy the one that was written, and what is wrong."""
     file = error.filename if error.filename2 is None else error.filename2
-    said = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
-    return said if file is None else f"{os.fsdecode(file)}: {said}"
+    reason = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
+    return reason if file is None else f"{os.fsdecode(file)}: {reason}"
 
 
 class RunWarning(UserWarning):

@@ -303,14 +303,14 @@ def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, i
 
 def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: str = "") -> tuple[int, int]:
     """`shape` as channels, steps, or a RecipeError."""
-    wanted = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
+    expects = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
     if signal is None and len(shape) == 2:
         raise RecipeError(
-            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
+            f"{expects} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
             "signal='series' of a Federation or a Dataset"
         )
     if signal is None or signal.kind != "series" or len(shape) != 2:
-        raise RecipeError(f"{wanted} {sized(shape, signal)}")
+        raise RecipeError(f"{expects} {sized(shape, signal)}")
     return shape[0], shape[1]
 
 

@@ -232,8 +232,8 @@ class SitePolicy(Section):
             known = clients if isinstance(clients, int) else 0
             expected = known * built.recipe.training.participation
             if expected < self.clients:
-                said = f"{expected:g} expected in a round" if known else f"{shown(clients)} found"
-                yield f"clients: {said}, expected at least {self.clients}"
+                why = f"{expected:g} expected in a round" if known else f"{shown(clients)} found"
+                yield f"clients: {why}, expected at least {self.clients}"
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:

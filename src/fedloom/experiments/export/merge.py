@@ -163,10 +163,10 @@ def _written(
     except RuntimeError as error:
         raise UserError(f"merge: expected models with the parts of {models[0]}: {error}") from None
     method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
-    said = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
+    facts = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
         f"`fedloom study merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
-    return write(out, module, state, tasks, said, {RECIPE: dump(like.recipe), CARD: card})
+    return write(out, module, state, tasks, facts, {RECIPE: dump(like.recipe), CARD: card})

@@ -65,9 +65,9 @@ class MeasuredGroup:
 
 def models_to_measure(built: Built) -> None:
     """Refuse evaluation.models that names only models which the method does not produce."""
-    wanted, there = built.recipe.evaluation.models, built.models
-    if set(wanted).isdisjoint(there):
-        listed = ", ".join(wanted)
+    named, there = built.recipe.evaluation.models, built.models
+    if set(named).isdisjoint(there):
+        listed = ", ".join(named)
         raise RecipeError(
             f"evaluation.models: {listed} found, but {built.method.name} produces only the {there[0]} model of "
             f"{'all clients' if there[0] == 'global' else 'each client'}, so the run would have no final numbers; "
@@ -99,11 +99,11 @@ def unmeasured(built: Built) -> list[str]:
         else:
             possible.append(split)
             gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
-    wanted = recipe.evaluation.splits
-    sentences = [gap for split in wanted for gap in gaps[split]]
-    if not set(wanted) & set(possible):
+    splits = recipe.evaluation.splits
+    sentences = [gap for split in splits for gap in gaps[split]]
+    if not set(splits) & set(possible):
         could = f"possible: {', '.join(possible)}" if possible else "no other split can be measured either"
-        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(sentences)}; {could}")
+        raise RecipeError(f"evaluation.splits: {', '.join(splits)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
         raise RecipeError(
             f"early_stopping: {gaps['val'][0]}, so there is no score to watch; set partition.val_fraction"

@@ -70,8 +70,10 @@ class DenseTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.widths and self.channels not in self.widths:
-            wanted = " or ".join(map(str, self.widths))
-            raise RecipeError(f"task {self.name!r}: expected {wanted} channels for {self.kind}, found {self.channels}")
+            expected = " or ".join(map(str, self.widths))
+            raise RecipeError(
+                f"task {self.name!r}: expected {expected} channels for {self.kind}, found {self.channels}"
+            )
 
     def head(self, features: int) -> nn.Module:
         """Return a head from features at stride 4 to predictions at full size."""
