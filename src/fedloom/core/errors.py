@@ -107,7 +107,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def choices(lead: str, word: str, known: Iterable[str]) -> str:
-    """' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
+    """Return ' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
     known = tuple(known)
     return f"{nearest(word, known)} {listed(lead, word, known)}"
 
@@ -117,7 +117,7 @@ MANY = 12
 
 
 def listed(lead: str, word: str, known: Iterable[str]) -> str:
-    """'Known: a, b, c'; of many names the three nearest to the word."""
+    """Return 'Known: a, b, c'; of many names the three nearest to the word."""
     known = tuple(known)
     if len(known) <= MANY:
         return f"{lead}: {', '.join(known) or 'none'}"

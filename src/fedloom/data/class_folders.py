@@ -224,7 +224,7 @@ def digit_files(
 
 
 def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
-    """Return names of the folders in `base`, sorted; DataError where there are none."""
+    """Return the names of the folders in `base`, sorted; DataError where there are none."""
     folders = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
     if not folders:
         raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")

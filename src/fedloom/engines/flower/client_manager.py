@@ -75,7 +75,7 @@ class ClientManager:
         self.note(event, fields)
 
     def audited(self, audit: Audit) -> None:
-        """From now on, record who joins and leaves; also record the events until now."""
+        """Record from now on who joins and leaves; also record the events until now."""
         self.note = lambda what, about: audit.note(what, **about)
         for what, about in self.noted:
             self.note(what, about)

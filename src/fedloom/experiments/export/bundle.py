@@ -167,14 +167,14 @@ def about(
 
 
 def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Tasks as export.json has them."""
+    """Return tasks as export.json has them."""
     return [{"class": type(t.known).__name__, **asdict(t.known)} for t in tasks]
 
 
 def _inputs(
     built: Built, client: str | None, tasks: Sequence[Task]
 ) -> tuple[Examples, list[float] | None, list[float] | None]:
-    """(examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
+    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
     federation, part = built.federation, built.dataset.test
     holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in tasks]
     tests = [holder.test.of(task.name).index for holder, task in zip(holders, tasks, strict=True)]
@@ -198,7 +198,7 @@ def _inputs(
 def _before_encoder(
     built: Built, mean: list[float] | None, std: list[float] | None
 ) -> tuple[list[float] | None, list[float] | None]:
-    """How images reach the encoder: as the data set has them, or as its weights want them (`model.inputs`)."""
+    """Return the normalisation of images for the encoder: that of the data set, or of its weights (`model.inputs`)."""
     seen = built.module.encoder.seen
     return (mean, std) if built.module.rescale is None or seen is None else (list(seen[0]), list(seen[1]))
 
@@ -288,7 +288,7 @@ class Bundle:
         return x, raw.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
 
     def predict(self, files: Sequence[Path]) -> tuple[list[dict[str, str]], Any]:
-        """(for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
+        """Return (for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
         texts: list[dict[str, str]] = []
         rows: list[list[Cell]] = []
         for file in files:

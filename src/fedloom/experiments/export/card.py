@@ -86,7 +86,7 @@ def card(
 
 
 def _columns(table: Preprocessing, tasks: Sequence[Task]) -> list[str]:
-    """Sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
+    """Return sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
     own = ALL not in table.scales
     scales = iter(() if own else table.scales[ALL])
     rows = [["column", "kind", "becomes"]]
@@ -169,7 +169,7 @@ def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | No
 
 
 def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
-    """Task -> metric -> value, of these tasks, where there is a number."""
+    """Return task -> metric -> value, of these tasks, where there is a number."""
     return {
         task: {metric: value for metric, value in values.items() if not math.isnan(value)}
         for task, values in final.values.items()
@@ -192,7 +192,7 @@ def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str |
 
 
 def _used(module: MultiTask, about: Mapping[str, Any], tasks: Sequence[Task]) -> list[str]:
-    """How to use the model."""
+    """Return the lines on how to use the model."""
     if about.get("table") is not None:
         return ["```console", "fedloom predict . table.csv --out predictions.csv", "```"]
     if not is_image(about["input_shape"]):
@@ -235,7 +235,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; the first row is its head."""
+    """Return lines of a Markdown table; the first row is its head."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return [head, "|---" * len(rows[0]) + "|", *body]
 

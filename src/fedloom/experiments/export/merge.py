@@ -127,7 +127,7 @@ def _same_network(folder: Path, module: MultiTask, other: Path, first: MultiTask
 
 
 def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
-    """All tasks, in order; refuses two that are not the same under one name."""
+    """Return all tasks, in order; refuse two that are not the same under one name."""
     by_name: dict[str, tuple[Task, Path]] = {}
     for folder, bundle in zip(models, bundles, strict=True):
         for task in bundle.tasks:
@@ -138,7 +138,7 @@ def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
 
 
 def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
-    """Each tensor as the mean over the models that have it; of whole numbers the first."""
+    """Return each tensor as the mean over the models that have it; of whole numbers the first."""
     states = [module.state_dict() for module in modules]
     means = {}
     for name in {name: None for state in states for name in state}:

@@ -60,7 +60,7 @@ class Relatedness(HasRecords):
     """The compared runs, as plain values: name, method, data, seed and, of each task, clients and examples."""
 
     def agreement(self) -> Agreement:
-        """How far the metrics agree, over the pairs of tasks."""
+        """Return how far the metrics agree, over the pairs of tasks."""
         return agreement(self.scores)
 
     def sheets(self) -> list[Table]:
@@ -77,7 +77,7 @@ class Relatedness(HasRecords):
         return tables
 
     def to_text(self) -> str:
-        """Tables for a terminal, and the notes."""
+        """Return tables for a terminal, and the notes."""
         lines = [sheet.to_text() for sheet in self.sheets()]
         if len(self.tasks) > _WIDE:
             lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
@@ -97,7 +97,7 @@ class Relatedness(HasRecords):
         return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
 
     def to_json(self) -> str:
-        """Everything; null where a score is not defined."""
+        """Return everything as JSON; null where a score is not defined."""
         both = self.agreement()
         value = {
             "run": self.label,
@@ -117,7 +117,7 @@ class Relatedness(HasRecords):
         return json_text(value)
 
     def write(self, folder: Path) -> list[Path]:
-        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+        """Write METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
 
         Also relatedness.json, which is `to_json` and what `fedloom report` reads.
         """
@@ -199,7 +199,7 @@ def relatedness(
 
 
 def _refused(built: Built) -> dict[str, str]:
-    """Metric -> why the tasks do not allow it."""
+    """Return metric -> why the tasks do not allow it."""
     refused: dict[str, str] = {}
     for task in built.federation.tasks:
         if task.kind not in ("classification", "regression"):
@@ -235,7 +235,7 @@ class _Scores:
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
 
     def compute(self, names: Sequence[str]) -> dict[str, Matrix]:
-        """Metric -> T x T."""
+        """Return metric -> T x T."""
         by_features = [name for name in names if name in ("logme", "etran")]
         step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
         scores: dict[str, Matrix] = {}
@@ -271,7 +271,7 @@ class _Scores:
         self.model.module.eval()
 
     def _features(self, task: str) -> tuple[Matrix, Matrix]:
-        """(features n x D that the loaded encoder computes for a task's examples, their labels n)."""
+        """Return (features n x D that the loaded encoder computes for a task's examples, their labels n)."""
         encoder = self.model.module.get_submodule("encoder")
         features, labels = encoded(encoder, self.parts[task], task, self.model.device)
         return features.numpy(), labels.numpy()
@@ -336,7 +336,7 @@ def clustered(S: Any) -> list[int]:
 
 
 def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
-    """How similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
+    """Return how similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
     return lambda order: float(M[order[at - 1], order[at]])
 
 

@@ -49,7 +49,7 @@ class TaskModels:
         return self.built.layout.take(model, self.common)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Task -> its task vector (d): the common parameters minus the initial ones."""
+        """Return task -> its task vector (d): the common parameters minus the initial ones."""
         origin = self.origin
         return {task: self.of(model) - origin for task, model in self.models.items()}
 

@@ -117,7 +117,7 @@ def dump(recipe: Recipe) -> str:
 
 
 def names() -> list[str]:
-    """Names of the packaged recipes."""
+    """Return the names of the packaged recipes."""
     return sorted(packaged(HOME))
 
 
@@ -368,7 +368,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """All packaged recipes in the order of their names."""
+    """Return all packaged recipes in the order of their names."""
     entries = []
     for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")

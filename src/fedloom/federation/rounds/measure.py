@@ -269,7 +269,7 @@ def train_records(done: Iterable[TrainDone]) -> list[Record]:
 
 
 def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
-    """Client -> seconds of its local training in a round."""
+    """Return client -> seconds of its local training in a round."""
     by_client: dict[str, float] = {}
     for d in sorted(done, key=lambda d: d.client):
         by_client[d.client] = by_client.get(d.client, 0.0) + d.seconds
@@ -305,7 +305,8 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal one
+    """Return named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal
+    one
     under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
     model = FlatModel.copy_of(built.module)
     tensors: dict[str, Tensor] = {}
@@ -315,7 +316,7 @@ def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
-    """Prefix -> (client, model): each of a run's models once."""
+    """Return prefix -> (client, model): each of a run's models once."""
     models_by_prefix: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
         models = models_for(built, state, client)

@@ -125,7 +125,7 @@ class SingularMerge(Merging):
 
 
 def _svd(matrix: Tensor) -> Sequence[Tensor]:
-    """(U, S, V') of the singular values that are not zero within round-off."""
+    """Return (U, S, V') of the singular values that are not zero within round-off."""
     U, S, V = torch.linalg.svd(matrix, full_matrices=False)
     some = S[:1] * max(matrix.shape) * torch.finfo(S.dtype).eps < S
     return U[:, some], S[some], V[some]

@@ -49,7 +49,7 @@ class UpHead(nn.Sequential):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Predictions before any activation."""
+        """Return predictions before any activation."""
         output: Tensor = super().forward(features)
         return output
 
@@ -126,11 +126,11 @@ class Semseg(DenseTask):
     usual: ClassVar[str] = "miou"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.cross_entropy`."""
+        """Return `losses.cross_entropy`."""
         return losses.cross_entropy(output, target, weights=self.class_weights)
 
     def metric(self) -> Measures:
-        """mIoU and pixel accuracy."""
+        """Return mIoU and pixel accuracy."""
         return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,11 +167,11 @@ class Saliency(BinaryTask):
     usual: ClassVar[str] = "maxf"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.balanced_bce`."""
+        """Return `losses.balanced_bce`."""
         return losses.balanced_bce(output, target)
 
     def metric(self) -> Measures:
-        """maxF and the best mean IoU."""
+        """Return maxF and the best mean IoU."""
         return Measures(self.name, self.metrics, MaxF())
 
 
@@ -194,7 +194,7 @@ class Normals(DenseTask):
     usual: ClassVar[str] = "merr"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.normals_l1`."""
+        """Return `losses.normals_l1`."""
         return losses.normals_l1(output, target)
 
     def metric(self) -> Measures:
@@ -228,11 +228,11 @@ class Depth(DenseTask):
     usual: ClassVar[str] = "rmse"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.depth_l1`."""
+        """Return `losses.depth_l1`."""
         return losses.depth_l1(output, target, self.log)
 
     def metric(self) -> Measures:
-        """RMSE, MAE, relative error and the delta thresholds."""
+        """Return RMSE, MAE, relative error and the delta thresholds."""
         return Measures(self.name, self.metrics, DepthError(limit=self.limit, log=self.log))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,7 +279,7 @@ class Edge(BinaryTask):
         return next(iter(self.metrics))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.edge_bce`."""
+        """Return `losses.edge_bce`."""
         return losses.edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:
