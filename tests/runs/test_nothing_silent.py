@@ -1,4 +1,4 @@
-"""What a resumed run reads is what was written, and a run goes on as what it was; or it is said."""
+"""Test that a resumed run reads what was written and continues unchanged, or says so."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Registered:
     summary: str
     source: str
     takes: int
-    """How many arguments it takes by position."""
+    """The number of its positional arguments."""
     package: str = ""
     """The package that it comes from; empty for this one."""
     thing: Any = None

@@ -238,7 +238,7 @@ class Bundle:
     client: str | None = None
     """The client whose model it is; None for the model of all."""
     table: Preprocessing | None = None
-    """How the columns of a table become inputs; None where inputs are no table."""
+    """The rules by which columns of a table become inputs; None where inputs are no table."""
 
     @staticmethod
     def read(folder: Path) -> Bundle:

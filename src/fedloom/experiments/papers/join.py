@@ -95,7 +95,7 @@ class LateJoin:
 
     @property
     def gain(self) -> tuple[float, ...]:
-        """How much better the second is; positive is better, whatever the metric's direction."""
+        """Return how much better the second is; positive is better, whatever the metric's direction."""
         sign = 1 if self.direction == "max" else -1
         return tuple(sign * (b - a) for a, b in zip(self.initial, self.similar, strict=True))
 

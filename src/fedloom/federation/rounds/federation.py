@@ -99,7 +99,7 @@ class BuiltClient:
     test: Part
     domain: str | None = None
     batches: float = 1.0
-    """How many times larger than the recipe's its batches are."""
+    """The factor by which its batches are larger than the recipe's."""
     counted: bool = True
     """True if the lengths of its parts are known, which a node may keep to itself."""
 

@@ -36,7 +36,7 @@ class PrivacyTerms:
     clients: int
     """All clients, where always as many are drawn; else 0."""
     drawn: float
-    """How many are drawn of them; with Poisson sampling the probability of each."""
+    """The number of clients drawn from them; with Poisson sampling the probability of each."""
     statistics: bool = False
     """True: all clients also send statistics once, before the first round, with the same noise."""
 

@@ -230,7 +230,7 @@ class Worker:
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
-        """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
+        """Load the job's model and use the job's own randomness; gives the examples to measure it on."""
         s = self.setup
         client = s.federation.clients[job.client]
         last, self._last = self._last, None if job.personal else job

@@ -25,7 +25,7 @@ NEXT = "recipe.next.yaml"
 """A recipe that is about to take the place of recipe.yaml."""
 RUNNING = "running"
 TEMPORARY = "fedloom-"
-"""How the names of folders begin that go with their results."""
+"""The beginning of the names of temporary folders, which are deleted with their results."""
 _CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]

@@ -1,4 +1,4 @@
-"""How task vectors are merged into one: elected signs, consensus masks, equal and whitened singular values.
+"""Rules that merge task vectors into one: elected signs, consensus masks, equal and whitened singular values.
 
 Rules of model merging, for any rows: each tensor is merged over the rows that trained it, so a decoder that belongs to
 one row comes out as that row's. Rows count by `weight`; the papers' rules are those of equal weights.

@@ -179,7 +179,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Timing:
-    """How a synchronous round went; seconds since the start of the run.
+    """The course of a synchronous round; seconds since the start of the run.
 
     end       when the next round begins
     arrivals  (sender, receiver) -> when that message was there, also if late; no entry for lost ones

@@ -1,4 +1,4 @@
-"""How alike other peers are, worked out at one peer from what it received (DFMTL thesis, section 4.2).
+"""Similarities to other peers, computed at one peer from what it received (DFMTL thesis, section 4.2).
 
 Signals are rows. A similarity of a peer's own signal (m) and others' (n x m) is a vector (n); of a matrix alone
 (N x m), a matrix (N x N) with 1 on the diagonal, the thesis' s_ii. Results are float64 on the CPU. A signal that is not
