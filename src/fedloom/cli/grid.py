@@ -129,7 +129,7 @@ def tune(
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
     budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
-    with _interruptible(folder, "the same command goes on"):
+    with _interruptible(folder, "run the same command to continue"):
         tuned, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
@@ -225,7 +225,7 @@ def atlas(
 
     recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
-    with _interruptible(folder, "the same command goes on"):
+    with _interruptible(folder, "run the same command to continue"):
         result = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
     _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 

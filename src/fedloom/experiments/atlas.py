@@ -219,12 +219,14 @@ class Atlas(HasTable):
             f"{layers}, {name} {value:+.2f} (p {p_text(p)})"
             for (layers, name, value, _), p in zip(known, holm([look[3] for look in known]), strict=True)
         ]
-        left_out = f"Left out of this, for want of a number at every seed: {'; '.join(self.left_out)}."
+        left_out = f"Left out, because not every seed has a number: {'; '.join(self.left_out)}."
         return (
             f"Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
-            f"the other task too, against among themselves alone; {len(self.seeds)} seeds, mean (95 % t-interval); p "
+            f"the other task too, compared with averages among themselves; {len(self.seeds)} seeds, mean (95 % "
+            "t-interval); p "
             f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
-            f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
+            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one "
+            "seed, while all "
             f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
             *([left_out] if self.left_out else []),
@@ -324,7 +326,7 @@ def draw(atlas: Atlas, out: Path) -> None:
     ]
     value, p = atlas.overall
     axes = f"cosine in the first {EARLY:.0%} of the rounds", "gain of a pair, %"
-    title = f"does it tell? Spearman {value:+.2f}, p {p_text(p)}"
+    title = f"early cosines and gains: Spearman {value:+.2f}, p {p_text(p)}"
     tell = charts.scatter(points, *axes, title=title, labels=T <= 5, zero=True, spoken=".2~g")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -156,7 +156,7 @@ class ClientManager:
         refused = [f"at node {node}: {why}" for node, why in sorted(self._why.items())]
         # a node that was refused under a client's name tells about that client
         nobody = [name for name in silent if not any(f"client {name!r}" in why for why in self._why.values())]
-        return "; ".join([*refused, *(f"client {name!r}: no node has said that it is this client" for name in nobody)])
+        return "; ".join([*refused, *(f"client {name!r}: no node has registered as this client" for name in nobody)])
 
     def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Yield (client, answer) as answers arrive; a RefusedError stands for a missing answer."""

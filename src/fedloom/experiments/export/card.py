@@ -78,7 +78,7 @@ def card(
             "",
             *_used(built.module, about, tasks),
             "",
-            "No statement is made about other data than that, nor about what can be told from the weights about the "
+            "No statement is made about other data than that, nor about what the weights reveal about the "
             "clients' data.",
             "",
         ]

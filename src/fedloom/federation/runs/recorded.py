@@ -26,7 +26,7 @@ NEXT = "recipe.next.yaml"
 RUNNING = "running"
 TEMPORARY = "fedloom-"
 """The beginning of the names of temporary folders, which are deleted with their results."""
-_CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
+_CHANGED = "{}: the content differs from what the run wrote: the file was changed or truncated"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = float | None
