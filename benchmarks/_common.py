@@ -1,4 +1,4 @@
-"""What the benchmarks share: turns, processes of their own, memory, and clients without data."""
+"""Measure what the benchmarks share: turns, processes of their own, memory, and clients without data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def threads(what: str = "") -> Iterator[None]:
 
 
 def alone(function: Callable[..., T], *options: Any) -> T:
-    """What a function of a module returns in a process of its own."""
+    """Return what a function of a module returns in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *options).result()
 

@@ -1,4 +1,4 @@
-"""What a second process gives, and what it costs: training spread over ranks, and a server step shared by them.
+"""Measure what a second process gives, and what it costs: training spread over ranks, and a server step shared by them.
 
 First a federation whose work is training (12 clients, the digits at 32 x 32, a small ResNet, FedAvg, one thread each):
 seconds of the rounds after the first, with one rank against two on two cores. Start-up is not counted, nor is the first

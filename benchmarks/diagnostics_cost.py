@@ -1,4 +1,4 @@
-"""What looking at the updates of a round costs (runtime.diagnostics), as a share of the round it is a part of.
+"""Measure what looking at the updates of a round costs (runtime.diagnostics), as a share of the round it is a part of.
 
 Small real runs, where a round is short and the share therefore large: evaluation off, both measured in the same rounds
 of one run. Then one look at matrices of several sizes beside the stage `Mean` on the same matrix, in turns: a look

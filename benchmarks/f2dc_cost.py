@@ -1,4 +1,4 @@
-"""What F2DC and its rivals cost beside FedAvg (F2DC, Table 4).
+"""Measure what F2DC and its rivals cost beside FedAvg (F2DC, Table 4).
 
 Counts, for f2dc/digits-embedded's ResNet-10 with width 64 and images of 32 x 32: parameters that a client uploads in a
 round, and FLOPs of one forward pass of one image in training, by torch's counter of FLOPs (without norms and other

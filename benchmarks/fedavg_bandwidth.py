@@ -1,4 +1,4 @@
-"""How close the stage Mean comes to the memory's speed: K = 20 rows of d = 10 million float32.
+"""Measure how close the stage Mean comes to the memory's speed: K = 20 rows of d = 10 million float32.
 
 Bytes are counted in the same manner on both sides, those read plus those written: a copy of the K x d matrix moves
 2 K d values, a mean (K + 1) d. The ratio is bytes/s of the copy over bytes/s of the stage; the aim is at most 2.

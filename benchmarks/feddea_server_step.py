@@ -1,4 +1,4 @@
-"""What FedDEA and a server step cost on large models: d = 28 million float32, K = 5 clients.
+"""Measure what FedDEA and a server step cost on large models: d = 28 million float32, K = 5 clients.
 
 Selection: `top_mask` and the whole stage `TopMagnitude` on one row against `torch.sort` of its magnitudes.
 

@@ -1,4 +1,4 @@
-"""What FedHCA2's server round costs on large models: N = 6 clients, d = 27.5 million float32, nine decoders.
+"""Measure what FedHCA2's server round costs on large models: N = 6 clients, d = 27.5 million float32, nine decoders.
 
 Five single-task clients and one with four tasks, an encoder in 170 tensors and decoders as FedHCA2's (175,776 values,
 12 tensors). A round in which weights are learned, so the second. Side by side with a straightforward version on

@@ -1,4 +1,5 @@
-"""What a round costs more where jobs travel as Flower's messages to nodes in this process, beside `engine: process`.
+"""Measure what a round costs more where jobs travel as Flower's messages to nodes in this process, beside `engine:
+process`.
 
 Whole runs in turns, so that other load hits both alike; median seconds of a round of training, aggregation and
 evaluation, with what nodes write to their folders. The first round is not counted.

@@ -110,7 +110,7 @@ def simulation(out: str, rounds: int, together: int) -> list[float]:
 
 
 def local(message: Any, context: Any) -> Any:
-    """What a Flower client does: an epoch of SGD by a plain loop."""
+    """Return what a Flower client does: an epoch of SGD by a plain loop."""
     import torch
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from torch.nn.functional import cross_entropy

@@ -1,4 +1,5 @@
-"""What a GPU makes of a run, by `make bench-gpu`: the ways to use one, in turns, in seconds of a round on the wall.
+"""Measure what a GPU makes of a run, by `make bench-gpu`: the ways to use one, in turns, in seconds of a round on the
+wall.
 
 Written on a machine without a GPU, so not yet tried on one; where there is none it says so and ends.
 

@@ -1,4 +1,4 @@
-"""How well a server reads a client's label counts from the update of its head's bias, with and without noise.
+"""Measure how well a server reads a client's label counts from the update of its head's bias, with and without noise.
 
 Ten clients hold handwritten digits with shares of the classes drawn from Dirichlet(0.5), and train one epoch of FedAvg
 from the initial model. The number is the correlation (Pearson) between the ten values of a client's bias update, as the

@@ -1,4 +1,4 @@
-"""What is left of models that were trained apart once they are merged: accuracy by rule, on finished runs.
+"""Measure what is left of models that were trained apart once they are merged: accuracy by rule, on finished runs.
 
     python benchmarks/merging.py RUN...
 

@@ -1,4 +1,4 @@
-"""What odsF costs, and what is won by treating all thresholds together.
+"""Measure what odsF costs, and what is won by treating all thresholds together.
 
 `OdsF` thins up to 64 thresholds at once and matches all with one growing matching. Beside it, on the same soft map:
 each threshold alone, thinned by scikit-image and matched by scipy's largest flow; its counts must be the same. That is

@@ -1,4 +1,4 @@
-"""How a round of N peers grows: seconds, bytes and memory, with whole signals and with sketches.
+"""Measure how a round of N peers grows: seconds, bytes and memory, with whole signals and with sketches.
 
 Real peers without a server: N shares of the embedded digits, a small CNN (38,737 parameters), one local epoch; all
 choose the three whose updates are most similar. Candidates are all others, or 20 drawn at random for each. Each case is
@@ -90,7 +90,7 @@ class Community:
 
 
 def case(n: int, candidates: str, kind: str) -> dict[str, float]:
-    """What the cheapest of some rounds took."""
+    """Return what the cheapest of some rounds took."""
     import torch
 
     torch.set_num_threads(1)

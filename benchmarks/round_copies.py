@@ -1,4 +1,5 @@
-"""What a round costs beside training, in copies of the round's matrix: 5 clients, 9.2 million parameters, 1 step each.
+"""Measure what a round costs beside training, in copies of the round's matrix: 5 clients, 9.2 million parameters, 1
+step each.
 
 The real runner works in this process on one thread, with metrics lines and their fsync, without evaluation; the
 checkpoint is left out, for that is written to a disk. The same forward and backward passes and plain steps in a bare

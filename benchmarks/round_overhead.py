@@ -1,4 +1,5 @@
-"""What a round costs beside forward and backward passes: 20 clients, the digits, the small CNN, federated averaging.
+"""Measure what a round costs beside forward and backward passes: 20 clients, the digits, the small CNN, federated
+averaging.
 
 The real runner works in this process, with a clock around each part of it; metrics lines and the checkpoint (both with
 fsync) belong to a round, and evaluation is off. After each round a bare loop does the same number of forward passes,

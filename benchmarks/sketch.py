@@ -1,4 +1,4 @@
-"""What sketches of updates keep, and what they save: Top-3 choices and time, N = 30 to 1000 peers.
+"""Measure what sketches of updates keep, and what they save: Top-3 choices and time, N = 30 to 1000 peers.
 
 Synthetic updates in clusters of ten: of every peer's update half the squared length is common to its cluster, and a
 tenth to all, so that cosines within a cluster are about 0.6 and 0.1 between clusters. Beside "flat" clusters, in which

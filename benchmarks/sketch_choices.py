@@ -1,4 +1,4 @@
-"""How many of the three most similar peers a sketch still finds, on the updates of real runs.
+"""Measure how many of the three most similar peers a sketch still finds, on the updates of real runs.
 
 The packaged recipe dfmtl-digits with 30 and with 100 peers, each with two of the tasks of the embedded digits, for 15
 rounds. The updates of some rounds are recorded, and each peer's three most similar ones by the cosine of whole updates
@@ -69,7 +69,7 @@ def updates(n: int, rounds: tuple[int, ...]) -> tuple[dict[int, Any], Any]:
 
 
 def shares(X: Any, overlap: Any, m: int, kind: Any, seed: int) -> dict[str, float]:
-    """What one sketch keeps of the choices by N updates."""
+    """Return what one sketch keeps of the choices by N updates."""
     import torch
 
     from fedloom.peers import Sketch, combined, gradient

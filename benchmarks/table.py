@@ -1,4 +1,5 @@
-"""What fedloom costs beside what it does, in one table: the work, a reference measured in turns with it, and the aim.
+"""Measure what fedloom costs beside what it does, in one table: the work, a reference measured in turns with it, and
+the aim.
 
 `make bench` runs it. Times are CPU seconds of one thread (of the process and its children), or, where it says so,
 seconds on the wall; a ratio says more than they do. With names, only those rows: `table.py copies start`.
@@ -171,7 +172,7 @@ def clients(quick: bool) -> Iterator[Row]:
 
 
 def evaluation(quick: bool) -> Iterator[Row]:
-    """What share of a run is measuring."""
+    """Yield what share of a run is measuring."""
     import torch
 
     from fedloom.engines import api

@@ -1,4 +1,4 @@
-"""What MaTU's task vectors cost: T = 30 tasks, N = 30 clients, d = 1.2 million float32.
+"""Measure what MaTU's task vectors cost: T = 30 tasks, N = 30 clients, d = 1.2 million float32.
 
 `unify` of T task vectors against torch's `copy_` of the same T x d values, into memory that is there and into fresh
 memory (the result of `unify` is fresh, too). The aim is three times a memory pass.

@@ -28,7 +28,7 @@ def start(out: Path, cases: Cases, ranks: int) -> None:
 
 
 def main() -> None:
-    """What each process does."""
+    """Run one process of the cluster."""
     import torch
 
     from fedloom.engines.cluster.comm import Comm

@@ -103,7 +103,7 @@ class Valleys:
         return {name: state["server"]["model"] for name, state in self.states.items()}
 
     def recorded(self, kind: str) -> list[dict[str, Any]]:
-        """What was recorded in all rounds."""
+        """Return what was recorded in all rounds."""
         return [fields for name, fields in self.records if name == kind]
 
 

@@ -206,7 +206,9 @@ class TaskQuadratics(Quadratics):
         self.round = 0
 
     def sees(self, client: str, task: str) -> Tensor:
-        """What the client would be sent of a task's head (d); what it keeps to itself where heads are private."""
+        """Return what the client would be sent of a task's head (d); what it keeps to itself where heads are
+        private.
+        """
         shared = self.method.shared_part(self.model.layout)
         name = f"heads.{task}"
         if name not in shared.names:

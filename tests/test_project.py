@@ -1,4 +1,6 @@
-"""What stands around the code: workflows, images and templates name what exists; the wheel has what commands need."""
+"""Test the files around the code: workflows, images and templates name what exists; the wheel has what commands
+need.
+"""
 
 from __future__ import annotations
 

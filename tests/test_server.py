@@ -1,4 +1,4 @@
-"""What a server does with an aggregated update."""
+"""Test what a server does with an aggregated update."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def commands_in(text: str) -> list[str]:
 
 
 def unknown_in(command: str) -> list[str]:
-    """What of a command the command line does not have: the name of a command or of an option."""
+    """Return what of a command the command line does not have: the name of a command or of an option."""
     _, *words = command.replace(";", " ").split()
     found = COMMANDS
     while hasattr(found, "commands"):

@@ -43,7 +43,7 @@ MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
 
 
 def installed(stage: Stage) -> bool:
-    """Whether the packages that a stage needs are installed."""
+    """Return whether the packages that a stage needs are installed."""
     return not any("which is not installed" in why for one in every(stage) for why in one.unfit(None))
 
 
@@ -58,7 +58,9 @@ def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
 
 
 def outcome(result: Result | Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """What must be equal for two runs to be the same: final tensors, and all numbers of metrics.jsonl but seconds."""
+    """Return what must be equal for two runs to be the same: final tensors, and all numbers of metrics.jsonl but
+    seconds.
+    """
     folder = result.folder if isinstance(result, Result) else result
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("seconds", "seconds_of")
@@ -76,7 +78,7 @@ def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False
 
 
 def loaded(code: str, *modules: str) -> set[str]:
-    """Which of these modules a fresh Python has loaded once it has run the code, which must not fail."""
+    """Return which of these modules a fresh Python has loaded once it has run the code, which must not fail."""
     script = f"{code}\nimport sys; print('loaded:', *sys.modules)"
     out = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
     return set(modules) & set(out.rpartition("loaded:")[2].split())

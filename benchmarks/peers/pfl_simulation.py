@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.body = network()
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """What is minimised."""
+        """Return what is minimised."""
         self.train()
         return cross_entropy(self.body(x), y)
 

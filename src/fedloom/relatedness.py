@@ -1,4 +1,4 @@
-"""How related tasks are: T x T matrices by several metrics, how far the metrics agree, heat maps (MaTU's Figures 2, 3).
+"""Relatedness of tasks: T x T matrices by several metrics, how far the metrics agree, heat maps (MaTU's Figures 2, 3).
 
 Directed metrics (`logme`, `etran`) score one pair: the features that a model tuned on task s computes for the data of
 task t, and the labels of t. Put the scores into a matrix R[s, t] and take `symmetrised(R)`. `logme`, `etran` and `wte`

@@ -1,4 +1,4 @@
-"""What each attack sends, by its definition."""
+"""Test what each attack sends, by its definition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(name: str, **params: object) -> Attack:
 
 
 def sent(attack: Attack, rounds: int = 1) -> Updates:
-    """What is sent in the last of some rounds, in each of which the update is twice that of the one before."""
+    """Return what is sent in the last of some rounds, in each of which the update is twice that of the one before."""
     memory: dict[str, object] = {}
     for round_ in range(1, rounds + 1):
         rows, memory = attack.answer(ROWS.replace(X=X * 2 ** (round_ - 1)), memory, Ctx(round_))

@@ -100,7 +100,9 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What the commands are tried on: two runs with domains, one of matu, an export, a benchmark, an app, data."""
+    """Return what the commands are tried on: two runs with domains, one of matu, an export, a benchmark, an app,
+    data.
+    """
     home = tmp_path_factory.mktemp("habit")
     hca = ("method={name: fedhca2, add: {activated-dimensions: {}}}", *TINY, *DIGITS)
     found = {"run": fedloom.run(load_recipe(*hca, recipe="digits-domains"), home / "run").folder}
@@ -167,7 +169,7 @@ def test_recipes_by_what_they_need(fedloom_: Any) -> None:
 
 
 def complete(words: str, tmp_path: Path, check: str = "") -> list[str]:
-    """What bash is offered after these words, by a new Python."""
+    """Return what bash is offered after these words, by a new Python."""
     code = (
         f"import sys; sys.argv = ['fedloom']; from fedloom.cli.app import app\ntry: app()\nfinally: {check or 'pass'}"
     )

@@ -1,4 +1,4 @@
-"""How many clients train a task, as a stage is told: of all clients, of those of one task, or unknown."""
+"""Test how many clients train a task, as a stage reads it: of all clients, of those of one task, or unknown."""
 
 from __future__ import annotations
 

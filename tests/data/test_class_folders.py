@@ -146,10 +146,10 @@ def test_damaged_files_of_cifar(batches):
     batch = folder / "data_batch_3.bin"
     whole = batch.read_bytes()
     batch.write_bytes(whole[:-100])
-    with pytest.raises(DataError, match=r"data_batch_3.bin is cut off or damaged: .* 3073 bytes, found 61360 bytes"):
+    with pytest.raises(DataError, match=r"data_batch_3.bin is truncated or damaged: .* 3073 bytes, found 61360 bytes"):
         cifar10(0, root=str(batches))
     batch.write_bytes(b"")
-    with pytest.raises(DataError, match=r"data_batch_3.bin is cut off"):
+    with pytest.raises(DataError, match=r"data_batch_3.bin is truncated"):
         cifar10(0, root=str(batches))
     batch.write_bytes(b"\x0b" + whole[1:])
     with pytest.raises(DataError, match=r"data_batch_3.bin: expected labels in 0\.\.9, found 11"):

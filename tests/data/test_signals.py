@@ -1,4 +1,4 @@
-"""What an input is: images, series, features, tokens; said, told by the shape, or asked."""
+"""Test the kinds of inputs (images, series, features, tokens): stated, inferred from the shape, or requested."""
 
 from __future__ import annotations
 

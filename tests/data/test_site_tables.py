@@ -150,7 +150,7 @@ def test_a_column_that_tells_too_much_is_an_input_only_where_it_is_named(what: s
 def test_a_number_told_by_another_is_refused() -> None:
     data = frame()
     data["double"] = data.x * 2 + 0.1 * data.w
-    with pytest.warns(UserWarning, match=r"double: it tells the label 'x' nearly by itself \(R2 1.000"):
+    with pytest.warns(UserWarning, match=r"double: it predicts the label 'x' nearly by itself \(R2 1.000"):
         fed = made(data, tasks={"x": fl.task(), "ill": fl.task(classes=2, metric="brier")})
     assert [(task.name, task.kind, task.primary) for task in fed.tasks] == [
         ("x", "regression", "rmse"), ("ill", "classification", "brier"),

@@ -102,11 +102,11 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
     "free text": (column(lambda i: f"word {i % 60}"), "left out: extra: it has 60 different texts, more than 50"),
     "the label in other words": (
         text([[*line, "yx"[int(line[4])]] for line in rows()], [*HEAD, "extra"]),
-        "left out: extra: it tells the label 'ill' nearly by itself (AUC 1.000",
+        "left out: extra: it predicts the label 'ill' nearly by itself (AUC 1.000",
     ),
     "a column that is there for the ill alone": (
         text([[*line, "7.5" if line[4] == "1" else "", "1"] for line in rows()], [*HEAD, "extra", "one"]),
-        "left out: extra: it tells the label 'ill' nearly by itself",
+        "left out: extra: it predicts the label 'ill' nearly by itself",
     ),
     "an outcome by its name": (
         column(lambda i: str(i % 2), "died"),

@@ -45,7 +45,9 @@ result
 
 
 def executed(tmp_path: Path, *workers: int) -> tuple[list[str], str]:
-    """What the last cell says after each run of the second one, with so many workers; and the first result's page."""
+    """Return what the last cell says after each run of the second one, with so many workers; and the first result's
+    page.
+    """
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:
         pytest.skip("nbclient and ipykernel are not here")
     import nbformat

@@ -1,4 +1,4 @@
-"""What goes in as an object, and what a result gives back."""
+"""Test what goes in as an object, and what a result gives back."""
 
 from __future__ import annotations
 

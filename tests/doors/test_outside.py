@@ -121,7 +121,7 @@ dense tasks, what nodes wrote down, fedloom's own runs, a server; and what takes
 
 
 def said(command: str) -> str:
-    """What a command prints; it must not fail."""
+    """Return what a command prints; it must not fail."""
     done = CliRunner().invoke(app, command.split())
     assert done.exit_code == 0, f"{command}: {done.output} {done.exception!r}"
     return done.output

@@ -105,7 +105,7 @@ def plain(name: str = "digits-tasks") -> dict[str, Any]:
 
 
 def refuses(*command: str) -> str:
-    """What the command line says; it must refuse, in a sentence, with the names that it would import."""
+    """Return what the command line says; it must refuse, in a sentence, with the names that it would import."""
     done = CliRunner().invoke(app, list(command))
     assert isinstance(done.exception, Exception), done.output
     text = message_of(done.exception)

@@ -68,7 +68,7 @@ class Threads(Comm):
 
 
 def together(size: int, work: Callable[[Threads], T]) -> list[T]:
-    """What each of so many members makes; all messages must have been taken."""
+    """Return what each of so many members makes; all messages must have been taken."""
     queues: dict[tuple[int, int], queue.Queue[list[Tensor]]] = {
         (a, b): queue.Queue() for a in range(size) for b in range(size)
     }

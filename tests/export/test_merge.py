@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]
 
 
 def encoder(module: torch.nn.Module) -> Tensor:
-    """What the tasks share, as one vector."""
+    """Return what the tasks share, as one vector."""
     return torch.cat([p.detach().flatten() for name, p in module.named_parameters() if name.startswith("encoder")])
 
 

@@ -28,7 +28,7 @@ UNIFORM = "method={name: fedper, weights: uniform}"
 
 
 def noted(server: Server, what: str) -> list[dict[str, Any]]:
-    """What the clinic wrote down in this run."""
+    """Return what the clinic wrote down in this run."""
     lines = verified(server.home("clinic") / "audit.jsonl")
     return [line for line in lines if line["what"] == what and line.get("run") in (None, server.at.run_id)]
 

@@ -329,7 +329,7 @@ def test_who_is_missing_where_the_recipe_knows_the_clients(homes: dict[int, dict
     (event,) = [e for e in events(result.folder) if e["event"] == "begins without some"]
     assert re.fullmatch(
         r"at node 99: client 'lab': runtime.flower.keys lists the key 0+, found \w+; "
-        r"client 'never': no node has said that it is this client",
+        r"client 'never': no node has registered as this client",
         event["why"],
     )
 

@@ -1,4 +1,4 @@
-"""What travels comes back as it was; what is not as it should be is refused, and nothing of it is executed."""
+"""Test that messages arrive unchanged, and that malformed ones are refused without executing any of them."""
 
 from __future__ import annotations
 

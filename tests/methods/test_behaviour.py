@@ -1,4 +1,4 @@
-"""What methods must do on quadratics, where the right answer is known."""
+"""Test what methods must do on quadratics, where the right answer is known."""
 
 from __future__ import annotations
 

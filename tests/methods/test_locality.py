@@ -163,7 +163,7 @@ class Sent:
         return Payload((client, None), 1.0 + 2 * i, Raw().pack(updates), extra, beside, support)
 
     def go(self, clients: Sequence[str], task: str) -> list[Tensor]:
-        """What these clients get of a task's blocks after each round."""
+        """Return what these clients get of a task's blocks after each round."""
         found = []
         for round_, cohort in enumerate(COHORTS, 1):
             if here := [name for name in cohort if name in self.clients]:
@@ -228,7 +228,7 @@ def test_every_stage_obeys_the_law_that_it_declares_and_no_stronger_one(name: st
 
 
 def off(run: TaskQuadratics) -> float:
-    """How far the heads are from the optimum of their holders."""
+    """Return how far the heads are from the optimum of their holders."""
     return max(
         float((run.sees(client, task) - run.optima[task]).abs().max())
         for client in run.names

@@ -34,7 +34,7 @@ def one_round(*changes: str, client: str = "all-0") -> tuple[Any, Any, Any, Any]
 
 
 def one_turn(*changes: str, client: str, **parts: Any) -> tuple[Any, Any, Any, Any, Payload]:
-    """What `one_round` gives, and what the client sends; `parts` replace those of the method."""
+    """Return what `one_round` gives, and what the client sends; `parts` replace those of the method."""
     recipe = load_recipe(*changes)
     built = build(recipe)
     method = replace(built.method, **parts)

@@ -1,4 +1,4 @@
-"""How the updates of a round agree: the numbers are those of the matrix, and looking changes nothing."""
+"""Test how the updates of a round agree: the numbers are those of the matrix, and looking changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be the same, bit for bit."""
+"""Test what must be the same, bit for bit."""
 
 from __future__ import annotations
 

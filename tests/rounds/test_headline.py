@@ -1,4 +1,4 @@
-"""What a progress line says of a round: which metric of which split."""
+"""Test what a progress line says of a round: which metric of which split."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_who_knows_all_sends_last_and_knows_rows_of_its_own_tasks_only(codec: An
 
 
 def conspiring(*changes: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Any]]:
-    """What clients made and what arrives, by client, of rows of random numbers; and what was logged."""
+    """Return what clients made and what arrives, by client, of rows of random numbers; and what was logged."""
     recipe = load_recipe("partition={name: one-task, clients_per_task: 7}", *changes)
     built = build(recipe)
     method, shared, logged = built.method, built.method.shared_part(built.layout), list[Any]()

@@ -1,4 +1,4 @@
-"""How much of the library a plain round of FedAvg passes through, which is what a reader of the round has to read.
+"""Test how much of the library a plain round of FedAvg passes through, which is what a reader of the round has to read.
 
 Counted are the distinct lines of src/fedloom that run from the moment at which the server chooses the cohort of the
 second of three rounds to the moment at which its new state is known: dispatch, local training, counting of bytes,

@@ -1,4 +1,4 @@
-"""What is the same for many clients is there once: a model that they share, its measurement, bytes of messages."""
+"""Test what is the same for many clients is there once: a model that they share, its measurement, bytes of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What federations are compared with: the answer without any input, and training on all data in one place."""
+"""Test the reference methods: the constant prediction and centralised training."""
 
 from __future__ import annotations
 

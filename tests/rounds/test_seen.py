@@ -1,4 +1,4 @@
-"""Who sees what: said of every run before it, from its stages' traits."""
+"""Test who sees what: said of every run before it, from its stages' traits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a finished run keeps of its predictions: confusion matrices that agree with the final numbers, and pictures."""
+"""Test what a finished run keeps of its predictions: confusion matrices that agree with the final numbers, and
+pictures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run survives beside being killed: damaged files, a client whose training breaks down, a foreign folder."""
+"""Test what a run survives: damaged files, a client whose training fails, the folder of another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resumed run reads is what was written, and a run goes on as what it was; or it is said."""
+"""Test that a resumed run reads what was written and continues unchanged, or says so."""
 
 from __future__ import annotations
 
@@ -273,13 +273,13 @@ def test_readers_refuse_a_finished_run_that_was_changed(name: str, whole: Path, 
     assert Run.read(run).is_finished
     file = run / name
     file.write_text(re.sub(r"\d\b", "7" if "7" not in file.read_text()[-9:] else "8", file.read_text(), count=1))
-    with pytest.raises(StateError, match=rf"{name}: its content is not what the run wrote"):
+    with pytest.raises(StateError, match=rf"{name}: the content differs from what the run wrote"):
         Run.read(run)
 
 
 def test_readers_refuse_a_stopped_run_that_was_changed(part: Path) -> None:
     edit(part / "metrics.jsonl", '"split": "test"', '"split": "Test"')
-    with pytest.raises(StateError, match=r"metrics\.jsonl: its content is not what the run wrote"):
+    with pytest.raises(StateError, match=r"metrics\.jsonl: the content differs from what the run wrote"):
         Run.read(part)
 
 
@@ -295,7 +295,7 @@ def test_models_that_were_changed_are_not_opened(whole: Path, tmp_path: Path) ->
     data = bytearray((run / "model.safetensors").read_bytes())
     data[-3] ^= 1
     (run / "model.safetensors").write_bytes(data)
-    with pytest.raises(StateError, match=r"model\.safetensors: its content is not what the run wrote"):
+    with pytest.raises(StateError, match=r"model\.safetensors: the content differs from what the run wrote"):
         trained_models(run)
 
 

@@ -192,7 +192,7 @@ def test_an_error_ends_the_tracking_alone(faked: tuple[str, Ledger], quick: Call
             heard.append(text)
 
     run = quick(f"runtime.track={name}", progress=Hears())
-    assert heard == ["tracking stopped, the run goes on: ConnectionError: the server is gone"]
+    assert heard == ["tracking has stopped, the run continues: ConnectionError: the server is gone"]
     assert_same(run, quick())
     (steps,) = ledger.runs.values()
     assert list(steps) == [0]

@@ -93,7 +93,7 @@ def test_d_counts_the_blocks_that_the_row_has() -> None:
 
 
 def by_sorting(x: torch.Tensor, k: int, largest: bool = True) -> torch.Tensor:
-    """What top_mask promises, by one stable sort."""
+    """Return what top_mask promises, by one stable sort."""
     mask = torch.zeros(len(x), dtype=torch.bool)
     mask[x.abs().sort(descending=largest, stable=True).indices[: max(k, 0)]] = True
     return mask

@@ -83,7 +83,9 @@ def test_clients_add_their_own_noise_to_what_they_have(secret: bytes | None) -> 
 
 
 def clusters(chosen: list[int], X: np.ndarray[Any, Any], seed: int, z: float, least: int) -> list[torch.Tensor]:
-    """How far three models move by rows that start from them, the third round of a federation of as many clients."""
+    """Return how far three models move by rows that start from them, the third round of a federation of as many
+    clients.
+    """
     models = [torch.full((X.shape[1],), float(j)).double() for j in range(3)]
     stage = PrivateClusters(3, "noise", 1.0, PrivateMean(clip=2.0, noise=z), least)
     base = torch.stack([models[j] for j in chosen]) if chosen else torch.zeros(0, X.shape[1])

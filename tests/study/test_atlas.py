@@ -72,7 +72,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     assert short.left_out == ("a and d",)
     assert short.rank_correlation("conv1")[0] == pytest.approx(1.0)
     assert short.overall == pytest.approx(whole, abs=0.02)
-    assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
+    assert short.notes[-1] == "Left out, because not every seed has a number: a and d."
     assert len(short.as_table().lines) == (20 if what == "a cosine" else 19)
     assert replace(atlas(lambda gain: gain)).left_out == ()
 
@@ -132,5 +132,5 @@ def test_an_atlas_is_made_and_goes_on(tmp_path: Path) -> None:
         )
         assert done.exit_code == 0, done.output
     assert len((tmp_path / "atlas.csv").read_text().splitlines()) == 1 + 12 * 2
-    assert "Do early cosines tell?" in (tmp_path / "atlas.md").read_text()
+    assert "Do early cosines predict gains?" in (tmp_path / "atlas.md").read_text()
     assert (tmp_path / "atlas.svg").stat().st_size > 5000

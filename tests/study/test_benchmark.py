@@ -1,4 +1,4 @@
-"""Whether a benchmark can judge: the three rules, and the command that prints what they find."""
+"""Test whether a benchmark is sensitive enough: the three rules, and the command that prints their results."""
 
 from __future__ import annotations
 

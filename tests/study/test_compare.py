@@ -1,4 +1,4 @@
-"""What comparisons are made of: changes in percent, intervals, who is best, and what keys are called."""
+"""Test what comparisons are made of: changes in percent, intervals, who is best, and what keys are called."""
 
 from __future__ import annotations
 

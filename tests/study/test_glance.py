@@ -116,7 +116,7 @@ def test_rmse_is_in_metres_where_the_task_is_depth(tmp_path: Path) -> None:
 
 
 def words_by_base(page: str) -> dict[str, str]:
-    """What the first screen says against each base that can be chosen; the first is what is shown."""
+    """Return what the first screen says against each base that can be chosen; the first is what is shown."""
     bases = re.search(r'<select class="base"[^>]*>(.*?)</select>', page)
     assert bases is not None
     first = page[: page.index('id="gains"')]

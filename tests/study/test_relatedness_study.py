@@ -1,4 +1,4 @@
-"""How related the tasks of a run are, from its folder."""
+"""Test how related the tasks of a run are, from its folder."""
 
 from __future__ import annotations
 

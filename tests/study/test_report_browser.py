@@ -122,7 +122,7 @@ def shot(browser: Any, name: str) -> None:
 
 
 def figures(browser: Any) -> list[dict[str, Any]]:
-    """What the browser drew: each figure's name, how many marks, and whether its texts lie inside its place."""
+    """Return what the browser drew: each figure's name, how many marks, and whether its texts lie inside its place."""
     return browser.execute_script(
         """return [...document.querySelectorAll('figure.plot:not([hidden] *)')].map((f) => {
           const canvas = f.querySelector('.canvas'), box = canvas.getBoundingClientRect();

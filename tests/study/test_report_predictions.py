@@ -1,4 +1,4 @@
-"""What a report shows of the folder `predictions` of runs, from files made by hand."""
+"""Test what a report shows of the folder `predictions` of runs, from files made by hand."""
 
 from __future__ import annotations
 

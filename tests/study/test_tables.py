@@ -241,7 +241,7 @@ def test_what_is_printed(
 
 
 def _answer(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints, errors too, without the style of pages."""
+    """Return what a command prints, errors too, without the style of pages."""
     words = [w for word in command.split() for w in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as done:

@@ -1,4 +1,4 @@
-"""How far runs have come, from their files, in the terminal and served to this machine alone."""
+"""Test how far runs have come, from their files, in the terminal and served to this machine alone."""
 
 from __future__ import annotations
 

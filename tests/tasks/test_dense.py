@@ -42,7 +42,7 @@ def labels(task: DenseTask, seed: int = 0) -> torch.Tensor:
 
 
 def perfect(task: DenseTask, target: torch.Tensor) -> torch.Tensor:
-    """What a head would have to give for these labels."""
+    """Return what a head would have to give for these labels."""
     if task.label == "classes":
         return torch.nn.functional.one_hot(target, task.channels).movedim(-1, 1) * 20.0
     if task.label == "binary":

@@ -75,7 +75,7 @@ def in_a_process(
 
 
 def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -> int:
-    """What the child does; returns its exit code."""
+    """Return what the child does; returns its exit code."""
     _adopt_helpers()
     writes, sync = 0, os.fsync
     # what was there before this process, or was synced under another name, is on the disk for good

@@ -56,7 +56,9 @@ class Tally:
 
 
 def judged(job: Callable[[], Any], *named: str | Path) -> Any:
-    """What a job returns, or None where it ends in a sentence that has one of these names. Anything else fails."""
+    """Return what a job returns, or None where it ends in a sentence that has one of these names. Anything else
+    fails.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -71,7 +73,7 @@ def judged(job: Callable[[], Any], *named: str | Path) -> Any:
 
 
 def command(*arguments: object) -> str:
-    """What a command prints; raises what it raises, and SystemExit where it ends with another code than 0."""
+    """Return what a command prints; raises what it raises, and SystemExit where it ends with another code than 0."""
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
         code = get_command(app).main(list(map(str, arguments)), "fedloom", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""How large a suite of trials is."""
+"""Test how large a suite of trials is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may send, spoilt at random: it is refused with a sentence, or what is made of it works.
+"""Test what a node may send, spoilt at random: it is refused with a sentence, or what is made of it works.
 
 Payloads, peer messages and hellos of honest nodes are spoilt in one to three places, and so are messages of Flower that
 hold them. Nothing but a RefusedError may come out, and what is accepted passes the server's stages.
@@ -112,7 +112,7 @@ def spoilt(tree: Any, rng: Rng) -> Any:
 
 
 def tried(job: Callable[[], Any]) -> Any:
-    """What a job returns; None where it is refused. Anything but a RefusedError fails the trial."""
+    """Return what a job returns; None where it is refused. Anything but a RefusedError fails the trial."""
     try:
         with reading():
             return job()

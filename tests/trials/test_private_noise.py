@@ -18,7 +18,7 @@ TRIED = cases(1 << 13, 1 << 20)
 
 
 def noise(secret: bytes | None) -> torch.Tensor:
-    """What a client adds to its update, as a server sees it that knows the update."""
+    """Return what a client adds to its update, as a server sees it that knows the update."""
     row = Updates.of(UPDATE[None])
     return RowNoise(clip=1.0, noise=2.0)(row, {}, Ctx(3, secret=secret))[0].X[0] - UPDATE
 

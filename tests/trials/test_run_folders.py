@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shown(reader: str, run: Path, whole: Path, out: Path) -> str | None:
-    """What a command shows of a run, without the seconds; None where it refuses."""
+    """Return what a command shows of a run, without the seconds; None where it refuses."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     arguments = [word.format(run=run, whole=whole, out=out) for word in READERS[reader]]

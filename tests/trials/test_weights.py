@@ -42,7 +42,7 @@ def strange(value: Tensor, rng: random.Random) -> Any:
 
 
 def content(state: Mapping[str, Tensor], rng: random.Random) -> Any:
-    """What a file may hold in the place of a state dictionary."""
+    """Return what a file may hold in the place of a state dictionary."""
     name = rng.choice(list(state))
     return rng.choice(
         (

@@ -71,8 +71,8 @@ def init(
         raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table(path):
-        said = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
-        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**said, "mode": preprocess})
+        settings = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
+        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**settings, "mode": preprocess})
     else:
         options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric}
         for option, value in options.items():
@@ -106,7 +106,7 @@ def _of_table(
     method: str | None,
     rounds: int | None,
     metric: str | None,
-    said: dict[str, Any],
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Look at a table, print what its columns are, and return its recipe."""
     from fedloom.data.tables.columns import draft
@@ -125,7 +125,7 @@ def _of_table(
         else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     )
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
-    plan = draft(path, tasks, None if held.isdigit() or not held else held, **said)
+    plan = draft(path, tasks, None if held.isdigit() or not held else held, **settings)
     for line in plan.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")

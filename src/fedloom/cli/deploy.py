@@ -216,8 +216,8 @@ def audit(
         }
         for line in lines
     ]
-    said = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
-    shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), said)
+    summary = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
+    shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), summary)
 
 
 def doctor(as_json: shared.Json = False) -> None:

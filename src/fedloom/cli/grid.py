@@ -77,14 +77,14 @@ def grid(
         raise UserError(
             f"--benchmark: {name} is a grid's folder, whose benchmark cannot change; give the grid's name or file"
         )
-    asked = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
-    folder = out or (Path(name) if continues else default_folder(asked))
+    opened = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
+    folder = out or (Path(name) if continues else default_folder(opened))
     from fedloom.experiments.grid_progress import progress
     from fedloom.experiments.grid_run import prepare, run_prepared
 
     with _interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
         with at(str(Path(name) / FILE)) if continues else nullcontext():
-            prepared = prepare(asked, folder, only or ())
+            prepared = prepare(opened, folder, only or ())
         _before(prepared)
         if dry_run:
             _plan(prepared, as_json)
@@ -129,7 +129,7 @@ def tune(
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
     budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
-    with _interruptible(folder, "the same command goes on"):
+    with _interruptible(folder, "run the same command to continue"):
         tuned, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
@@ -225,7 +225,7 @@ def atlas(
 
     recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
-    with _interruptible(folder, "the same command goes on"):
+    with _interruptible(folder, "run the same command to continue"):
         result = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
     _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 

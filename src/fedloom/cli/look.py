@@ -196,7 +196,7 @@ def report(
     """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""
     from fedloom.study.report import write
 
-    asked = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}
-    images = {kind: folder for kind, folder in asked.items() if folder is not None}
+    folders = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}
+    images = {kind: folder for kind, folder in folders.items() if folder is not None}
     for written in (write(source, out, images, base), *dict.fromkeys(images.values())):
         typer.echo(f"{written}")

@@ -101,7 +101,7 @@ def compare(
     from fedloom.study.tables.results import of_grid
 
     source, more = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
-    made: HasTable
+    shown: HasTable
     if len(runs) == 1 and _is_grid(source):
         shared.one_of(tests, over, ranks, plot, **more)
         opened, folder = _opened(source, at)
@@ -116,20 +116,20 @@ def compare(
         if ranks or tests:
             results = of_grid(opened, folder, split)
         else:
-            made = _of_grid(opened, folder, split, losses, metrics, seeds)
+            shown = _of_grid(opened, folder, split, losses, metrics, seeds)
     else:
         for name, value in {"at": at, **more}.items():
             if value:
                 raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
         shared.one_of(tests, over, ranks, plot)
-        made = comparison = _of_runs(runs, base, split, metric)
+        shown = comparison = _of_runs(runs, base, split, metric)
         results = comparison.results
     if ranks:
-        made = ranked(results, ranks)
-        shared.draw_ranks(made, plot)
+        shown = ranked(results, ranks)
+        shared.draw_ranks(shown, plot)
     elif tests:
-        made = contrasts(results, over)
-    _print(made, kind, as_json, out)
+        shown = contrasts(results, over)
+    _print(shown, kind, as_json, out)
 
 
 def _of_grid(

@@ -45,17 +45,17 @@ def run(
     """Train as a recipe says and write a run folder."""
     from fedloom.federation.recipes import load
 
-    asked = list(changes or ())
+    overrides = list(changes or ())
     if start is not None:
         if recipe is None or "=" in recipe:  # no recipe, and the first change in its place
             from fedloom.federation.runs.recorded import recipe_in
 
             recipe_in(start)  # by the rule of run folders, before the changes are applied
-            asked, recipe = [*([recipe] if recipe else []), *asked], str(start / "recipe.yaml")
-        asked.append(f"model.start={start.resolve()}")
+            overrides, recipe = [*([recipe] if recipe else []), *overrides], str(start / "recipe.yaml")
+        overrides.append(f"model.start={start.resolve()}")
     if recipe is None:
         raise UserError("run: RECIPE is missing, expected a packaged recipe (see `fedloom recipes`) or a YAML file")
-    checked = load(recipe, asked)
+    checked = load(recipe, overrides)
     folder = out or Path("runs") / _folder_name(checked.name, checked.method, checked.model.start, checked.seed)
     # of several processes, only the first one writes the folder and prints
     rank = cluster.rank() if checked.runtime.engine == "cluster" else None

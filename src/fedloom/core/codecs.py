@@ -98,7 +98,7 @@ def _count(like: Updates) -> int:
 
 
 def _fill(values: Tensor, like: Updates) -> Tensor:
-    """Inverse of `_values`."""
+    """Invert `_values`."""
     if like.present is None or bool(like.present.all()):
         return values.view(like.X.shape)
     at = 0
@@ -403,7 +403,7 @@ class Folded:
 
 
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
-    """(columns that belong to no task, columns that do)."""
+    """Return (columns that belong to no task, columns that do)."""
     return layout.common, layout.without(layout.common)
 
 
@@ -413,7 +413,7 @@ def _of(updates: Updates, part: Layout) -> Tensor | None:
 
 
 def _own(packed: Packed, like: Updates) -> Tensor:
-    """One sender's rows in the columns of tasks; zero in columns of another task than the row's."""
+    """Return one sender's rows in the columns of tasks; zero in columns of another task than the row's."""
     own = _by_owner(like.layout)[1]
     X = packed["vector"].new_zeros(len(like), own.d)
     return _fill(packed["own"], like.select(own).replace(X=X)) if own.blocks else X

@@ -124,7 +124,7 @@ class Split(Inner):
         }
 
     def init(self, layout: Layout) -> State:
-        """One state per part, by position."""
+        """Return one state per part, by position."""
         parts = self.layouts(layout)
         return {str(i): s.init(parts[selector]) for i, (selector, s) in enumerate(self.parts.items())}
 
@@ -180,7 +180,7 @@ class PerTask(Around):
         return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
     def init(self, layout: Layout) -> State:
-        """One state per task. Raises ValueError for a block that belongs to no task."""
+        """Return one state per task. Raises ValueError for a block that belongs to no task."""
         orphan = next((b.name for b in layout.blocks if b.task is None), None)
         if orphan is not None:
             raise ValueError(f"PerTask: block {orphan!r} belongs to no task; use Split to give it another stage")
@@ -308,7 +308,7 @@ class PerBlock(Around):
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
-        """One state per block."""
+        """Return one state per block."""
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -355,7 +355,7 @@ class PartlyShared(Inner):
         return part, layout.without(part)
 
     def init(self, layout: Layout) -> State:
-        """Both stages' states. Raises ValueError if the selector matches nothing."""
+        """Return both stages' states. Raises ValueError if the selector matches nothing."""
         part, rest = self._parts(layout)
         return {"shared": self.shared.init(part), "own": self.own.init(rest)}
 

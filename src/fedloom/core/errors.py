@@ -59,8 +59,8 @@ def naming(file: str | Path) -> Iterator[None]:
 def of_system(error: OSError) -> str:
     """Return an error of the system in one line: the file, of a copy the one that was written, and what is wrong."""
     file = error.filename if error.filename2 is None else error.filename2
-    said = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
-    return said if file is None else f"{os.fsdecode(file)}: {said}"
+    reason = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
+    return reason if file is None else f"{os.fsdecode(file)}: {reason}"
 
 
 class RunWarning(UserWarning):
@@ -107,7 +107,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def choices(lead: str, word: str, known: Iterable[str]) -> str:
-    """' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
+    """Return ' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
     known = tuple(known)
     return f"{nearest(word, known)} {listed(lead, word, known)}"
 
@@ -117,7 +117,7 @@ MANY = 12
 
 
 def listed(lead: str, word: str, known: Iterable[str]) -> str:
-    """'Known: a, b, c'; of many names the three nearest to the word."""
+    """Return 'Known: a, b, c'; of many names the three nearest to the word."""
     known = tuple(known)
     if len(known) <= MANY:
         return f"{lead}: {', '.join(known) or 'none'}"

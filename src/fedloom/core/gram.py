@@ -48,7 +48,9 @@ def inner_products(
 
 
 def normalised(G: Tensor) -> tuple[Tensor, float]:
-    """(G divided by its mean diagonal, that mean), so that a problem does not depend on the scale of the updates."""
+    """Return (G divided by its mean diagonal, that mean), so that a problem does not depend on the scale of the
+    updates.
+    """
     scale = float(G.diagonal().mean()) if len(G) else 0.0
     return (G / scale if scale > 0 else torch.zeros_like(G)), scale
 
@@ -129,7 +131,9 @@ def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tens
 
 
 def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tuple[Tensor, Tensor]:
-    """argmin of 1/2 w'Qw - right'w on rows `index`, sum w = 1, signs free: (w for right = 0, what right adds)."""
+    """Return argmin of 1/2 w'Qw - right'w on rows `index`, sum w = 1, signs free: (w for right = 0, what right
+    adds).
+    """
     m = len(index)
     part = Q[index][:, index]
     scale = float(part.diagonal().max())
@@ -169,7 +173,8 @@ def min_norm(G: Tensor, unit: bool = True) -> Tensor:
 
 
 def conflict_free(G: Tensor, p: Tensor) -> Tensor:
-    """ConFIG in Gram space: coefficients q (K) of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i X_i.
+    """Compute ConFIG in Gram space: coefficients q (K) of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i
+    X_i.
 
     R are the unit rows, without zero rows; C = R R' is their Gram matrix, and pinv(R) 1 = R' pinv(C) 1. Singular values
     of R below 3e-7 of the largest, which is the resolution of float32 rows, count as zero. A direction that vanishes
@@ -190,7 +195,7 @@ def conflict_free(G: Tensor, p: Tensor) -> Tensor:
 
 
 def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
-    """CAGrad in Gram space: (w, lam) so that its direction is sum_i (p_i + lam w_i) X_i.
+    """Compute CAGrad in Gram space: (w, lam) so that its direction is sum_i (p_i + lam w_i) X_i.
 
     w = argmin over the simplex of <g_w, g_0> + phi |g_w| with g_0 = sum p_i X_i and phi = c |g_0|; lam = phi / |g_w|.
     lam = 0, so that g_0 remains, where g_w vanishes (see `cancels`) and where c or g_0 is 0. Rows that are zero or do
@@ -222,7 +227,7 @@ def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
 
 
 def _conflict_averse(G: Tensor, slope: Tensor, phi: float) -> tuple[Tensor, bool]:
-    """(argmin of slope'w + phi sqrt(w'Gw) over the simplex, whether sqrt(w'Gw) is not 0 there)."""
+    """Return (argmin of slope'w + phi sqrt(w'Gw) over the simplex, whether sqrt(w'Gw) is not 0 there)."""
     norms = G.diagonal().sqrt()
     low, high = 0.0, 2 * float(norms.max()) / phi
     least = 1e-7 * float(norms.min()) / phi  # a shorter sum cancels

@@ -127,7 +127,7 @@ class Layout:
 
     @staticmethod
     def from_module(module: nn.Module, roles: Roles | None = None) -> Layout:
-        """Parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
+        """Return parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
 
         A frozen parameter (one that needs no gradient) is no block: it stays in the module as it is, the same for
         everyone, and is neither trained nor sent nor counted. Adapters are recognised by the layers that peft makes:
@@ -195,7 +195,7 @@ class Layout:
         return tuple(accumulate((b.size for b in self.blocks), initial=0))
 
     def run(self, first: int, end: int) -> Columns:
-        """Columns of consecutive blocks, from position `first` up to but not including `end`."""
+        """Return columns of consecutive blocks, from position `first` up to but not including `end`."""
         return Columns(self._ends[first], self._ends[end])
 
     @cached_property
@@ -203,7 +203,7 @@ class Layout:
         return {name: i for i, name in enumerate(self.names)}
 
     def slice(self, name: str) -> Columns:
-        """Columns of one block. Raises KeyError with the known names."""
+        """Return columns of one block. Raises KeyError with the known names."""
         if name not in self._position:
             raise KeyError(f"no block {name!r}; blocks: {', '.join(self.names)}")
         return self.slices[self._position[name]]
@@ -272,7 +272,7 @@ class Layout:
         return [self._position[name] for name in part.names]
 
     def spans(self, part: Layout) -> tuple[Columns, ...]:
-        """Columns of `part` in this layout, in the order of `part`, neighbours merged."""
+        """Return columns of `part` in this layout, in the order of `part`, neighbours merged."""
         if part is self and part.blocks:
             return (Columns(0, self.d),)
         merged: list[Columns] = []
@@ -284,7 +284,7 @@ class Layout:
         return tuple(merged)
 
     def take(self, X: Tensor, part: Layout) -> Tensor:
-        """Columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""
+        """Return columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""
         if part is self:
             return X
         spans = self.spans(part)
@@ -353,7 +353,7 @@ class Layout:
 
     @staticmethod
     def from_json(value: Iterable[Mapping[str, Any]]) -> Layout:
-        """Inverse of `to_json`."""
+        """Invert `to_json`."""
         return Layout(tuple(Block(**{**v, "shape": tuple(v["shape"])}) for v in value))
 
     @cached_property

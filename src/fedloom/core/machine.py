@@ -1,4 +1,4 @@
-"""How much memory there is, and asking for it before it is taken.
+"""The free memory of this machine, and checks against it before an allocation.
 
 Locks that end with the process that holds them."""
 

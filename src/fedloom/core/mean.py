@@ -16,7 +16,7 @@ _CHUNK = 1 << 20  # columns at a time, where a K x d intermediate would otherwis
 
 
 def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
-    """sum_k w_k c_ki X_ki / sum_k w_k c_ki over the rows that have block b(i); 0 where nobody counts. Shape (d).
+    """Return sum_k w_k c_ki X_ki / sum_k w_k c_ki over the rows that have block b(i); 0 where nobody counts. Shape (d).
 
     `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
     """

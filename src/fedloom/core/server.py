@@ -65,7 +65,7 @@ class Momentum(ServerRule):
     step: float = 1.0
 
     def init(self, model: Tensor) -> State:
-        """m = 0; without momentum there is no state."""
+        """Return m = 0; without momentum there is no state."""
         return {"m": torch.zeros_like(model)} if self.beta else {}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
@@ -97,7 +97,7 @@ class Adaptive(ServerRule):
     v0: NonNegative | None = None
 
     def init(self, model: Tensor) -> State:
-        """m = 0 (only with momentum) and v = v0."""
+        """Return m = 0 (only with momentum) and v = v0."""
         v = torch.full_like(model, self.eps**2 if self.v0 is None else self.v0)
         return {"m": torch.zeros_like(model), "v": v} if self.b1 else {"v": v}
 
@@ -131,7 +131,7 @@ class Lookahead(ServerRule):
     lam: BelowOne = 0.85
 
     def init(self, model: Tensor) -> State:
-        """m = 0; without lookahead there is no state."""
+        """Return m = 0; without lookahead there is no state."""
         return {"m": torch.zeros_like(model)} if self.lam else {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:

@@ -72,7 +72,9 @@ class Traits:
 
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
-        """Traits of a stage that calls others on all its input. What they write stays inside, but for X and groups."""
+        """Return the traits of a stage that calls others on all its input. What they write stays inside, but for X and
+        groups.
+        """
         each = [stage.traits for stage in stages]
         return Traits(
             kind=max((t.kind for t in each), key=_KINDS.index, default="row"),
@@ -194,7 +196,7 @@ class Chain(Stage):
         return Chain((*self.stages[:i], *_flat(changed), *self.stages[i + 1 :]))
 
     def init(self, layout: Layout) -> State:
-        """One state per member, by position."""
+        """Return one state per member, by position."""
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

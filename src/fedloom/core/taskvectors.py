@@ -40,7 +40,7 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def unpack_mask(packed: Tensor, d: int) -> Tensor:
-    """Inverse of `pack_mask`: ... x d, bool."""
+    """Invert `pack_mask`: ... x d, bool."""
     if packed.dtype != torch.uint8 or packed.shape[-1] != -(-d // 8):
         raise ValueError(
             f"packed mask: expected {-(-d // 8)} bytes (uint8) for {d} coordinates, "
@@ -62,7 +62,8 @@ def _check_mask(mask: Tensor, d: int) -> None:
 
 
 def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """(unified vector (d), masks (T x d, bool, or `packed`), scales (T)) of task vectors (T x d, or T of size d).
+    """Return (unified vector (d), masks (T x d, bool, or `packed`), scales (T)) of task vectors (T x d, or T of size
+    d).
 
     Eq. 2: unified = sgn(sum_t tau_t) * max |tau_t| over the tasks whose sign is that of the sum; 0 where the sum is 0.
     mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty.
@@ -134,7 +135,7 @@ def modulate(vector: Tensor, mask: Tensor, scale: Tensor | float, out: Tensor | 
 
 
 def _elect(x: Array, y: Array) -> tuple[Array, Array]:
-    """(sign of each column's sum, largest value of that sign in magnitude). y becomes x times the sign.
+    """Return (sign of each column's sum, largest value of that sign in magnitude). y becomes x times the sign.
 
     The float32 sum of T values is wrong by at most (T - 1) u A. A, the sum of magnitudes, is at most 2 T times the
     largest magnitude of the elected sign, unless that is wrong. Columns that this does not settle are computed again.
@@ -164,12 +165,12 @@ def _row_sums(x: Array) -> Array:
 
 
 def _sgn(x: Array) -> Array:
-    """-1, 0 or 1; several times as fast as np.sign."""
+    """Return -1, 0 or 1; several times as fast as np.sign."""
     return ((x > 0).view(np.int8) - (x < 0).view(np.int8)).astype(x.dtype)
 
 
 def _exact_sgn(x: Array) -> Array:
-    """Signs of the column sums, in float64 and in an order that does not depend on the order of the rows."""
+    """Return signs of the column sums, in float64 and in an order that does not depend on the order of the rows."""
     return np.sign(np.add.reduce(np.sort(x, axis=0), axis=0, dtype=np.float64))
 
 
@@ -198,7 +199,7 @@ def _spread(work: Callable[[range], None], count: int) -> None:
 
 
 def _array(x: Tensor) -> Array:
-    """Values as float32 or float64 in numpy."""
+    """Return values as float32 or float64 in numpy."""
     x = x.detach()
     return (x if x.dtype in (torch.float32, torch.float64) else x.float()).cpu().numpy()
 
@@ -208,7 +209,7 @@ def _kind(x: Tensor) -> np.dtype[Any]:
 
 
 def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
-    """Rows of a matrix, or vectors of one size, and that size."""
+    """Return rows of a matrix, or vectors of one size, and that size."""
     if isinstance(vectors, Tensor) and vectors.ndim != 2:
         raise ValueError(f"task vectors: expected T x d, found shape {tuple(vectors.shape)}")
     rows = list(vectors)
@@ -224,7 +225,8 @@ def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
 
 
 def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
-    """S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5; in [0, 1].
+    """Return S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5; in
+    [0, 1].
 
     A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros pull S
     to 0.5. With zeros="out" a pair is compared on the coordinates where neither is zero; if there are none, S is 0.5.
@@ -304,7 +306,7 @@ def aggregate_tasks(
     zeros: Zeros = "half",
     out: Tensor | None = None,
 ) -> TaskAggregate:
-    """MaTU's server step, eqs. 3 to 7: new task vectors from the clients' unified vectors, masks and scales.
+    """Compute MaTU's server step, eqs. 3 to 7: new task vectors from the clients' unified vectors, masks and scales.
 
     For a task t and the clients n that hold it: gamma_n is n's share of the task's samples (equal shares if there are
     none), lambda_n and m_n are its scale and mask at n, tau_n is n's unified vector.
@@ -395,7 +397,7 @@ class _RoundOfUploads:
             self.weights.append(share[:, None])
 
     def mhat(self, s: slice, total: Array | None = None) -> Array:
-        """mhat of eq. 3 in some columns (T x columns); adds eq. 4's sum_n gamma_n lambda_n x_n to `total`."""
+        """Return mhat of eq. 3 in some columns (T x columns); adds eq. 4's sum_n gamma_n lambda_n x_n to `total`."""
         few = len(self.uploads) < 128
         count = np.zeros((len(self.tasks), s.stop - s.start), np.int8 if few else np.int32)
         for u, vector, at, weight in zip(self.uploads, self.vectors, self.at, self.weights, strict=True):
@@ -428,7 +430,7 @@ def _enough(holders: int, rho: float) -> int:
 
 
 def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
-    """Eq. 6's choice: T x T, S (or 1, "uniform") where the column is a partner of the row, else 0."""
+    """Return the choice of eq. 6: T x T, S (or 1, "uniform") where the column is a partner of the row, else 0."""
     T = len(S)
     chosen = torch.zeros_like(S)
     if cross == "uniform":
@@ -441,7 +443,7 @@ def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
 
 
 def _weights(partners: Tensor, combine: Combine, cross: Cross) -> tuple[Tensor, Tensor]:
-    """(weights of the tasks' own vectors (T), of the others' (T x T)) in eq. 7."""
+    """Return (weights of the tasks' own vectors (T), of the others' (T x T)) in eq. 7."""
     total = partners.sum(1)
     some = total > 0
     if combine == "normalized":

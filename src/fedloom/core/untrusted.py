@@ -161,13 +161,13 @@ class Array:
         kind = value.dtype == self.dtype if self.exact else _kind(value.dtype) == _kind(self.dtype)
         if not kind or value.ndim != len(self.shape):
             return False
-        for i, (size, wanted) in enumerate(zip(value.shape, self.shape, strict=True)):
-            if not isinstance(wanted, str):
-                good = size == wanted
+        for i, (size, expected) in enumerate(zip(value.shape, self.shape, strict=True)):
+            if not isinstance(expected, str):
+                good = size == expected
             elif i and not len(value):  # without rows it need not be as wide as others
-                good = size <= sender.sizes.get(wanted, 0)
+                good = size <= sender.sizes.get(expected, 0)
             else:
-                good = sender.sizes.setdefault(wanted, size) == size
+                good = sender.sizes.setdefault(expected, size) == size
             if not good:
                 return False
         return True

@@ -117,7 +117,7 @@ class Distributed(Rows, Protocol):
         ...
 
     def take(self, index: Tensor) -> Tensor:
-        """All rows, in those of the columns `index` (positions among all) that this process has."""
+        """Return all rows, in those of the columns `index` (positions among all) that this process has."""
         ...
 
 
@@ -288,7 +288,7 @@ class Updates:
         return self.data.new_empty(rows, self.layout.d)
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-        """sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
+        """Return sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
 
         p' (W D) = (p' W) D, so a mixing that is not computed yet costs nothing here.
         """
@@ -394,7 +394,7 @@ class Beside:
         return vectors
 
     def take(self, index: Tensor) -> Tensor:
-        """All rows, in the columns `index` (K x their number)."""
+        """Return all rows, in the columns `index` (K x their number)."""
         X = self.parts[0][1].data.new_empty(self.shape[0], len(index))
         for part, rows in self.parts:
             at = 0
@@ -415,7 +415,7 @@ class Beside:
 
 
 def _pieces(columns: slice) -> list[slice]:
-    """Consecutive columns in pieces of _COLUMNS; the last one is longer, so that no piece is short."""
+    """Return consecutive columns in pieces of _COLUMNS; the last one is longer, so that no piece is short."""
     a, count = columns.start, max(1, (columns.stop - columns.start) // _COLUMNS)
     return [slice(a + i * _COLUMNS, a + (i + 1) * _COLUMNS if i + 1 < count else columns.stop) for i in range(count)]
 

@@ -391,8 +391,8 @@ def texts(
     file = Path(path).expanduser()
     where = f"texts, {file}"
     columns = labels or {"topic": "topic"}
-    wanted = [text, *columns.values(), *(c for c in (domain, split) if c is not None)]
-    table = read_table(file, where, wanted)
+    needed = [text, *columns.values(), *(c for c in (domain, split) if c is not None)]
+    table = read_table(file, where, needed)
     names = {task: sorted({cell for cell in table[column] if cell}) for task, column in columns.items()}
     known = {task: _numbers(table[column], names[task]) for task, column in columns.items()}
     domains = sorted(set(table[domain])) if domain is not None else []

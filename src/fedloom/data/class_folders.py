@@ -224,7 +224,7 @@ def digit_files(
 
 
 def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
-    """Return names of the folders in `base`, sorted; DataError where there are none."""
+    """Return the names of the folders in `base`, sorted; DataError where there are none."""
     folders = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
     if not folders:
         raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")
@@ -369,7 +369,7 @@ def _binary(files: list[Path]) -> tuple[Array, Array]:
         raw = np.fromfile(file, np.uint8)
         if not len(raw) or len(raw) % RECORD:
             expected = f"expected records of {RECORD} bytes, found {len(raw)} bytes"
-            raise DataError(f"cifar10: {file} is cut off or damaged: {expected}")
+            raise DataError(f"cifar10: {file} is truncated or damaged: {expected}")
         records = raw.reshape(-1, RECORD)
         if records[:, 0].max() > 9:
             raise DataError(f"cifar10: {file}: expected labels in 0..9, found {records[:, 0].max()}")

@@ -171,15 +171,15 @@ class TensorExamples(Labelled):
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
         """Return inputs and labels at `index`, on `device`."""
-        x, wanted = self.images.index_select(0, index), self.labels if tasks is None else tasks
+        x, chosen = self.images.index_select(0, index), self.labels if tasks is None else tasks
         if self.change is not None:
-            return self.change(x, self.columns(index, x.device, wanted), device, rng)
+            return self.change(x, self.columns(index, x.device, chosen), device, rng)
         x = x.to(device, non_blocking=True)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
         if self.mean is not None and self.std is not None:
             x = (x - self._scale(self.mean, index, x)).div_(self._scale(self.std, index, x))
-        return x, self.columns(index, device, wanted)
+        return x, self.columns(index, device, chosen)
 
     def _scale(self, scale: Sequence[float] | Tensor, index: Tensor, x: Tensor) -> Tensor:
         """Return a mean or a standard deviation in a shape that fits the batch `x`."""
@@ -222,9 +222,9 @@ class ItemExamples(Labelled):
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
         """Return inputs and labels at `index`, on `device`."""
-        wanted = dict.fromkeys([*self.labels, *self.annotated]) if tasks is None else tasks
-        x, y = self.read(index, device, rng, [task for task in wanted if task not in self.labels])
-        return x, {**y, **self.columns(index, device, [task for task in wanted if task in self.labels])}
+        chosen = dict.fromkeys([*self.labels, *self.annotated]) if tasks is None else tasks
+        x, y = self.read(index, device, rng, [task for task in chosen if task not in self.labels])
+        return x, {**y, **self.columns(index, device, [task for task in chosen if task in self.labels])}
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,11 +128,11 @@ def dataset(
     return Dataset(name, heads, ready[0], ready[1])
 
 
-def find(name: str, root: str, wanted: str, advice: str) -> Path:
+def find(name: str, root: str, what: str, advice: str) -> Path:
     """Return `root` as a folder; DataError where `wanted` is not in it."""
     path = Path(root).expanduser()
-    if not (path / wanted).exists():
-        raise DataError(f"{name}: {wanted} is not in {path.absolute()}. {advice}")
+    if not (path / what).exists():
+        raise DataError(f"{name}: {what} is not in {path.absolute()}. {advice}")
     return path
 
 

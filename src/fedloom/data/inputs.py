@@ -152,10 +152,10 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     import torch
     from torch.nn.functional import interpolate
 
-    wanted = np.uint8 if array.dtype == np.uint8 else np.float32
-    mapped = isinstance(array.base, np.memmap) and array.dtype == wanted
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    mapped = isinstance(array.base, np.memmap) and array.dtype == dtype
     with np.errstate(over="ignore"):  # what becomes infinite is found where statistics are taken
-        x = torch.from_numpy(array.astype(wanted, copy=False))
+        x = torch.from_numpy(array.astype(dtype, copy=False))
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):

@@ -33,7 +33,7 @@ ADVICE = f"Expected images/ID.png, {', '.join(FILES.values()).format(*['ID'] * 4
 
 LABELLED = "nyu_depth_v2_labeled.mat"
 LABELLED_ADVICE = (
-    "Expected the file of the data set's authors (2.8 GB), and beside it splits.mat and classMapping40.mat"
+    "Expected the file of the data set's authors (2.8 GB), with splits.mat and classMapping40.mat in the same folder"
 )
 FOCAL, CENTRE = (518.857901, 519.469611), (325.582449, 253.736166)
 """Of the colour camera in pixels, x and y, at 640 x 480; source: the data set's toolbox."""

@@ -270,8 +270,8 @@ def _known(name: str, task: Any) -> dict[str, Any]:
         raise DataError(f"from_table, tasks: {name!r} is {task!r}, expected fl.task(...)")
     if task.ignore is not None:
         raise DataError(f"from_table, tasks: {name!r} has ignore={task.ignore!r}; name such cells as missing=")
-    said = {"kind": task.kind, "classes": task.classes, "metric": task.judge or None, "columns": task.columns}
-    return {key: value for key, value in said.items() if value is not None}
+    settings = {"kind": task.kind, "classes": task.classes, "metric": task.judge or None, "columns": task.columns}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _tasks(tasks: Any) -> dict[str, Task]:
@@ -336,8 +336,8 @@ def _rule(partition: Any) -> Any:
         try:
             params = dict(strict(entry.params, {k: v for k, v in partition.items() if k != "name"}))
         except ValidationError as error:
-            said = "; ".join(f"{path}: {message}" for path, message in explain(error, entry.params))
-            raise DataError(f"Federation, partition {entry.name!r}: {said}") from None
+            problems = "; ".join(f"{path}: {message}" for path, message in explain(error, entry.params))
+            raise DataError(f"Federation, partition {entry.name!r}: {problems}") from None
         return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
     if callable(partition):
         rule = PARTITIONERS.of("own", partition)

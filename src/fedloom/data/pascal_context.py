@@ -122,12 +122,12 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     names = folders.split_list(listed)
     parts_list = path / "ImageSets" / "Parts" / f"{split}.txt"
     people = {"human_parts": _with_people(parts_list, names)} if "human_parts" in tasks else {}
-    found = Pascal(path, names, tuple(tasks), classes, parts).split(listed, people)
+    split_of = Pascal(path, names, tuple(tasks), classes, parts).split(listed, people)
     if not people:
-        return found
+        return split_of
     where, there = parts_list.relative_to(path), parts_list.is_file()
     note = f"{where} found" if there else f"{where} is absent, so images without a person count for human_parts too"
-    return replace(found, notes=(note,))
+    return replace(split_of, notes=(note,))
 
 
 @dataclass(frozen=True)
@@ -226,5 +226,5 @@ def _with_people(file: Path, names: tuple[str, ...]) -> Array:
         return np.ones(len(names), bool)
     if not isinstance(categories, Mapping):
         raise DataError(f"{file}: expected an object of images and their categories, found {type(categories).__name__}")
-    wanted = {PERSON, str(PERSON), "person"}
-    return np.array([any(c in wanted for c in categories.get(name, ())) for name in names], bool)
+    keys = {PERSON, str(PERSON), "person"}
+    return np.array([any(c in keys for c in categories.get(name, ())) for name in names], bool)

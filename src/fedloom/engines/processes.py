@@ -46,7 +46,7 @@ def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Inside, a new interpreter does not look into the current folder first, where a file could be called like a module
+    """Start interpreters that do not look into the current folder first, where a file could be called like a module
     of Python. Children get this process's sys.path later."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
@@ -59,7 +59,7 @@ def _safe_path() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Inside, Ctrl-C waits, and a new process begins with that: it never hears of it."""
+    """Let Ctrl-C wait. A process that starts meanwhile never receives it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -73,7 +73,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _no_main() -> Iterator[None]:
-    """Inside, a new process does not run the script that runs here again: what it needs of it comes by value."""
+    """Start processes that do not run the main script again: what it needs of it comes by value."""
     main, blank = sys.modules["__main__"], ModuleType("__main__")
     blank.__spec__ = None
     sys.modules["__main__"] = blank

@@ -40,7 +40,9 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """Every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is alone."""
+    """Return every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is
+    alone.
+    """
     circle: list[str | None] = [*tasks, *([None] if len(tasks) % 2 else [])]
     rounds = []
     for _ in range(len(circle) - 1):
@@ -103,7 +105,7 @@ class Atlas(HasTable):
     rounds: int
 
     def early(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Matrix:
-        """Seed x T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
+        """Return seed x T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
         low, high = (share * self.rounds for share in span)
         groups = self.cosines if layers is None else {layers: self.cosines[layers]}
         parts = [[M for r, M in by.items() if low < r <= max(high, 1)] for by in groups.values()]
@@ -113,7 +115,7 @@ class Atlas(HasTable):
             return np.asarray(np.mean([np.nansum(each, 0) / (~np.isnan(each)).sum(0) for each in parts], 0))
 
     def _unknown(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Any:
-        """T x T, bool: pairs without a change, or such a cosine, that is a number at every seed."""
+        """Return T x T, bool: pairs without a change, or such a cosine, that is a number at every seed."""
         apart = (self.early(layers, span) + self.changes).sum(0)
         return np.isnan(apart + apart.T)
 
@@ -217,12 +219,14 @@ class Atlas(HasTable):
             f"{layers}, {name} {value:+.2f} (p {p_text(p)})"
             for (layers, name, value, _), p in zip(known, holm([look[3] for look in known]), strict=True)
         ]
-        left_out = f"Left out of this, for want of a number at every seed: {'; '.join(self.left_out)}."
+        left_out = f"Left out, because not every seed has a number: {'; '.join(self.left_out)}."
         return (
             f"Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
-            f"the other task too, against among themselves alone; {len(self.seeds)} seeds, mean (95 % t-interval); p "
+            f"the other task too, compared with averages among themselves; {len(self.seeds)} seeds, mean (95 % "
+            "t-interval); p "
             f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
-            f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
+            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one "
+            "seed, while all "
             f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
             *([left_out] if self.left_out else []),
@@ -260,7 +264,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
     tasks, seeds = tuple(clients), tuple(sides[TOGETHER].runs)
 
     def changed(base: str) -> Matrix:
-        """Seed x task: change in percent against clients of the task alone."""
+        """Return seed x task: change in percent against clients of the task alone."""
         terms = [delta_terms(sides[base].values[s], sides[OWN].values[s], directions) for s in seeds]
         return np.array([[of.get(task, math.nan) for task in tasks] for of in terms])
 
@@ -277,7 +281,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
 
 
 def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:
-    """Layers of the encoder -> round -> T x T."""
+    """Return layers of the encoder -> round -> T x T."""
     records = updates.collect(run)
     groups = {} if records is None else {n: by for n, by in records.cosine.items() if n.startswith("encoder")}
     if not groups:
@@ -322,7 +326,7 @@ def draw(atlas: Atlas, out: Path) -> None:
     ]
     value, p = atlas.overall
     axes = f"cosine in the first {EARLY:.0%} of the rounds", "gain of a pair, %"
-    title = f"does it tell? Spearman {value:+.2f}, p {p_text(p)}"
+    title = f"early cosines and gains: Spearman {value:+.2f}, p {p_text(p)}"
     tell = charts.scatter(points, *axes, title=title, labels=T <= 5, zero=True, spoken=".2~g")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -334,7 +338,10 @@ GRID = "runs"
 
 
 def clients_of(built: Built) -> dict[str, list[str]]:
-    """Task -> its clients. RecipeError where a client holds several tasks, for whose gain is it then?"""
+    """Return task -> its clients. Raises RecipeError where a client holds several tasks, because its gain would belong
+    to all of
+    them.
+    """
     by_task: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
     for client in built.federation.clients.values():
         if len(client.tasks) > 1:

@@ -1,4 +1,4 @@
-"""How a grid reports on itself while it runs: a bar on a terminal, elsewhere one line per cell."""
+"""Progress of a grid while it runs: a bar on a terminal, elsewhere one line per cell."""
 
 from __future__ import annotations
 

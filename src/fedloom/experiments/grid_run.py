@@ -244,7 +244,7 @@ def until_decided(least: int, most: int, run: Callable[[int], Result], is_decide
 
 
 def default_jobs(recipes: Sequence[Recipe]) -> int:
-    """How many cells run at once: CPUs over what one cell keeps busy, and one where a cell uses a GPU."""
+    """Return how many cells run at once: CPUs over what one cell keeps busy, and one where a cell uses a GPU."""
     devices = {d for r in recipes for d in r.runtime.devices}
     if devices - {"cpu"}:
         return 1
@@ -259,7 +259,7 @@ def one_worker(recipe: Recipe) -> Recipe:
 
 
 def _size(recipe: Recipe) -> str:
-    """Equal for recipes that need about the same memory: all but method and seed."""
+    """Return a key that is equal for recipes that need about the same memory: all but method and seed."""
     return recipe_hash({**recipe.model_dump(mode="json"), "seed": 0, "method": {}, "workers": recipe.runtime.workers})
 
 
@@ -406,7 +406,7 @@ def _child(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _spawn(function: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
-    """(pipe, process) of a new child."""
+    """Return (pipe, process) of a new child."""
     here, there = multiprocessing.Pipe(duplex=False)
     process = processes.start(_child, function, there, *arguments)
     there.close()

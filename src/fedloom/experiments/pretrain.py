@@ -32,7 +32,7 @@ class Pretrained:
     scores: Scores
 
     def table(self) -> str:
-        """Tasks x metrics as text."""
+        """Return tasks x metrics as text."""
         width = max(map(len, self.scores))
         return "\n".join(
             f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())

@@ -100,7 +100,7 @@ def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Map
 
 
 def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], dict[str, str]]:
-    """(methods by name, directions of all tasks). Raises StateError without the base."""
+    """Return (methods by name, directions of all tasks). Raises StateError without the base."""
     sides = {side.label: side for side in results.sides.values()}
     if base not in sides:
         raise StateError(f"{folder}: {base} has not finished, but the other methods are compared with it")
@@ -182,7 +182,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
 
 
 def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> dict[str, float]:
-    """Client -> its change against training alone in percent, of the mean over seeds, where that is a number."""
+    """Return client -> its change against training alone in percent, of the mean over seeds, where that is a number."""
     mine, theirs = of_clients(side, alone, rows, seeds)
     directions = {row.task: row.direction for row in rows}
     gains = {client: delta_m(mine[client], theirs[client], directions) for client in mine}
@@ -200,7 +200,7 @@ REFERENCES = tuple(CHANGES)
 
 
 def all_methods() -> tuple[str, ...]:
-    """Every registered method but the references."""
+    """Return every registered method but the references."""
     return tuple(entry.name for entry in METHODS if entry.name not in REFERENCES)
 
 

@@ -36,7 +36,7 @@ STEPS = (0, 1, -1, 2, -2)
 FACTORS = (3.0, 1 / 3)
 """The factors that a number of the method is multiplied by."""
 NUMBERS = 2
-"""How many numbers of a method are tried, in the order in which it declares them."""
+"""The number of a method's numeric parameters that are tuned, in the order of their declaration."""
 BENCHMARK = "benchmark"
 
 Scores = Mapping[str, float]

@@ -319,7 +319,7 @@ class Method:
         return layout.parameters.without(self.private_part(layout))
 
     def shared_buffers(self, layout: Layout) -> Layout:
-        """Float buffers that may leave a client: all but those of private modules."""
+        """Return float buffers that may leave a client: all but those of private modules."""
         return Layout(tuple(b for b in layout.buffers.blocks if b.part != "private"))
 
     @property

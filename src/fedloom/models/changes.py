@@ -55,7 +55,7 @@ class Linearised(Encoder):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x ... to B x features."""
+        """Map B x ... to B x features."""
         theta = {name: p for name, p in self.named_parameters() if p.requires_grad}
         origin: Tensor = self.get_buffer("origin")
         pieces = origin.split([p.numel() for p in theta.values()])

@@ -291,7 +291,7 @@ def _decoded(encoder: PyramidEncoder, dim: int, decoder: Decoding, norm: Norm) -
 
 
 def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, int, int]:
-    """`shape` as channels, height, width, both multiples of `stride`, or a RecipeError."""
+    """Return `shape` as channels, height, width, both multiples of `stride`, or a RecipeError."""
     channels, height, width = _image(encoder, shape, stride)
     if height % stride or width % stride:
         raise RecipeError(
@@ -302,15 +302,15 @@ def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, i
 
 
 def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: str = "") -> tuple[int, int]:
-    """`shape` as channels, steps, or a RecipeError."""
-    wanted = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
+    """Return `shape` as channels, steps, or a RecipeError."""
+    expects = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
     if signal is None and len(shape) == 2:
         raise RecipeError(
-            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
+            f"{expects} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
             "signal='series' of a Federation or a Dataset"
         )
     if signal is None or signal.kind != "series" or len(shape) != 2:
-        raise RecipeError(f"{wanted} {sized(shape, signal)}")
+        raise RecipeError(f"{expects} {sized(shape, signal)}")
     return shape[0], shape[1]
 
 
@@ -321,7 +321,7 @@ _OTHERS = {
 
 
 def _image(encoder: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """`shape` as channels, height, width, or a RecipeError."""
+    """Return `shape` as channels, height, width, or a RecipeError."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise RecipeError(
             f"encoder {encoder!r} expects images C x H x W of at least {smallest} pixels a side, found inputs of "

@@ -124,7 +124,7 @@ def _put(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _with_norms(encoder: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[str, str | None]]:
-    """(layer, the norm layer behind it or None), in the order in which an input passes through the layers."""
+    """Yield (layer, the norm layer behind it or None), in the order in which an input passes through the layers."""
     outputs: list[tuple[str, Tensor]] = []
     norms: dict[str, str] = {}
 

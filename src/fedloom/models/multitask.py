@@ -229,7 +229,7 @@ class MultiTask(nn.Module):
         return self
 
     def roles(self) -> dict[str, str | tuple[str, str]]:
-        """Glob over parameter names -> role, or (role, task) for what belongs to one task."""
+        """Return a mapping: glob over parameter names -> role, or (role, task) for what belongs to one task."""
         decoders = {f"decoders.{task}.*": ("decoder", task) for task in self.decoders}
         heads = {f"heads.{task}.*": ("head", task) for task in self.heads}
         return {**self.more_roles, "encoder.*": "encoder", **decoders, **heads}

@@ -63,7 +63,7 @@ class SmallCNN(Encoder):
         self.linear = nn.Linear(2 * width * (height // 2 // pool[0]) * (breadth // 2 // pool[1]), hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x C x H x W to B x hidden."""
+        """Map B x C x H x W to B x hidden."""
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), self.pool)
         return relu(self.linear(x.flatten(1)))
@@ -79,7 +79,7 @@ class MLP(Encoder):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x ... to B x hidden[-1]."""
+        """Map B x ... to B x hidden[-1]."""
         x = x.flatten(1)
         for layer in self.layers:
             x = relu(layer(x))
@@ -108,7 +108,7 @@ class BasicBlock(nn.Module):
             self.shortcut.append(norm_layer(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x inputs x H x W to B x outputs x H/stride x W/stride."""
+        """Map B x inputs x H x W to B x outputs x H/stride x W/stride."""
         y = relu(self.norm1(self.conv1(x)))
         return relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -129,7 +129,7 @@ class ResNet(Encoder):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x C x H x W to B x 8 width."""
+        """Map B x C x H x W to B x 8 width."""
         return self.stages(relu(self.norm(self.stem(x)))).mean((2, 3))
 
 
@@ -147,7 +147,7 @@ class TinyPyramid(PyramidEncoder):
         self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in widths)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """B x C x H x W to four maps, finest first."""
+        """Map B x C x H x W to four maps, finest first."""
         x = relu(self.norm(self.stem(x)))
         maps = []
         for stage in self.stages:
@@ -186,7 +186,7 @@ class Conv1d(Encoder):
         self.linear = nn.Linear(widths[-1], hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x C x T to B x hidden."""
+        """Map B x C x T to B x hidden."""
         x = x[:, :, None]
         for conv in self.convs:
             x = max_pool2d(relu(conv(x)), (1, 2))
@@ -204,13 +204,13 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor, ignored: Tensor | None) -> Tensor:
-        """B x T x width to the same; nothing attends to the positions `ignored` (B x T, bool)."""
+        """Map B x T x width to the same; nothing attends to the positions `ignored` (B x T, bool)."""
         x = x + self.proj(self.attention(self.norm1(x), ignored))
         out: Tensor = x + self.fc2(gelu(self.fc1(self.norm2(x))))
         return out
 
     def attention(self, x: Tensor, ignored: Tensor | None) -> Tensor:
-        """B x T x width to the same.
+        """Map B x T x width to the same.
 
         Written out: fused kernels have no forward mode, no rule for vmap, and no fixed order of summation on a GPU.
         """
@@ -239,7 +239,7 @@ class Transformer(Encoder):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x T tokens, or B x C x steps of a series, to B x width."""
+        """Map B x T tokens, or B x C x steps of a series, to B x width."""
         ignored = None if self.padding is None else x == self.padding
         x = self.embed(x) + self.positions
         for block in self.blocks:
@@ -260,6 +260,6 @@ class Pieces(nn.Module):
         self.linear = nn.Linear(channels * steps, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """B x C x T to B x T / steps x width."""
+        """Map B x C x T to B x T / steps x width."""
         out: Tensor = self.linear(x.unflatten(2, (-1, self.steps)).transpose(1, 2).flatten(2))
         return out

@@ -37,18 +37,18 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
             state = encoder.adopt(state)
     except (AttributeError, LookupError, RuntimeError) as error:
         raise UserError(f"weights file {path}: the weights do not fit this architecture ({error})") from error
-    wanted = encoder.state_dict()
-    missing = sorted(key for key in wanted.keys() - state.keys() if not key.endswith("num_batches_tracked"))
-    unexpected = sorted(state.keys() - wanted.keys())
+    needed = encoder.state_dict()
+    missing = sorted(key for key in needed.keys() - state.keys() if not key.endswith("num_batches_tracked"))
+    unexpected = sorted(state.keys() - needed.keys())
     shapes = [
-        f"{key}: expected shape {_kind(wanted[key])}, found {_kind(state[key])}"
-        for key in wanted
-        if key in state and _kind(wanted[key]) != _kind(state[key])
+        f"{key}: expected shape {_kind(needed[key])}, found {_kind(state[key])}"
+        for key in needed
+        if key in state and _kind(needed[key]) != _kind(state[key])
     ]
     problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
-    kept = {key: v.to(wanted[key].dtype) for key, v in state.items()}  # a large number may become infinite
+    kept = {key: v.to(needed[key].dtype) for key, v in state.items()}  # a large number may become infinite
     broken = sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all()))
     if broken:
         raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(broken)}")

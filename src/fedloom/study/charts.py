@@ -361,9 +361,9 @@ def bars(
         layers.append(_layer("circle", marked, {"size": 22, "color": INK, "opacity": 1}, x=value))
     if texts:
         tops = {group: max((v for v in of.values() if math.isfinite(v)), default=0.0) for group, of in several.items()}
-        said = [{"group": group, "value": top, "text": texts.get(group, "")} for group, top in tops.items()]
+        labels = [{"group": group, "value": top, "text": texts.get(group, "")} for group, top in tops.items()]
         look = {"align": "left", "dx": 6, "fontSize": 10, "color": INK}
-        layers.append(_layer("text", said, look, x=value, text={"field": "text"}))
+        layers.append(_layer("text", labels, look, x=value, text={"field": "text"}))
     upwards = _ordinal("group", list(several), "", {"labelLimit": 200})
     height = max(18, 11 * len(parts) + 6) * len(several)
     return _chart(title, {"encoding": {"y": upwards}, "layer": layers, "height": height}, f"{len(several)} groups")

@@ -133,8 +133,8 @@ class Now:
 
 def now(folder: Path) -> Now:
     """Read a run's folder; its files are read again only when they have changed. Raises StateError where it is none."""
-    found = _read(folder, _stamp(folder))
-    return found if found.quiet is None else replace(found, quiet=max(0.0, time.time() - _changed(folder)))
+    state = _read(folder, _stamp(folder))
+    return state if state.quiet is None else replace(state, quiet=max(0.0, time.time() - _changed(folder)))
 
 
 @lru_cache(maxsize=MOST)

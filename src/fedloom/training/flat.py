@@ -102,7 +102,7 @@ class FeatureRecorder:
         return pooled(self._outputs)
 
     def under(self, vector: Tensor) -> Tensor:
-        """Features under another model, given as one vector of parameters and buffers: eval mode, no gradient.
+        """Return features under another model, given as one vector of parameters and buffers: eval mode, no gradient.
 
         The model in training and its buffers are not touched.
         """

@@ -221,9 +221,9 @@ def _train(
     model.module.train()
     if added.phases:
         now.freeze_others(model)
-    asked = time.perf_counter()
+    start = time.perf_counter()
     for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
-        result.waiting += time.perf_counter() - asked
+        result.waiting += time.perf_counter() - start
         while number // repeat >= now.until and later:
             now = later.pop(0)
             model.module.train()
@@ -251,7 +251,7 @@ def _train(
             term = value.detach() * (labels := work.labels_in(batch, name))
             sums[name] = sums[name] + term if name in sums else term
             counts[name] += labels
-        asked = time.perf_counter()
+        start = time.perf_counter()
     if applied is not None:
         result.rules, result.extra = applied.finish(result.steps)
     result.losses = {name: float(sums[name]) / max(counts[name], 1) for name in names if name in sums}

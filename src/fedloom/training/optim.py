@@ -145,7 +145,7 @@ def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
 
 
 def import_state(optimizer: Stepper | torch.optim.Optimizer, state: State) -> None:
-    """Inverse of `export_state`; the given tensors are copied."""
+    """Invert `export_state`; the given tensors are copied."""
     pieces = _pieces(optimizer)
     for i, values in state.items():
         piece = pieces[int(i)]

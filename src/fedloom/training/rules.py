@@ -109,7 +109,7 @@ class LocalRule(Checked):
         return {}
 
     def begin(self, view: View, state: State) -> State:
-        """Before the first step of a round; may change `view.params`. Returns the state to work with."""
+        """Return the state for a round, before its first step; may change `view.params`."""
         return state
 
     def penalty(self, view: View, state: State) -> Tensor | None:
@@ -127,7 +127,7 @@ class LocalRule(Checked):
         return state, {}
 
     def personal(self, state: State) -> Tensor | None:
-        """Parameters (p) of the client's own model, if the rule keeps one in its state (`keeps_model`)."""
+        """Return parameters (p) of the client's own model, if the rule keeps one in its state (`keeps_model`)."""
         return None
 
 

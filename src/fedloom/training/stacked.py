@@ -48,7 +48,7 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
         if isinstance(part, nn.modules.dropout._DropoutNd):
             reasons.append(f"the model has dropout ({name})")
     if training.keep_optimizer:
-        reasons.append("training.keep_optimizer is set, and a stack begins with a fresh optimiser")
+        reasons.append("training.keep_optimizer is set, but a stack starts with a fresh optimiser")
     if training.optimizer.encoder_lr is not None:
         reasons.append("training.optimizer.encoder_lr is set, and a stack has one learning rate")
     if training.precision != "fp32":

@@ -1,1 +1,1 @@
-"""How settings are read: strict sections, named functions with parameters, YAML, and messages about mistakes."""
+"""Reading of settings: strict sections, named functions with parameters, YAML, and messages about mistakes."""

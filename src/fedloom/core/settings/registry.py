@@ -40,7 +40,7 @@ class Registered:
     summary: str
     source: str
     takes: int
-    """How many arguments it takes by position."""
+    """The number of its positional arguments."""
     package: str = ""
     """The package that it comes from; empty for this one."""
     thing: Any = None
@@ -130,7 +130,9 @@ class Registry:
         called = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, partial)
         function = thing if called else lambda: thing
         params = inspect.signature(function).parameters.values()
-        wanted = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+        required = [
+            p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        ]
         keys = [
             p
             for p in params
@@ -152,7 +154,7 @@ class Registry:
             what = getattr(thing, "__qualname__", name)
             raise RecipeError(f"{self.kind} {what}: its parameters cannot be recipe keys: {error}") from None
         summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
-        return Registered(name, function, model, summary, source, len(wanted), package, thing, self.kind)
+        return Registered(name, function, model, summary, source, len(required), package, thing, self.kind)
 
     @cached_property
     def announced(self) -> Mapping[str, metadata.EntryPoint]:
@@ -292,10 +294,10 @@ def _returned(function: Any) -> list[Any]:
     return [get_origin(one) or one for one in members if one not in (None, NoneType, Any)]
 
 
-def _is_one(returned: Any, wanted: Sequence[type]) -> bool:
+def _is_one(returned: Any, classes: Sequence[type]) -> bool:
     if inspect.isclass(returned):
-        return issubclass(returned, tuple(wanted))
-    return str(returned).strip("'\"").rpartition(".")[2] in {cls.__name__ for cls in wanted}
+        return issubclass(returned, tuple(classes))
+    return str(returned).strip("'\"").rpartition(".")[2] in {cls.__name__ for cls in classes}
 
 
 def _called(returned: Any) -> str:

@@ -129,7 +129,7 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
 
 
 def join(path: str, key: str) -> str:
-    """Key path of `key` below `path`; either may be empty."""
+    """Return the key path of `key` below `path`; either may be empty."""
     return f"{path}.{key}" if path and key else path or key
 
 
@@ -249,7 +249,7 @@ class Checked:
 
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
-    """Field -> annotation, of the fields whose annotations can be resolved."""
+    """Return field -> annotation, of the fields whose annotations can be resolved."""
     hints: dict[str, Any] = {}
     for field in fields(cls) if hasattr(cls, "__dataclass_fields__") else ():
         home = next(one for one in cls.__mro__ if field.name in vars(one).get("__annotations__", ()))

@@ -206,11 +206,11 @@ def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[st
     `where` names the file, the folder or the sender. `recorded` is what a run's folder says of the sources that its run
     had: name -> {module, source}; None for folders that say nothing of it.
     """
-    asked = [name for name in dict.fromkeys(names) if not is_allowed(name)]
+    new = [name for name in dict.fromkeys(names) if not is_allowed(name)]
     if origin is Origin.TYPED:
-        _allowed.update(asked)
+        _allowed.update(new)
         return
-    codes = [located(name) for name in asked]
+    codes = [located(name) for name in new]
     if origin is Origin.FILE:
         codes = [code for code in codes if not _kept(code, "answers")]
     if origin is Origin.FOLDER:
@@ -223,7 +223,7 @@ def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[st
             f"Nothing was imported. Read the code; then allow it with --allow-code {packages}, or with "
             f"{ALLOW}={packages}"
         )
-    _allowed.update(asked)
+    _allowed.update(new)
 
 
 def _as_recorded(code: Code, recorded: Mapping[str, Any] | None) -> bool:

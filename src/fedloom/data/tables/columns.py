@@ -416,7 +416,7 @@ def _suspicious(
             value = association(column, kind, y, real, rows)
             if value > (R2 if real else AUC):
                 measure = "R2" if real else "AUC"
-                return f"it tells the label {name!r} nearly by itself ({measure} {value:.3f} on training rows)"
+                return f"it predicts the label {name!r} nearly by itself ({measure} {value:.3f} on training rows)"
     return ""
 
 

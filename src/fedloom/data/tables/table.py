@@ -522,7 +522,7 @@ _KNOWN: dict[str, Kind] = {
 _LEFT_OUT = {
     "hospital": "its name says that it is an identifier",
     "haemorrhage": "an outcome of 3 % of the patients, too few to learn from at one site",
-    "recurrent_14d": "an outcome that nothing known at randomisation tells",
+    "recurrent_14d": "an outcome that no fact known at randomisation predicts",
 }
 
 

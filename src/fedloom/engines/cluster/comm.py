@@ -175,7 +175,7 @@ class Comm:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, a UserError in one process becomes one in all of them."""
+        """Turn a UserError in one process into one in all of them."""
         error: UserError | None = None
         try:
             yield

@@ -87,10 +87,10 @@ class Columns(Spread):
             return list(zip(mine, out.given.own, strict=True))
         X = out.X
 
-        def wanted(q: int) -> list[int]:
+        def columns_of(q: int) -> list[int]:
             return [i for i, (name, _) in enumerate(out.rows) if everywhere or owner.get(name, q) == q]
 
-        index = [wanted(q) for q in range(size)]
+        index = [columns_of(q) for q in range(size)]
         widths = self.sizes(out.layout)
         at = offsets(widths)
         whole = X.new_empty(len(index[rank]), sum(widths))

@@ -122,8 +122,8 @@ def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -
         "costly": OneOf((False, True)),
     }
     jobs = [_of_model(built, client, fields, _mapping(job)) for job in tree["jobs"]]
-    asked = [(job["personal"], job["task"], job["split"]) for job in jobs]
-    if len({*asked}) < len(asked):
+    keys = [(job["personal"], job["task"], job["split"]) for job in jobs]
+    if len({*keys}) < len(keys):
         raise ValueError("jobs: expected each model at most once per split")
     return [{**job, "name": names[job["personal"]]} for job in jobs]
 

@@ -71,7 +71,7 @@ def _versions() -> str:
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
-    """(Flower's section of pyproject.toml, the recipe's path)."""
+    """Return (Flower's section of pyproject.toml, the recipe's path)."""
     file = app / "pyproject.toml"
     try:
         flwr: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]

@@ -75,7 +75,7 @@ class ClientManager:
         self.note(event, fields)
 
     def audited(self, audit: Audit) -> None:
-        """From now on, record who joins and leaves; also record the events until now."""
+        """Record from now on who joins and leaves; also record the events until now."""
         self.note = lambda what, about: audit.note(what, **about)
         for what, about in self.noted:
             self.note(what, about)
@@ -156,7 +156,7 @@ class ClientManager:
         refused = [f"at node {node}: {why}" for node, why in sorted(self._why.items())]
         # a node that was refused under a client's name tells about that client
         nobody = [name for name in silent if not any(f"client {name!r}" in why for why in self._why.values())]
-        return "; ".join([*refused, *(f"client {name!r}: no node has said that it is this client" for name in nobody)])
+        return "; ".join([*refused, *(f"client {name!r}: no node has registered as this client" for name in nobody)])
 
     def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Yield (client, answer) as answers arrive; a RefusedError stands for a missing answer."""

@@ -112,8 +112,8 @@ class Deployment:
     def submit(self, app: Path, out: Path, changes: str = "") -> str:
         """Begin a run of an app, or its continuation, with the run folder `out`. Returns Flower's id of the run."""
         settings = f"folder='{out.resolve()}' changes='{changes}'"
-        said = self.flwr("run", app.resolve(), "tls", "--run-config", settings, "--format", "json")
-        return str(json.loads(said)["run-id"])
+        answer = self.flwr("run", app.resolve(), "tls", "--run-config", settings, "--format", "json")
+        return str(json.loads(answer)["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
         """Return (status, details) of a run as Flower sees it."""

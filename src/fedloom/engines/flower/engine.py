@@ -108,28 +108,29 @@ class Flower(Engine):
 
     def _wait(self, built: Built) -> None:
         config, clients = built.recipe.runtime.flower, built.federation.clients
-        wanted = min(config.nodes or len(clients), len(clients))
-        self._begin(self.at.nodes, self.at.nodes.wait(wanted, config.wait, clients), wanted, config, clients)
+        expected = min(config.nodes or len(clients), len(clients))
+        self._begin(self.at.nodes, self.at.nodes.wait(expected, config.wait, clients), expected, config, clients)
 
     def _begin(
         self,
         nodes: ClientManager,
         here: int,
-        wanted: int,
+        expected: int,
         config: FlowerSettings,
         known: Iterable[str] = (),
         out: str = "",
     ) -> None:
         """Begin with the connected nodes, and log the missing ones. Raises UserError where there are too few."""
-        if here >= wanted:
+        if here >= expected:
             return
         why = "; ".join(filter(None, [out, nodes.missing(known)]))
-        if here < (least := min(config.min_clients, wanted)):
+        if here < (least := min(config.min_clients, expected)):
             raise UserError(
-                f"{here} of {wanted} nodes reported within {config.wait:g} s (runtime.flower.wait), expected at least "
+                f"{here} of {expected} nodes reported within {config.wait:g} s (runtime.flower.wait), expected at "
+                "least "
                 f"{least} (min_clients). Connected: {', '.join(nodes.there()) or 'none'}. Absent: {why or 'others'}"
             )
-        self.without = {"here": here, "expected": wanted, "why": why or "other nodes have not reported"}
+        self.without = {"here": here, "expected": expected, "why": why or "other nodes have not reported"}
         nodes.log(_WITHOUT, self.without)
 
     def show(self, built: Built, executor: Executor, folder: Path, state: State, final: bool = True) -> None:
@@ -285,7 +286,9 @@ class LocalGrid:
 
 
 def _identify() -> None:
-    """From 1.41 on, Flower makes messages outside its own processes only if the id of a task is set."""
+    """Set the id of a task: from 1.41 on, Flower makes messages outside its own processes only if the id of a task is
+    set.
+    """
     try:
         identity: Any = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     except ImportError:  # an older version

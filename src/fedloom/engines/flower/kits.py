@@ -187,7 +187,7 @@ def provision(file: Path, out: Path) -> list[Path]:
     connection(server, about.port)
     start = _START.format(about="Start the server (a SuperLink) and admit the sites; Ctrl-C stops it.", env=env)
     _script(server / "start.sh", start + _SERVER.format(command=shlex.join(superlink(about.port, "0.0.0.0"))))
-    start = _START.format(about="Run the recipe over the sites; again after a crash, and it goes on.", env=env)
+    start = _START.format(about="Run the recipe over the sites; run it again after a crash to continue.", env=env)
     name = load(next(path for path in app if path.name == "recipe.yaml")).name
     _script(server / "run.sh", start + _RUN.format(recipe=name))
     return [server, *(out / name for name in nodes)]

@@ -260,10 +260,10 @@ class Node:
 
     def _count(self, built: Built, head: Mapping[str, Any], what: str, tree: Any, **about: Any) -> None:
         """Record a message of a round before it is answered. Raises RefusedError where enough were answered."""
-        asked = {"what": what, "run": str(head["run"]), "round": head["round"], "asked": checksum_of(tree)}
+        entry = {"what": what, "run": str(head["run"]), "round": head["round"], "asked": checksum_of(tree)}
         noised = built.deployed and built.terms is not None and built.terms.trust == "local"
-        agree_to_answer(self.audit.lines(), asked, anew=noised and what == "train")
-        self.audit.note(**asked, **about)
+        agree_to_answer(self.audit.lines(), entry, anew=noised and what == "train")
+        self.audit.note(**entry, **about)
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))

@@ -284,7 +284,7 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
     The value that most clients report of inputs and of a task is right; of equally frequent ones, the first. A node
     without data of its own is left out, too.
     """
-    nothing = "it has no data of its own: its node.yaml has no section data"
+    nothing = "the node has no data: its node.yaml has no section data"
     out = {name: nothing for name, report in sorted(reports.items()) if report is None}
     fitting = {name: report for name, report in sorted(reports.items()) if report is not None}
     for what, of in (("inputs", _inputs), ("task", _tasks)):
@@ -388,7 +388,7 @@ def build_from(
     if method.turn.apart:
         raise RecipeError(
             f"method: {method.name} needs a client for each task, but each node is one client with all its tasks; give "
-            "each task a node of its own, or leave out by-task"
+            "each task its own node, or leave by-task out"
         )
     fitted = fitted or fitted_of(recipe, reports)
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all", fitted)

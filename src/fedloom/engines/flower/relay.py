@@ -65,7 +65,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     """Do one turn of a peer in a round that it begins in the state `before`."""
     left, community = TurnDone(), community_of(built, names=job.names)
     heard: list[bytes] = []
-    said: list[tuple[str, bytes]] = []
+    sent: list[tuple[str, bytes]] = []
 
     def log(event: str, fields: dict[str, Any]) -> None:
         left.events.append((event, fields))
@@ -83,7 +83,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         return [worker.run(each) for each in jobs]
 
     env = Environment(train, run, left.ledger, log, record)
-    mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: said.append((to, data)), lambda: heard, log)
+    mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: sent.append((to, data)), lambda: heard, log)
     peer = Peer(community.context.at(job.client), mailbox, before, env)
     begun = peer.begin(job.round)
     if job.turn == TURNS[0]:
@@ -98,12 +98,12 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     turns = peer.turns(Payload.of(job.client, memory["payload"]), memory["client"], community.graph(job.round))
     for name in TURNS[: TURNS.index(job.turn) + 1]:
         heard[:] = [t.numpy().tobytes() for t in memory["heard"].get(name, [])]
-        said.clear()
+        sent.clear()
         left.records, left.events = [], []
         next(turns, None)
-    once = {id(data): data for _, data in said}  # a message to several receivers becomes one tensor
+    once = {id(data): data for _, data in sent}  # a message to several receivers becomes one tensor
     same = {key: as_tensor(data) for key, data in once.items()}
-    left.peer_messages = [(receiver, same[id(data)]) for receiver, data in said]
+    left.peer_messages = [(receiver, same[id(data)]) for receiver, data in sent]
     left.state = peer.state if job.turn == TURNS[-1] else None
     return left
 

@@ -232,8 +232,8 @@ class SitePolicy(Section):
             known = clients if isinstance(clients, int) else 0
             expected = known * built.recipe.training.participation
             if expected < self.clients:
-                said = f"{expected:g} expected in a round" if known else f"{shown(clients)} found"
-                yield f"clients: {said}, expected at least {self.clients}"
+                why = f"{expected:g} expected in a round" if known else f"{shown(clients)} found"
+                yield f"clients: {why}, expected at least {self.clients}"
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
@@ -269,7 +269,7 @@ def agree_to_withhold(
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
     for what, extras in _TELL.items():
         if what in hidden and (extra := sorted(extras & method.extras)):
-            yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which tells them"
+            yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which reveals them"
     if early and (needed := sorted({"losses", "scores"} & {*hidden})):
         yield f"withhold: {', '.join(needed)}, but early_stopping reads the validation loss; leave it out"
     if peers is not None and "losses" in hidden:

@@ -26,7 +26,7 @@ from fedloom.methods.peers.neighbours import recent
 
 
 def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
-    """One peer's state before the first round; `initial` is the whole model vector."""
+    """Return one peer's state before the first round; `initial` is the whole model vector."""
     return {
         "server": server_init(method, layout, initial, integers),
         "client": {},

@@ -80,21 +80,21 @@ def export(
         whose = "the run" if client is None else f"client {client!r}"
         raise UserError(f"{run}: {whose} has no task {task!r}.{choices('Tasks', task, names)}")
     key = _key(run, models, client, task)
-    wanted = [t for t in held if task in (None, t.name)]
-    mine = _of_tasks(models[key], {t.name for t in wanted})
-    said = _about(built, key, client, wanted, licence)
-    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), said, wanted, client, hub)}
+    tasks = [t for t in held if task in (None, t.name)]
+    mine = _of_tasks(models[key], {t.name for t in tasks})
+    facts = _about(built, key, client, tasks, licence)
+    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, hub)}
     if hub:  # with the keys by which the hub finds models
         kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
-        files[CONFIG] = json.dumps({**kind, **said}, indent=1)
-    return write(out, built.module, mine, wanted, said, files)
+        files[CONFIG] = json.dumps({**kind, **facts}, indent=1)
+    return write(out, built.module, mine, tasks, facts, files)
 
 
 def write(
     out: Path,
     module: MultiTask,
     state: Mapping[str, Tensor],
-    wanted: Sequence[Task],
+    tasks: Sequence[Task],
     about: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> Path:
@@ -102,8 +102,8 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
     texts = {ABOUT: json.dumps(about, indent=1), **files}
-    if loader_fits(module, wanted):
-        texts[LOADER] = loader(module, about, wanted)
+    if loader_fits(module, tasks):
+        texts[LOADER] = loader(module, about, tasks)
     for name, text in texts.items():
         with naming(out / name):
             (out / name).write_text(text, encoding="utf-8")
@@ -127,13 +127,13 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 
 
-def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], licence: str) -> dict[str, Any]:
+def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], licence: str) -> dict[str, Any]:
     """Return what export.json says; `key` is the model's name in `trained_models`."""
-    part, mean, std = _inputs(built, client, wanted)
-    owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
+    part, mean, std = _inputs(built, client, tasks)
+    owner = client if client is not None and key in (client, f"{client}/task/{tasks[0].name}") else None
     of = built.recipe.name, built.recipe.seed, built.method.name
-    said = about(*of, licence, wanted, part.input_shape, built.dataset.signal, mean, std, built.dataset.table)
-    return {**said, "client": owner, "task": wanted[0].name if re.search(r"(^|/)task/", key) else None}
+    facts = about(*of, licence, tasks, part.input_shape, built.dataset.signal, mean, std, built.dataset.table)
+    return {**facts, "client": owner, "task": tasks[0].name if re.search(r"(^|/)task/", key) else None}
 
 
 def about(
@@ -167,17 +167,17 @@ def about(
 
 
 def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Tasks as export.json has them."""
+    """Return tasks as export.json has them."""
     return [{"class": type(t.known).__name__, **asdict(t.known)} for t in tasks]
 
 
 def _inputs(
-    built: Built, client: str | None, wanted: Sequence[Task]
+    built: Built, client: str | None, tasks: Sequence[Task]
 ) -> tuple[Examples, list[float] | None, list[float] | None]:
-    """(examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
+    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
     federation, part = built.federation, built.dataset.test
-    holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in wanted]
-    tests = [holder.test.of(task.name).index for holder, task in zip(holders, wanted, strict=True)]
+    holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in tasks]
+    tests = [holder.test.of(task.name).index for holder, task in zip(holders, tasks, strict=True)]
     index = torch.cat(tests)
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
@@ -186,7 +186,7 @@ def _inputs(
         return part, *_before_encoder(built, None, None)
     each = torch.cat(statistics, 1).unique(dim=0)
     if len(each) > 1:
-        names = ", ".join(task.name for task in wanted)
+        names = ", ".join(task.name for task in tasks)
         raise UserError(
             f"the inputs of the tasks {names} are normalised in {len(each)} ways, one per set of images; choose "
             "one task with --task"
@@ -198,7 +198,7 @@ def _inputs(
 def _before_encoder(
     built: Built, mean: list[float] | None, std: list[float] | None
 ) -> tuple[list[float] | None, list[float] | None]:
-    """How images reach the encoder: as the data set has them, or as its weights want them (`model.inputs`)."""
+    """Return the normalisation of images for the encoder: that of the data set, or of its weights (`model.inputs`)."""
     seen = built.module.encoder.seen
     return (mean, std) if built.module.rescale is None or seen is None else (list(seen[0]), list(seen[1]))
 
@@ -238,7 +238,7 @@ class Bundle:
     client: str | None = None
     """The client whose model it is; None for the model of all."""
     table: Preprocessing | None = None
-    """How the columns of a table become inputs; None where inputs are no table."""
+    """The rules by which columns of a table become inputs; None where inputs are no table."""
 
     @staticmethod
     def read(folder: Path) -> Bundle:
@@ -288,7 +288,7 @@ class Bundle:
         return x, raw.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
 
     def predict(self, files: Sequence[Path]) -> tuple[list[dict[str, str]], Any]:
-        """(for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
+        """Return (for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
         texts: list[dict[str, str]] = []
         rows: list[list[Cell]] = []
         for file in files:

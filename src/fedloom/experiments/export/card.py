@@ -29,13 +29,13 @@ RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
 
 
 def card(
-    built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None, hub: bool = False
+    built: Built, run: Run, about: Mapping[str, Any], tasks: Sequence[Task], client: str | None, hub: bool = False
 ) -> str:
     """Return the card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
 
     `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
     """
-    names = {task.name for task in wanted}
+    names = {task.name for task in tasks}
     owner = " and ".join(f"{what} {_plain(about[what])}" for what in ("client", "task") if about[what] is not None)
     shape = " x ".join(map(str, about["input_shape"]))
     kind = "" if about["signal"] is None else f"{about['signal']['kind']}, "
@@ -57,7 +57,7 @@ def card(
             f"This is {f'the model of {owner}' if owner else 'the global model'} of a federated run of "
             f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
             "",
-            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in wanted)}",
+            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in tasks)}",
             f"- Input: {kind}{shape}, {'values of 0 to 1, ' if is_image(about['input_shape']) else ''}{normalised}",
             f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
             f"- Method: {_plain(about['method'])}; seed {about['seed']}; fedloom {about['fedloom']}; {RECIPE} says all",
@@ -65,7 +65,7 @@ def card(
             f"- Licence: {about['licence']}. Weights inherit what the licence of the data asks for, and that of "
             "pretrained weights where training began from some.",
             "",
-            *(_columns(built.dataset.table, wanted) if built.dataset.table is not None else []),
+            *(_columns(built.dataset.table, tasks) if built.dataset.table is not None else []),
             "## Splits",
             "",
             *_splits(built.federation.clients, client),
@@ -76,17 +76,17 @@ def card(
             "",
             "## Use",
             "",
-            *_used(built.module, about, wanted),
+            *_used(built.module, about, tasks),
             "",
-            "No statement is made about other data than that, nor about what can be told from the weights about the "
+            "No statement is made about other data than that, nor about what the weights reveal about the "
             "clients' data.",
             "",
         ]
     )
 
 
-def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
-    """Sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
+def _columns(table: Preprocessing, tasks: Sequence[Task]) -> list[str]:
+    """Return sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
     own = ALL not in table.scales
     scales = iter(() if own else table.scales[ALL])
     rows = [["column", "kind", "becomes"]]
@@ -99,7 +99,7 @@ def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
             how = "less {:.6g}, over {:.6g}".format(*next(scales))
         rows.append([_plain(each.column), each.kind, _plain(how) + "; one for missing" * each.indicator])
     labels = [["task", "column", "predicts"]]
-    for task in wanted:
+    for task in tasks:
         label = table.tasks[task.name]
         real = "a number in the unit of the column"
         what = "a probability of each" if label.columns else ", ".join(label.classes) or real
@@ -169,7 +169,7 @@ def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | No
 
 
 def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
-    """Task -> metric -> value, of these tasks, where there is a number."""
+    """Return task -> metric -> value, of these tasks, where there is a number."""
     return {
         task: {metric: value for metric, value in values.items() if not math.isnan(value)}
         for task, values in final.values.items()
@@ -191,8 +191,8 @@ def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str |
     return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]
 
 
-def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> list[str]:
-    """How to use the model."""
+def _used(module: MultiTask, about: Mapping[str, Any], tasks: Sequence[Task]) -> list[str]:
+    """Return the lines on how to use the model."""
     if about.get("table") is not None:
         return ["```console", "fedloom predict . table.csv --out predictions.csv", "```"]
     if not is_image(about["input_shape"]):
@@ -200,15 +200,15 @@ def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -
             "`fedloom.experiments.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."
         ]
     loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
-    fits = loader_fits(module, wanted)
+    fits = loader_fits(module, tasks)
     return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
 
 
-def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
+def loader_fits(module: MultiTask, tasks: Sequence[Task]) -> bool:
     """Return whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
     encoder = module.encoder
     arguments = getattr(encoder, "made", None)
-    if arguments is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
+    if arguments is None or not all(type(module.heads[task.name]) is nn.Linear for task in tasks):
         return False
     plain = need("timm", "vision").create_model(**arguments, pretrained=False, num_classes=0)
     if isinstance(encoder, PyramidEncoder):
@@ -218,11 +218,11 @@ def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
     return mine == {f"encoder.net.{key}" for key in plain.state_dict()}
 
 
-def loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str:
+def loader(module: MultiTask, about: Mapping[str, Any], tasks: Sequence[Task]) -> str:
     """Return a script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
     arguments: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
     levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
-    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
+    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in tasks}
     values = {"shape": tuple(about["input_shape"]), "mean": about["mean"], "std": about["std"], "heads": heads}
     values |= {"levels": levels, "made": dict(arguments)}
     template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
@@ -235,7 +235,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; the first row is its head."""
+    """Return lines of a Markdown table; the first row is its head."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return [head, "|---" * len(rows[0]) + "|", *body]
 

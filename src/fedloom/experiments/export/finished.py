@@ -32,7 +32,7 @@ class Steps:
         self._tell(self._done, self._total, what)
 
     def finished(self) -> None:
-        """All steps are done."""
+        """Remove the bar when all steps are done."""
         self._tell(self._total, self._total, "")
 
 
@@ -77,7 +77,8 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
 
 
 def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> list[Finished]:
-    """Finished runs on the same data. Their names are their methods, with a number where several have the same one.
+    """Return finished runs on the same data. Their names are their methods, with a number where several have the same
+    one.
 
     Raises StateError where a run has not finished, its model is not what it was, or runs have different data.
     """

@@ -127,7 +127,7 @@ def _same_network(folder: Path, module: MultiTask, other: Path, first: MultiTask
 
 
 def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
-    """All tasks, in order; refuses two that are not the same under one name."""
+    """Return all tasks, in order; refuse two that are not the same under one name."""
     by_name: dict[str, tuple[Task, Path]] = {}
     for folder, bundle in zip(models, bundles, strict=True):
         for task in bundle.tasks:
@@ -138,7 +138,7 @@ def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
 
 
 def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
-    """Each tensor as the mean over the models that have it; of whole numbers the first."""
+    """Return each tensor as the mean over the models that have it; of whole numbers the first."""
     states = [module.state_dict() for module in modules]
     means = {}
     for name in {name: None for state in states for name in state}:
@@ -163,10 +163,10 @@ def _written(
     except RuntimeError as error:
         raise UserError(f"merge: expected models with the parts of {models[0]}: {error}") from None
     method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
-    said = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
+    facts = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
         f"`fedloom study merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
-    return write(out, module, state, tasks, said, {RECIPE: dump(like.recipe), CARD: card})
+    return write(out, module, state, tasks, facts, {RECIPE: dump(like.recipe), CARD: card})

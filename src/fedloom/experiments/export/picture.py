@@ -66,8 +66,8 @@ def _sheet(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> 
             row: list[Cell] = [(picture, task.name), label(task, target)]
             row += [(label(task, each[number], target)[0], whose) for each, whose in answers[task.name]]
             rows.append([*row, *([wrong(task, target, answers[task.name][0][0][number])] if alone else [])])
-    said = [{task.name: torch.stack(answers[task.name][at][0]) for task in tasks} for at in range(len(runs))]
-    means = legends(runs[0].built.dataset, tasks, truth, *said)
+    predictions = [{task.name: torch.stack(answers[task.name][at][0]) for task in tasks} for at in range(len(runs))]
+    means = legends(runs[0].built.dataset, tasks, truth, *predictions)
     if alone:
         means |= {f"{task.name}, wrong": legend_of_wrong(task) for task in tasks}
     columns = ["input", "truth", *(run.name for run in runs), *(["where it is wrong"] if alone else [])]

@@ -29,7 +29,7 @@ BATCH = 64
 
 @torch.inference_mode()
 def encoded(encoder: nn.Module, part: Part, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(pooled features n x D of a part's examples, their labels of the task n), both on the CPU."""
+    """Return (pooled features n x D of a part's examples, their labels of the task n), both on the CPU."""
     features, labels = [], []
     for index in part.index.split(BATCH):
         x, y = part.examples.batch(index, device, tasks=(task,))
@@ -94,7 +94,9 @@ class DomainRun(Finished):
         return view.client.test.of(self.task.name)
 
     def features(self, view: DomainModel, most: int) -> tuple[Tensor, Tensor]:
-        """(pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the CPU."""
+        """Return (pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the
+        CPU.
+        """
         return encoded(self.loaded(view).encoder, self.part(view).spread(most), self.task.name, self.device)
 
     def _view(self, domain: str, client: BuiltClient) -> DomainModel:

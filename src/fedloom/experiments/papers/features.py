@@ -35,7 +35,7 @@ PARTS = ("f+", "f-", "f*", "f~")
 
 
 def singular_values(features: Tensor) -> Array:
-    """Singular values of the covariance matrix of features (n x D), largest first: min(n, D) of them.
+    """Return singular values of the covariance matrix of features (n x D), largest first: min(n, D) of them.
 
     The covariance divides by n - 1. Values that are not given are 0. ValueError for fewer than two examples.
     """
@@ -46,7 +46,7 @@ def singular_values(features: Tensor) -> Array:
 
 
 def effective_rank(values: Any) -> float:
-    """exp of the entropy of singular values divided by their sum (Roy and Vetterli, 2007); 0 where all are 0.
+    """Return exp of the entropy of singular values divided by their sum (Roy and Vetterli, 2007); 0 where all are 0.
 
     Between 1 and the rank; the rank exactly where all values above 0 are equal.
     """
@@ -56,7 +56,7 @@ def effective_rank(values: Any) -> float:
 
 
 def grad_cam(model: MultiTask, layer: nn.Module, x: Tensor, task: str, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """(heat maps B x H x W, all at least 0, as large as the inputs; the logits B x C) by Grad-CAM.
+    """Return (heat maps B x H x W, all at least 0, as large as the inputs; the logits B x C) by Grad-CAM.
 
     With A the map that `layer` gives (B x K x h x w) and y the logit of `classes` (B, int64): weights a_k = mean over
     positions of dy/dA_k; ReLU(sum_k a_k A_k), resized (bilinear). x is B x C x H x W. The model should be in evaluation
@@ -85,7 +85,8 @@ def grad_cam(model: MultiTask, layer: nn.Module, x: Tensor, task: str, classes: 
 
 
 def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
-    """f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over all of a domain's test examples.
+    """Return f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over all of a domain's test
+    examples.
 
     They are those of the feature module that is passed last, and take the place of its output; its mask is without
     noise. f~ is what the run measures unless it has noise in evaluation, or leaves its modules out (scope identity).
@@ -116,7 +117,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
 
 
 def embedding(features: Tensor, seed: int = 0) -> Array:
-    """t-SNE of features (n x D) in the plane (n x 2), from their principal components; needs scikit-learn.
+    """Return t-SNE of features (n x D) in the plane (n x 2), from their principal components; needs scikit-learn.
 
     The perplexity is 30, or a third of n - 1 where that is less. ValueError for fewer than four examples.
     """
@@ -139,12 +140,13 @@ class FeatureStudy:
     notes: tuple[str, ...]
 
     def to_text(self) -> str:
-        """Effective ranks by run and domain, then Table 7 of every run with feature modules, then notes."""
+        """Return effective ranks by run and domain, then Table 7 of every run with feature modules, then notes."""
         texts = [self._ranks().to_text(), *(_table(run, rows).to_text() for run, rows in self.parts.items())]
         return "\n".join(texts) + "".join(f"note: {note}\n" for note in self.notes)
 
     def write(self, folder: Path) -> list[Path]:
-        """singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png and
+        """Write singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png
+        and
         grad-cam.png. Raises UserError where the folder cannot be written."""
         figures = draw(self.spectra, self.embedded)
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
@@ -262,7 +264,7 @@ def _spectrum(run: DomainRun, view: DomainModel, features: Tensor) -> Spectrum:
 
 
 def _accuracies(run: DomainRun, step: Steps) -> dict[str, DomainScores]:
-    """Kind of features -> its accuracy on each domain, the mean over the domain's models."""
+    """Return kind of features -> its accuracy on each domain, the mean over the domain's models."""
     each: dict[str, dict[str, list[float]]] = {part: {d: [] for d in run.domains} for part in PARTS}
     for view in run.views:
         step(f"{run.name}: accuracy of {view.label}")
@@ -272,7 +274,7 @@ def _accuracies(run: DomainRun, step: Steps) -> dict[str, DomainScores]:
 
 
 def _embed(run: DomainRun, seen: Mapping[DomainModel, tuple[Tensor, Tensor]]) -> Embedded:
-    """t-SNE of each domain's features by its first client's model."""
+    """Return t-SNE of each domain's features by its first client's model."""
     first = [run.first(domain) for domain in run.domains]
     x, y = (torch.cat([seen[view][i] for view in first]) for i in (0, 1))
     domains = tuple(view.domain for view in first for _ in seen[view][1])
@@ -288,7 +290,7 @@ def _images(run: DomainRun, domain: str, count: int) -> tuple[Tensor, Tensor, Ar
 
 
 def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> tuple[HeatMaps, ...]:
-    """Grad-CAM of the domains that all runs have, by each run that has maps."""
+    """Return Grad-CAM of the domains that all runs have, by each run that has maps."""
     domains = [d for d in runs[0].domains if all(d in run.domains for run in runs)]
     maps: dict[str, dict[str, tuple[Array, Array]]] = {}
     for run in runs:
@@ -303,7 +305,7 @@ def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> tuple[Heat
 
 
 def _heat(run: DomainRun, layer: nn.Module, domain: str, count: int) -> tuple[Array, Array]:
-    """(heat maps for the true class, predicted classes) of a domain's images."""
+    """Return (heat maps for the true class, predicted classes) of a domain's images."""
     x, classes, _ = _images(run, domain, count)
     x, classes = x.to(run.device), classes.to(run.device)
     heat, logits = grad_cam(run.loaded(run.first(domain)), layer, x, run.task.name, classes)

@@ -95,7 +95,7 @@ class LateJoin:
 
     @property
     def gain(self) -> tuple[float, ...]:
-        """How much better the second is; positive is better, whatever the metric's direction."""
+        """Return how much better the second is; positive is better, whatever the metric's direction."""
         sign = 1 if self.direction == "max" else -1
         return tuple(sign * (b - a) for a, b in zip(self.initial, self.similar, strict=True))
 
@@ -116,7 +116,7 @@ class LateJoin:
         )  # fmt: skip
 
     def to_text(self) -> str:
-        """Both tables, and the mean gain over the rounds."""
+        """Return both tables, and the mean gain over the rounds."""
         lines = [sheet.to_text() for sheet in self.sheets()]
         mean = math.fsum(self.gain[1:]) / (len(self.gain) - 1)
         lines.append(f"mean gain over the rounds: {mean:+.4f}\n")
@@ -268,7 +268,7 @@ class _Newcomer:
         self.tasks = {task.name: task for task in alone.tasks}
 
     def probe(self, steps: int) -> Tensor:
-        """Task vector (d) of so many steps from the initial model, at the full learning rate."""
+        """Return the task vector (d) of so many steps from the initial model, at the full learning rate."""
         changes = {"steps": steps, "epochs": None, "keep_optimizer": False, "schedule": Schedule()}
         self.model.vector.copy_(self.model.initial)
         self._train("probe", 1, self.built.recipe.training.model_copy(update=changes), {})

@@ -60,7 +60,7 @@ class Relatedness(HasRecords):
     """The compared runs, as plain values: name, method, data, seed and, of each task, clients and examples."""
 
     def agreement(self) -> Agreement:
-        """How far the metrics agree, over the pairs of tasks."""
+        """Return how far the metrics agree, over the pairs of tasks."""
         return agreement(self.scores)
 
     def sheets(self) -> list[Table]:
@@ -77,7 +77,7 @@ class Relatedness(HasRecords):
         return tables
 
     def to_text(self) -> str:
-        """Tables for a terminal, and the notes."""
+        """Return tables for a terminal, and the notes."""
         lines = [sheet.to_text() for sheet in self.sheets()]
         if len(self.tasks) > _WIDE:
             lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
@@ -97,7 +97,7 @@ class Relatedness(HasRecords):
         return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
 
     def to_json(self) -> str:
-        """Everything; null where a score is not defined."""
+        """Return everything as JSON; null where a score is not defined."""
         both = self.agreement()
         value = {
             "run": self.label,
@@ -117,7 +117,7 @@ class Relatedness(HasRecords):
         return json_text(value)
 
     def write(self, folder: Path) -> list[Path]:
-        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+        """Write METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
 
         Also relatedness.json, which is `to_json` and what `fedloom report` reads.
         """
@@ -174,12 +174,12 @@ def relatedness(
     for name in metrics or ():
         if name in refused:
             raise UserError(f"{folder}: {name} cannot be computed: {refused[name]}")
-    wanted = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
+    chosen = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
     left_out = [f"{name} is left out: {why}" for name, why in refused.items()] if metrics is None else []
     recipe = models.built.recipe
     computed = _Scores(models, examples, device, tell)
-    scores = computed.compute(wanted)
-    first = wanted[0]
+    scores = computed.compute(chosen)
+    first = chosen[0]
     order = clustered(-scores[first] if first in DISTANCES else scores[first])
     return Relatedness(
         models.label,
@@ -193,13 +193,13 @@ def relatedness(
             "seed": recipe.seed,
             "clients": {task: len(clients) for task, clients in models.clients.items()},
             # metrics of task vectors look at no examples
-            "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
+            "examples": {task: len(p) for task, p in computed.parts.items()} if {*chosen} - {"sign", "cosine"} else {},
         },
     )
 
 
 def _refused(built: Built) -> dict[str, str]:
-    """Metric -> why the tasks do not allow it."""
+    """Return metric -> why the tasks do not allow it."""
     refused: dict[str, str] = {}
     for task in built.federation.tasks:
         if task.kind not in ("classification", "regression"):
@@ -234,27 +234,27 @@ class _Scores:
         self.model = FlatModel.copy_of(built.module, chosen)
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
 
-    def compute(self, wanted: Sequence[str]) -> dict[str, Matrix]:
-        """Metric -> T x T."""
-        by_features = [name for name in wanted if name in ("logme", "etran")]
-        step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in wanted)) + ("wte" in wanted), self.tell)
+    def compute(self, names: Sequence[str]) -> dict[str, Matrix]:
+        """Return metric -> T x T."""
+        by_features = [name for name in names if name in ("logme", "etran")]
+        step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
         scores: dict[str, Matrix] = {}
-        if "sign" in wanted:
+        if "sign" in names:
             scores["sign"] = sign(self.vectors).numpy()
-        if "cosine" in wanted:
+        if "cosine" in names:
             scores["cosine"] = cosine(self.vectors).numpy()
         if by_features:
             scores |= self._by_features(by_features, step)
-        if "fim" in wanted:
+        if "fim" in names:
             scores["fim"] = self._fim(step)
-        if "wte" in wanted:
+        if "wte" in names:
             step("wte")
             self._load(self.model.initial)
             x, y = zip(*(self._features(task) for task in self.tasks), strict=True)
             # of equal sizes, transport is an assignment, which is much faster
             scores["wte"] = wte(x, y, reference=min(map(len, x)), seed=self.seed)
         step.finished()
-        return {name: np.asarray(scores[name]) for name in wanted}
+        return {name: np.asarray(scores[name]) for name in names}
 
     def _examples(self, task: str, most: int) -> Part:
         """Train examples of the clients that count for a task, with a label of it."""
@@ -271,25 +271,25 @@ class _Scores:
         self.model.module.eval()
 
     def _features(self, task: str) -> tuple[Matrix, Matrix]:
-        """(features n x D that the loaded encoder computes for a task's examples, their labels n)."""
+        """Return (features n x D that the loaded encoder computes for a task's examples, their labels n)."""
         encoder = self.model.module.get_submodule("encoder")
         features, labels = encoded(encoder, self.parts[task], task, self.model.device)
         return features.numpy(), labels.numpy()
 
-    def _by_features(self, wanted: Sequence[str], step: Steps) -> dict[str, Matrix]:
+    def _by_features(self, names: Sequence[str], step: Steps) -> dict[str, Matrix]:
         evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
         for s, source in enumerate(self.tasks):
             step(f"features by the encoder of {source}")
             self._load(self.models.models[source])
             for t, target in enumerate(self.tasks):
                 x, y = self._features(target)
-                if "logme" in wanted:
+                if "logme" in names:
                     evidence[s, t] = logme(x, y)
-                if "etran" in wanted:
+                if "etran" in names:
                     score: EtranScore = etran(x, y)
                     energy[s, t], labels[s, t] = score.energy, score.labels
         scores = {"logme": evidence}
-        if "etran" in wanted:
+        if "etran" in names:
             scores["etran"] = np.asarray(etran_totals(energy, labels))
         return scores
 
@@ -336,7 +336,7 @@ def clustered(S: Any) -> list[int]:
 
 
 def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
-    """How similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
+    """Return how similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
     return lambda order: float(M[order[at - 1], order[at]])
 
 

@@ -49,7 +49,7 @@ class TaskModels:
         return self.built.layout.take(model, self.common)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Task -> its task vector (d): the common parameters minus the initial ones."""
+        """Return task -> its task vector (d): the common parameters minus the initial ones."""
         origin = self.origin
         return {task: self.of(model) - origin for task, model in self.models.items()}
 
@@ -82,8 +82,8 @@ def task_models(folder: str | Path) -> TaskModels:
             for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
                 own = f"client/{client.id}"
                 # a client's model of several tasks is not a model of this task alone
-                wanted = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
-                if (owner := next((name for name in wanted if name in owners), None)) is not None:
+                names = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
+                if (owner := next((name for name in names if name in owners), None)) is not None:
                     owner_of[client.id] = owner
                 else:
                     several.add(client.id)

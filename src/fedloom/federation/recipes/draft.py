@@ -103,7 +103,7 @@ def _recipe(
 
 
 def _folder(path: Path) -> Found:
-    """CLASS/IMAGE, DOMAIN/CLASS/IMAGE or {train,test}/CLASS/IMAGE."""
+    """Return the layout CLASS/IMAGE, DOMAIN/CLASS/IMAGE or {train,test}/CLASS/IMAGE."""
     inside = sorted(entry for entry in path.iterdir() if entry.is_dir())
     root, name = path.resolve().parent, path.resolve().name
     if inside and all(_has_images(folder) for folder in inside):

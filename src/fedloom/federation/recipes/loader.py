@@ -29,11 +29,11 @@ from fedloom.federation.recipes.schema import Named, Recipe
 HOME = files("fedloom.federation.recipes") / "packaged"
 """Where the packaged recipes are."""
 EDITORS = "# yaml-language-server: $schema="
-"""How a recipe begins that tells editors its schema."""
+"""The first line of a recipe, which names its schema for editors."""
 SEVERAL = ("benchmarks", "experiments")
 """Sections of a packaged file that has several: label -> changes of what stands outside of these sections."""
 LONGEST = 20
-"""How many sources may be like each other, one after the other."""
+"""The longest chain of sources that are like each other."""
 _SECTION = re.compile(rf"^({'|'.join(SEVERAL)}):.*\n((?:(?:[ #].*)?\n)*)", re.MULTILINE)
 _LABEL = re.compile(r"((?:^  #.*\n)*)^  ([\w-]+):", re.MULTILINE)
 
@@ -117,7 +117,7 @@ def dump(recipe: Recipe) -> str:
 
 
 def names() -> list[str]:
-    """Names of the packaged recipes."""
+    """Return the names of the packaged recipes."""
     return sorted(packaged(HOME))
 
 
@@ -368,7 +368,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """All packaged recipes in the order of their names."""
+    """Return all packaged recipes in the order of their names."""
     entries = []
     for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")

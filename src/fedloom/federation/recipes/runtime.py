@@ -16,7 +16,7 @@ def cores() -> int:
 
 
 class FlowerSettings(Section):
-    """How a run goes on where clients are nodes of Flower, which come, go and fail."""
+    """The conduct of a run whose clients are nodes of Flower, which come, go and fail."""
 
     nodes: Count | None = None
     """Begin when this many clients have reported; null: all clients of the partition."""
@@ -29,7 +29,7 @@ class FlowerSettings(Section):
     deadline: Positive = 3600.0
     """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
     retries: Annotated[int, Field(ge=0, le=100)] = 1
-    """How often a node that failed for a reason that may pass is asked again within the deadline."""
+    """The number of times that a node is asked again within the deadline after a temporary failure."""
     keys: dict[ClientId, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
     """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
     not listed belongs to the node that says it first."""

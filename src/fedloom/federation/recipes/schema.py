@@ -366,7 +366,8 @@ class Recipe(Section):
 
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
-    """16 hexadecimal digits over what determines results: not the name, the engine, the workers or the checkpoints.
+    """Return 16 hexadecimal digits over what determines results: not the name, the engine, the workers or the
+    checkpoints.
 
     Also takes a resolved recipe as a mapping, as a run folder holds it.
     """
@@ -404,7 +405,7 @@ def registry(module: str, name: str) -> Registry:
 def _resolve(
     model: type[BaseModel], params: Mapping[str, Any], also: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """All parameters of a registered function with defaults filled in, and what is wrong with those given."""
+    """Return all parameters of a registered function with defaults filled in, and what is wrong with those given."""
     try:
         return dict(strict(model, params)), []
     except ValidationError as error:

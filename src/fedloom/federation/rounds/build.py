@@ -223,8 +223,8 @@ def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
 
 def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
     """Return (scale, shift) from the data set's normalisation to that of the weights (1 x C x 1 x 1 each)."""
-    wanted = module.encoder.seen
-    if wanted is None:
+    normalisation = module.encoder.seen
+    if normalisation is None:
         raise RecipeError(
             f"model.inputs: weights found, but the normalisation of images for {type(module.encoder).__name__} is "
             "unknown; only timm's architectures state it (model: timm, vit)"
@@ -235,7 +235,7 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
         raise RecipeError(
             "model.inputs: weights found, but the data set normalises each of its sets differently; leave it out"
         )
-    goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
+    goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in normalisation)
     if examples.input_shape[0] != goal.shape[1]:
         raise RecipeError(
             f"model.inputs: expected images of {goal.shape[1]} channels, as the weights need, found "
@@ -288,17 +288,17 @@ def begin_with(module: MultiTask, start: str) -> None:
         stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"model.start: {file} cannot be read: {error}") from None
-    wanted = module.state_dict()
-    missing = [name for name in wanted if name not in stored]
+    needed = module.state_dict()
+    missing = [name for name in needed if name not in stored]
     if missing:
         owners = sorted({name.rpartition("/")[0] for name in stored if "/" in name})
         own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
-        raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(wanted)} missing){own}")
-    for name, tensor in wanted.items():
+        raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(needed)} missing){own}")
+    for name, tensor in needed.items():
         shape, expected = tuple(stored[name].shape), tuple(tensor.shape)
         if shape != expected:
             raise RecipeError(f"model.start: {file}, {name!r}: shape {shape} found, expected {expected}")
-    module.load_state_dict({name: stored[name] for name in wanted})
+    module.load_state_dict({name: stored[name] for name in needed})
 
 
 def _freeze(module: MultiTask, glob: str) -> None:

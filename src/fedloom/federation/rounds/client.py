@@ -177,16 +177,16 @@ class ClientRound:
 
     def _extras(self, result: LocalResult) -> dict[str, Any]:
         """Return the extras of the client's row that some stage uses: no others leave the client."""
-        wanted, client = self.method.extras, self.client
+        names, client = self.method.extras, self.client
         about: dict[str, Any] = {
             "steps": float(result.steps),
             "domain": client.domain or "",
             "tasks": ",".join(sorted(client.tasks)),
         }
-        if "classes" in wanted:
+        if "classes" in names:
             about["classes"] = client.class_counts
         about |= {name: v.to("cpu") if isinstance(v, Tensor) else v for name, v in result.extra.items()}
-        return {name: value for name, value in about.items() if name in wanted}
+        return {name: value for name, value in about.items() if name in names}
 
     def _support(self, tasks: tuple[str, ...]) -> Tensor:
         """Return which blocks received a gradient in training these tasks."""

@@ -101,7 +101,7 @@ def _layer(name: str) -> str:
 
 
 def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
-    """Consecutive blocks, layer by layer, in at most LAYERS groups of about equal size."""
+    """Return consecutive blocks, layer by layer, in at most LAYERS groups of about equal size."""
     layers: dict[str, list[int]] = {}
     for i in part:
         layers.setdefault(_layer(blocks[i].name), []).append(i)
@@ -282,7 +282,8 @@ def _about(
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """(W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest such W.
+    """Return (W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest
+    such W.
 
     For each group (first dimension), from inner products: G of the rows (K x K), H of the result's rows with them,
     `square` of the result's rows with themselves. Only `members` (K) get a weight.
@@ -306,5 +307,5 @@ def looks(peer: str, population: int | None, round: int) -> bool:
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    """Four digits are enough to read; nan becomes None."""
+    """Round to four digits, which are enough to read; nan becomes None."""
     return [None if v != v else float(f"{v:.4g}") for v in values.tolist()]

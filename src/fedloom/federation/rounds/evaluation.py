@@ -27,7 +27,7 @@ def evaluate(
     costly: bool = False,
     kept: Kept | None = None,
 ) -> Scores:
-    """Metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
+    """Compute metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
     takes long too (see `fedloom.models.tasks.metrics.Measure.costly`). `kept` receives what metrics keep.
@@ -75,7 +75,7 @@ Answers = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 def answers(
     model: FlatModel, part: Part, names: Sequence[str], batch_size: int, innermost: bool = True
 ) -> Iterator[Answers]:
-    """(examples, task -> output, task -> label) of each batch; iterate while no model is trained.
+    """Yield (examples, task -> output, task -> label) of each batch; iterate while no model is trained.
 
     `innermost`: as in `evaluate`.
     """

@@ -56,11 +56,11 @@ class Part:
         return {}
 
     def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
-        """Task -> positions of the examples that have a label of it, for tasks that lack some labels."""
+        """Return task -> positions of the examples that have a label of it, for tasks that lack some labels."""
         return {task: self.of(task).index for task in tasks if self.of(task) is not self}
 
     def spread(self, count: int) -> Part:
-        """At most `count` of its examples, evenly spaced."""
+        """Return at most `count` of its examples, evenly spaced."""
         if count >= len(self):
             return self
         return Part(self.examples, self.positions[torch.linspace(0, len(self) - 1, count).long().numpy()], self.name)
@@ -76,7 +76,7 @@ TOGETHER = "together"
 
 
 def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
-    """Parts of the same examples in one, each with its labels of the given tasks only."""
+    """Join parts of the same examples in one, each with its labels of the given tasks only."""
     examples = parts[0][0].examples
     held: dict[str, NDArray[np.bool_]] = {}
     for part, tasks in parts:
@@ -99,7 +99,7 @@ class BuiltClient:
     test: Part
     domain: str | None = None
     batches: float = 1.0
-    """How many times larger than the recipe's its batches are."""
+    """The factor by which its batches are larger than the recipe's."""
     counted: bool = True
     """True if the lengths of its parts are known, which a node may keep to itself."""
 
@@ -111,7 +111,7 @@ class BuiltClient:
         return training.model_copy(update={"batch_size": round(self.batches * training.batch_size)})
 
     def part(self, split: str) -> Part:
-        """train, val or test."""
+        """Return train, val or test."""
         return {"train": self.train, "val": self.val, "test": self.test}[split]
 
     @property
@@ -129,7 +129,7 @@ class BuiltClient:
         return torch.zeros(0, dtype=torch.float64)
 
     def work(self, who: str) -> Work:
-        """Its train examples, for all its tasks; `who` names the streams of random numbers."""
+        """Return its train examples, for all its tasks; `who` names the streams of random numbers."""
         train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
         return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 

@@ -65,9 +65,9 @@ class MeasuredGroup:
 
 def models_to_measure(built: Built) -> None:
     """Refuse evaluation.models that names only models which the method does not produce."""
-    wanted, there = built.recipe.evaluation.models, built.models
-    if set(wanted).isdisjoint(there):
-        listed = ", ".join(wanted)
+    named, there = built.recipe.evaluation.models, built.models
+    if set(named).isdisjoint(there):
+        listed = ", ".join(named)
         raise RecipeError(
             f"evaluation.models: {listed} found, but {built.method.name} produces only the {there[0]} model of "
             f"{'all clients' if there[0] == 'global' else 'each client'}, so the run would have no final numbers; "
@@ -99,11 +99,11 @@ def unmeasured(built: Built) -> list[str]:
         else:
             possible.append(split)
             gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
-    wanted = recipe.evaluation.splits
-    sentences = [gap for split in wanted for gap in gaps[split]]
-    if not set(wanted) & set(possible):
+    splits = recipe.evaluation.splits
+    sentences = [gap for split in splits for gap in gaps[split]]
+    if not set(splits) & set(possible):
         could = f"possible: {', '.join(possible)}" if possible else "no other split can be measured either"
-        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(sentences)}; {could}")
+        raise RecipeError(f"evaluation.splits: {', '.join(splits)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
         raise RecipeError(
             f"early_stopping: {gaps['val'][0]}, so there is no score to watch; set partition.val_fraction"
@@ -269,7 +269,7 @@ def train_records(done: Iterable[TrainDone]) -> list[Record]:
 
 
 def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
-    """Client -> seconds of its local training in a round."""
+    """Return client -> seconds of its local training in a round."""
     by_client: dict[str, float] = {}
     for d in sorted(done, key=lambda d: d.client):
         by_client[d.client] = by_client.get(d.client, 0.0) + d.seconds
@@ -305,7 +305,8 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal one
+    """Return named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal
+    one
     under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
     model = FlatModel.copy_of(built.module)
     tensors: dict[str, Tensor] = {}
@@ -315,7 +316,7 @@ def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
-    """Prefix -> (client, model): each of a run's models once."""
+    """Return prefix -> (client, model): each of a run's models once."""
     models_by_prefix: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
         models = models_for(built, state, client)

@@ -36,12 +36,12 @@ class PrivacyTerms:
     clients: int
     """All clients, where always as many are drawn; else 0."""
     drawn: float
-    """How many are drawn of them; with Poisson sampling the probability of each."""
+    """The number of clients drawn from them; with Poisson sampling the probability of each."""
     statistics: bool = False
     """True: all clients also send statistics once, before the first round, with the same noise."""
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon after so many rounds."""
+        """Return epsilon after so many rounds."""
         return _epsilon(self, rounds)
 
     def last(self, bound: float | None, rounds: int) -> int:
@@ -103,7 +103,9 @@ def share_of(training: Training, terms: PrivacyTerms) -> float:
 
 
 def ratio(terms: PrivacyTerms, d: int, clients: int, share: float) -> float:
-    """Norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared parameters."""
+    """Return the norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared
+    parameters.
+    """
     expected = share * clients
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 

@@ -252,8 +252,8 @@ def _measure_start(built: Built, executor: Executor, folder: RunFolder, state: S
     start = Round(built, 0, progress)
     for why in unmeasured(built):
         start.log("not measured", {"why": why})
-    if not built.deployed and (found := constant_scores(built.federation)):  # empty where the data is at nodes
-        start.record(CONSTANT, {"tasks": {task: list(score) for task, score in found.items()}})
+    if not built.deployed and (scores := constant_scores(built.federation)):  # empty where the data is at nodes
+        start.record(CONSTANT, {"tasks": {task: list(score) for task, score in scores.items()}})
     start.metrics = measure(built, executor, state, record=start.record)
     folder.write_round(start.line, start.ledger.bytes)
     folder.save(state)

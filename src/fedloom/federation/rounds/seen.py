@@ -46,7 +46,9 @@ def visibility(built: Built) -> list[str]:
 
 
 def _label_counts(built: Built) -> list[str]:
-    """Of which tasks label counts can be read from updates, in a sentence; nothing where noise hides them."""
+    """Return a sentence that names the tasks whose label counts can be read from updates; nothing where noise hides
+    them.
+    """
     if built.terms is not None and built.terms.trust == "local":
         return []
     shared = built.method.shared_part(built.layout)
@@ -138,7 +140,7 @@ def leaked(W: Tensor) -> list[int]:
 
 
 def mixing_of(X: Tensor, Y: Tensor) -> Tensor | None:
-    """W (M x K) with Y = W X, from rows that are independent; None where Y is no such mix."""
+    """Return W (M x K) with Y = W X, from rows that are independent; None where Y is no such mix."""
     X, Y = X.double(), Y.double()
     W = Y @ torch.linalg.pinv(X)
     return W if (W @ X - Y).norm() <= _SMALL * Y.norm() else None

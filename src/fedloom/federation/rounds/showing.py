@@ -91,7 +91,7 @@ def some_examples(
 
 
 def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
-    """For each group, the tasks whose confusions are counted."""
+    """Return, for each group, the tasks whose confusions are counted."""
     room = {
         task.name: min(MODELS, CELLS // task.channels**2)
         for task in built.federation.tasks
@@ -107,7 +107,7 @@ def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...
 
 
 def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
-    """For each group, the dense tasks whose pictures show its model: that of the first client with the task."""
+    """Return, for each group, the dense tasks whose pictures show its model: that of the first client with the task."""
     shape = built.dataset.input_shape
     try:
         need("PIL.Image", "vision")
@@ -125,7 +125,7 @@ def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]
 def _confusions(
     built: Built, used: Sequence[MeasuredGroup], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Answers]
 ) -> dict[str, Any]:
-    """Task -> what is counted, the number of models, and for some of them the owner and the counts."""
+    """Return task -> what is counted, the number of models, and for some of them the owner and the counts."""
     clients = built.federation.clients
     by_task: dict[str, Any] = {}
     for task in built.federation.tasks:
@@ -202,7 +202,7 @@ def _pictures(
 
 
 def _drawable(answer: Tensor) -> Tensor:
-    """Predictions that can be drawn: nan of a diverged model becomes black, and no number is too large."""
+    """Return predictions that can be drawn: nan of a diverged model becomes black, and no number is too large."""
     if not answer.is_floating_point():
         return answer
     return answer.nan_to_num(IGNORE, _FAR, -_FAR).clamp(-_FAR, _FAR)

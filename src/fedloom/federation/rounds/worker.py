@@ -197,14 +197,14 @@ class Worker:
                 yield TrainDone(turn.client.id, payload, result, state, seconds, scores)
 
     def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
-        """Scores of the current model on a client's splits."""
+        """Return scores of the current model on a client's splits."""
         s = self.setup
         mine = {name: self.tasks[name] for name in client.tasks}
         how = s.evaluation.batch_size, s.training.channels_last, s.evaluation.in_full(round, s.training.rounds)
         return {split: evaluate(self.model, client.part(split), mine, *how) for split in s.evaluation.splits}
 
     def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
-        """Scores of one model, with the job's key."""
+        """Return scores of one model, with the job's key."""
         s = self.setup
         with self._loaded(job) as part:
             tasks = {name: self.tasks[name] for name in job.tasks}
@@ -215,7 +215,7 @@ class Worker:
             return job.key, {**scores, POOL: judged} if job.pool and judged else scores
 
     def look(self, job: LookJob) -> tuple[int, Answers]:
-        """Confusions and answers of one model, with the job's key."""
+        """Return confusions and answers of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
         outputs: dict[str, Tensor] = {}
         with self._loaded(job) as part:
@@ -230,7 +230,7 @@ class Worker:
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
-        """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
+        """Load the job's model and use the job's own randomness; gives the examples to measure it on."""
         s = self.setup
         client = s.federation.clients[job.client]
         last, self._last = self._last, None if job.personal else job
@@ -274,7 +274,7 @@ class Executor(Protocol):
     """Runs jobs and yields their results in any order."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results as they come."""
+        """Yield results as they arrive."""
         ...
 
     def close(self) -> None:
@@ -289,9 +289,9 @@ class InProcess:
         self.worker = Worker(setup, check_device(devices[0]))
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results in the order of the jobs."""
+        """Yield results in the order of the jobs."""
         for job in jobs:
             yield self.worker.run(job, **options)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no resources to free."""

@@ -118,7 +118,7 @@ def _following(raw: bytes, lines: Sequence[Mapping[str, Any]], file: Path) -> li
 
 
 def _read(text: bytes, where: str) -> dict[str, Any]:
-    """One line. Raises StateError where it is not what was written."""
+    """Return one line. Raises StateError where it is not what was written."""
     try:
         line = json.loads(text)
         stated = line.pop("hash")

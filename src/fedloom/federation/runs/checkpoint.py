@@ -61,7 +61,7 @@ def split_tree(tree: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
 
 
 def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Inverse of `split_tree`."""
+    """Invert `split_tree`."""
     if isinstance(skeleton, list):
         return [join_tree(v, tensors) for v in skeleton]
     if isinstance(skeleton, dict):
@@ -236,7 +236,7 @@ the last, and tensors before their text, so that at every instant the copy has a
 
 
 def mirror_of(folder: Path, parent: str | None) -> Path | None:
-    """Where the copy of a run folder lies in `parent`, under its name; None where that is the folder itself."""
+    """Return where the copy of a run folder lies in `parent`, under its name; None where that is the folder itself."""
     copy = None if parent is None else Path(parent).expanduser() / folder.resolve().name
     return None if copy is None or copy.resolve() == folder.resolve() else copy
 

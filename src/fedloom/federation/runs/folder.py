@@ -290,14 +290,14 @@ class RunFolder:
         self._written[name] = size + len(text), digest
 
     def _log(self, name: str) -> tuple[int, Any]:
-        """(bytes, running checksum) of a log."""
+        """Return (bytes, running checksum) of a log."""
         if name not in self._written:
             data = (self.path / name).read_bytes() if (self.path / name).exists() else b""
             self._written[name] = len(data), hashlib.sha256(data)
         return self._written[name]
 
     def _sums(self) -> dict[str, Any]:
-        """Checksums of what a resumed run reads beside the checkpoint."""
+        """Return checksums of what a resumed run reads beside the checkpoint."""
         logs = {name: self._log(name) for name in LOGS}
         return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
 
@@ -441,7 +441,9 @@ class RunFolder:
         return problems
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
-        """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
+        """Return the state of `load`, with the lines before the checkpoint compared. None if no round was ever
+        saved.
+        """
         newest = self.load()
         if newest is not None:
             self._compare(newest[1])
@@ -497,7 +499,7 @@ def _words(changed: Mapping[str, Any]) -> str:
 
 
 def _origin(value: Mapping[str, Any]) -> str:
-    """Version and source of what a package brings."""
+    """Return version and source of what a package brings."""
     return ", ".join(str(value[key]) for key in ("module", "version", "source") if value.get(key))
 
 
@@ -517,7 +519,7 @@ def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
 
 
 def _finite(value: Any) -> Any:
-    """nan and inf as null, because JSON cannot hold them."""
+    """Replace nan and inf by null, because JSON cannot hold them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

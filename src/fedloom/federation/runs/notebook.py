@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 260, 110  # of a curve, in pixels
 
 
 def page(run: Run, final: Final, status: str) -> str:
-    """HTML without scripts."""
+    """Return HTML without scripts."""
     metrics = list(dict.fromkeys(metric for values in final.values.values() for metric in values))
     head = "".join(f"<th>{escape(text)}</th>" for text in ("", *metrics))
     rows = "".join(

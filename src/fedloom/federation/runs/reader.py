@@ -140,11 +140,11 @@ class Run:
         return Run(folder, recipe, info, rounds, traffic)
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
-        """Another file of the folder, by its name, with one line a round; empty if there is no such file."""
+        """Return another file of the folder, by its name, with one line per round; empty if there is no such file."""
         return lines_of(self.folder / name)
 
     def records(self, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(round, record) of what stages or peers recorded of a kind, in order."""
+        """Yield (round, record) of what stages or peers recorded of a kind, in order."""
         for line in self.rounds:
             yield from ((int(line["round"]), r) for r in line.get("records", ()) if r["kind"] == kind)
 
@@ -173,7 +173,9 @@ class Run:
         return replace(self, info={**self.info, "tasks": mine})
 
     def direction(self, task: str, metric: str) -> str:
-        """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
+        """Return 'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are
+        'min'.
+        """
         return str(self.info["tasks"][task]["metrics"].get(metric.removeprefix(POOLED), "min"))
 
     def unit(self, task: str, metric: str) -> str:
@@ -183,9 +185,9 @@ class Run:
     @property
     def constant(self) -> dict[str, float]:
         """Return task -> the score of the constant prediction by the task's own metric, where the run recorded it."""
-        found = next((record["tasks"] for _, record in self.records(CONSTANT)), {})
+        scores: dict[str, Any] = next((record["tasks"] for _, record in self.records(CONSTANT)), {})
         primary = {task: about["primary"] for task, about in self.info["tasks"].items()}
-        return {task: number_of(value) for task, (metric, value) in found.items() if primary.get(task) == metric}
+        return {task: number_of(value) for task, (metric, value) in scores.items() if primary.get(task) == metric}
 
     @property
     def seed(self) -> int:
@@ -272,7 +274,7 @@ class Run:
         return {number: loss for number, loss in losses.items() if number and loss is not None}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
+        """Return every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
         keys = ("client", "task", "metric", "split", "model")
         return [
             {"seed": self.seed, "round": int(line["round"]), **{k: m[k] for k in keys}, "value": number_of(m["value"])}
@@ -281,7 +283,7 @@ class Run:
         ]
 
     def bytes_total(self) -> dict[str, int]:
-        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
+        """Return {'up': bytes from clients, 'down': bytes to clients} over all rounds."""
         return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
 
     def bits_per_task(self) -> float:
@@ -356,7 +358,9 @@ class Run:
     def _values(
         self, number: int, split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """(client, task, metric) -> the entry of a round that counts, for all clients, or one, that hold the task."""
+        """Return (client, task, metric) -> the entry of a round that counts, for all clients, or one, that hold the
+        task.
+        """
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
         clients, by_client = self.info["clients"], self._measured[number].get(split, {})
         owners = [*by_client] if only is None else [None, only]
@@ -388,7 +392,7 @@ def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, 
 
 
 def human_bytes(count: float) -> str:
-    """1234567 -> '1.23 MB' (powers of ten)."""
+    """Return a number of bytes for people: 1234567 becomes '1.23 MB' (powers of ten)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5 or unit == "TB":
             break
@@ -423,7 +427,7 @@ def described(about: Mapping[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes:seconds, or hours:minutes:seconds."""
+    """Return seconds as minutes:seconds, or hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

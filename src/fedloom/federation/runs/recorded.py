@@ -25,8 +25,8 @@ NEXT = "recipe.next.yaml"
 """A recipe that is about to take the place of recipe.yaml."""
 RUNNING = "running"
 TEMPORARY = "fedloom-"
-"""How the names of folders begin that go with their results."""
-_CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
+"""The beginning of the names of temporary folders, which are deleted with their results."""
+_CHANGED = "{}: the content differs from what the run wrote: the file was changed or truncated"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = float | None
@@ -144,7 +144,7 @@ def json_of(file: Path) -> Any:
 
 
 def checksum(value: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits over what run.json holds beside them, as its key `check`."""
+    """Return 16 hexadecimal digits over what run.json holds beside them, as its key `check`."""
     return digest_of(json.dumps(value, sort_keys=True))[:16]
 
 
@@ -203,12 +203,14 @@ def verify_model(folder: Path) -> None:
 
 
 def digest_of(text: str) -> str:
-    """Checksum of a text, 64 hexadecimal digits."""
+    """Return the checksum of a text, 64 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sum_of(file: Path, size: int | None = None) -> list[Any]:
-    """[bytes, checksum] of a file, or of its first `size` bytes; of one that is not there, as of an empty one."""
+    """Return [bytes, checksum] of a file, or of its first `size` bytes; of one that is not there, as of an empty
+    one.
+    """
     digest, left = hashlib.sha256(), float("inf") if size is None else size
     total = 0
     if file.is_file():
@@ -239,13 +241,13 @@ def _saved(folder: Path) -> Mapping[str, Any]:
 
 
 def sums(folder: Path) -> dict[str, Any]:
-    """File -> [bytes, checksum] of what a run that is over has written, for its run.json."""
+    """Return file -> [bytes, checksum] of what a run that is over has written, for its run.json."""
     names = (*LOGS, "recipe.yaml", "partition.json", MODEL)
     return {name: sum_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:
-    """recipe.yaml as plain values. Raises StateError or RecipeError where it is not one that a run wrote."""
+    """Return recipe.yaml as plain values. Raises StateError or RecipeError where it is not one that a run wrote."""
     file = folder / "recipe.yaml"
     recipe: dict[str, Any] = parse(text_of(file), str(file))
     check("recipe.yaml", recipe, str(file))

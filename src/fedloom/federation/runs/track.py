@@ -172,7 +172,7 @@ class Tracking:
             raise
         except Exception as error:  # whatever the tracker's library or its server may raise
             self._tracker = None
-            self._tell(f"tracking stopped, the run goes on: {type(error).__name__}: {error}")
+            self._tell(f"tracking has stopped, the run continues: {type(error).__name__}: {error}")
 
     def round(self, line: Mapping[str, Any], traffic: Mapping[str, Any]) -> None:
         """Send a round's line of metrics.jsonl and of bytes.jsonl, once they are written."""

@@ -39,7 +39,7 @@ Linkage = Literal["average", "complete", "single"]
 
 
 def cosines(G: Tensor) -> Tensor:
-    """Cosines of rows (K x K) from their Gram matrix; a row that is zero has cosine 0 with all others."""
+    """Return cosines of rows (K x K) from their Gram matrix; a row that is zero has cosine 0 with all others."""
     some = nonzero(G)
     norms = torch.where(some, G.diagonal().clamp(min=0).sqrt(), math.inf)
     C = (G / norms[:, None] / norms).clamp(-1.0, 1.0)
@@ -47,7 +47,7 @@ def cosines(G: Tensor) -> Tensor:
 
 
 def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
-    """Positions in groups: the two groups with the smallest distance are merged until `groups` are left.
+    """Return positions in groups: the two groups with the smallest distance are merged until `groups` are left.
 
     The distance between groups is the mean, the largest ("complete") or the smallest ("single") distance over their
     pairs. Among equal distances the first in the order of the rows counts. Groups are in the order of their first
@@ -159,7 +159,9 @@ class SplittingClusters(Aggregation):
         return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """One cluster, whose members are not known yet; children of cluster "0" will be "00" and "01"."""
+        """Return a state with one cluster, whose members are not known yet; children of cluster "0" will be "00" and
+        "01".
+        """
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -215,7 +217,7 @@ class SplittingClusters(Aggregation):
 def bipartition(
     members: Sequence[str], C: Tensor, linkage: Literal["single", "complete"] = "single"
 ) -> tuple[list[str], list[str]]:
-    """Clients (at least two) in two groups by their cosines C, in the order of `members` (CFL).
+    """Return clients (at least two) in two groups by their cosines C, in the order of `members` (CFL).
 
     Single linkage merges the most similar pair first, so the largest cosine across the two groups is the smallest of
     all bipartitions. Complete linkage merges by the least similar pair, and does not reach it in general.
@@ -225,7 +227,7 @@ def bipartition(
 
 
 def cosine_mixing(G: Tensor, tau: float) -> Tensor:
-    """W (K x K, rows sum to 1): row k is the softmax over j of cos(k, j) / tau, from the rows' Gram matrix."""
+    """Return W (K x K, rows sum to 1): row k is the softmax over j of cos(k, j) / tau, from the rows' Gram matrix."""
     return torch.softmax(cosines(G) / tau, 1)
 
 
@@ -302,7 +304,7 @@ class SingleTaskModels(SingleTaskModelsSettings, Stage):
 
 
 def agreement(updates: Updates, direction: Tensor) -> Tensor:
-    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
+    """Return cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
     X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
     square = torch.zeros(1, dtype=torch.float64)
     for a in range(0, updates.layout.d, _CHUNK):
@@ -331,7 +333,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """H = 0."""
+        """Return H = 0."""
         return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -29,7 +29,7 @@ Uses = int | list[float]
 
 
 def first_models(updates: Updates, update: Tensor, count: int, first: First, noise: float, ctx: Ctx) -> list[Tensor]:
-    """`count` different models (d) after a round in which all rows started from the same one.
+    """Return `count` different models (d) after a round in which all rows started from the same one.
 
     `update` is the round's aggregate. "groups": the means of groups of rows (average linkage on cosine distance).
     "noise", and models for which no rows are left: the start + update + noise rms(update) N(0, 1). Without this the
@@ -76,7 +76,8 @@ def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broad
 
 
 def rebalanced(chosen: Sequence[int], count: int, least: int, rng: torch.Generator) -> list[int]:
-    """Choices among `count` clusters after clients moved from larger ones to those of fewer than `least` (RR-Cluster).
+    """Return choices among `count` clusters after clients moved from larger ones to those of fewer than `least`
+    (RR-Cluster).
 
     Clients are visited in random order. One whose cluster has more than `least` goes to the smallest cluster, the first
     of equals, if that has fewer. So nobody moves twice, and with count x least clients or more no cluster stays short.
@@ -128,21 +129,21 @@ class ChosenClusters(Aggregation):
         )
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Fewer clients than the clusters' least sizes ask for."""
+        """Yield a reason where there are fewer clients than the clusters' least sizes need."""
         if most < self.count * self.least:
             needed = self.count * self.least
             yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
-        """No models yet."""
+        """Return a state without models."""
         return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """All models; nothing before there are any."""
+        """Return all models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
-        """For each model the positions of the rows that move it, and the stage that combines them."""
+        """Return, for each model, the positions of the rows that move it, and the stage that combines them."""
         counted = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
         return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
 
@@ -208,11 +209,11 @@ class SoftClusters(Identity):
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
-        """No models yet."""
+        """Return a state without models."""
         return {"models": []}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """All models; nothing before there are any."""
+        """Return all models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -14,7 +14,7 @@ from fedloom.training.rules import LocalRule, View
 
 
 def cluster_losses(view: View, count: int) -> Tensor:
-    """Loss of each training example under each broadcast model (count x n); `view.params` stays as it was."""
+    """Return loss of each training example under each broadcast model (count x n); `view.params` stays as it was."""
     assert view.losses is not None
     own = view.params.clone()
     losses = []
@@ -118,7 +118,7 @@ class SoftAnchors(LocalRule):
         return frozenset(f"extra:share{j}" for j in range(self.count))
 
     def init(self, base: Tensor) -> State:
-        """Equal shares."""
+        """Return equal shares."""
         return {"shares": [1 / self.count] * self.count, "rounds": 0}
 
     def begin(self, view: View, state: State) -> State:

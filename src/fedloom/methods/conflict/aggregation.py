@@ -44,7 +44,7 @@ def rescaling(rescale: Rescale, c: float) -> float:
 
 
 def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
-    """w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
+    """Return w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
 
     g_w = sum_i w_i X_i and g_0 is the plain mean of the rows. Exact but for round-off at any scale of the rows, where
     the release's solver stops at uniform weights once updates are shorter than about 0.01. Zero rows get w = 0 but
@@ -61,7 +61,7 @@ def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
 
 
 def solved(G: Tensor, c: float) -> tuple[Tensor, float]:
-    """(w, lam): the direction is the mean plus lam sum_i w_i X_i."""
+    """Return (w, lam): the direction is the mean plus lam sum_i w_i X_i."""
     n = len(G)
     uniform = torch.full((n,), 1 / max(n, 1), dtype=torch.float64)
     w, lam = conflict_averse(G, uniform, c)
@@ -71,7 +71,8 @@ def solved(G: Tensor, c: float) -> tuple[Tensor, float]:
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
-    """PCGrad in Gram space: W (K x K), such that row i of W X is row i projected against the rows in `orders[i]`.
+    """Compute PCGrad in Gram space: W (K x K), such that row i of W X is row i projected against the rows in
+    `orders[i]`.
 
     v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with the
     original X_j and the current v. Zero rows are skipped.
@@ -115,7 +116,9 @@ class PCGrad(PCGradSettings, Stage):
 
 
 def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
-    """For each row the order in which it meets the rows: drawn anew every round, the same whoever else takes part."""
+    """Return, for each row, the order in which it meets the rows: drawn anew every round, the same whoever else takes
+    part.
+    """
     draws = [[derive_seed(ctx.seed, ctx.round, "pcgrad", *row, *other) for other in rows] for row in rows]
     return [sorted(range(len(rows)), key=draw.__getitem__) for draw in draws]
 
@@ -185,7 +188,7 @@ class ConFIG(Stage):
 
 
 def shares(weight: Tensor) -> Tensor:
-    """Weights (K) divided by their sum; zeros if that is 0."""
+    """Return weights (K) divided by their sum; zeros if that is 0."""
     return weight / whole if (whole := float(weight.sum())) > 0 else torch.zeros_like(weight)
 
 
@@ -205,8 +208,8 @@ class MinNorm(MinNormSettings, Stage):
 
 
 def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor], wide: bool = False) -> Tensor:
-    """One vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their positions) to its
-    coefficients; if these may be large and cancel, `wide` adds up in float64.
+    """Return one vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their positions)
+    to its coefficients; if these may be large and cancel, `wide` adds up in float64.
     """
     X = updates.data
     out = X.new_zeros(updates.layout.d)

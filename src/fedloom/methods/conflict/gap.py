@@ -31,7 +31,7 @@ class ValidationLosses(LocalRule):
         return {"received": self._loss(view)}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Both losses; nothing is kept."""
+        """Return no state, and both losses."""
         return {}, {"loss_received": state["received"], "loss_trained": self._loss(view)}
 
     @staticmethod
@@ -43,7 +43,8 @@ class ValidationLosses(LocalRule):
 def adjusted(
     weights: Mapping[str, float], gaps: Mapping[str, float], step: float, floor: float = 0.0
 ) -> dict[str, float]:
-    """Weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], made to sum to 1 (FedGA).
+    """Return weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], made to sum to 1
+    (FedGA).
 
     `gaps` may cover only some of the clients; a positive gap means that aggregation hurts the client. So a client that
     suffers gains weight.
@@ -141,7 +142,7 @@ def _softmax(values: Sequence[float]) -> list[float]:
 
 
 def _adam(state: Mapping[str, float], slope: float, step: float) -> dict[str, float]:
-    """One step of Adam with its usual constants (0.9, 0.999, 1e-8) on xi."""
+    """Apply one step of Adam with its usual constants (0.9, 0.999, 1e-8) on xi."""
     mean, square = 0.9 * state["mean"] + 0.1 * slope, 0.999 * state["square"] + 0.001 * slope * slope
     steps = state["steps"] + 1
     size = math.sqrt(square / (1 - 0.999**steps)) + 1e-8

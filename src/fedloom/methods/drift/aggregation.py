@@ -36,11 +36,11 @@ class ControlVariates(Stage):
     )
 
     def init(self, layout: Layout) -> State:
-        """c = 0."""
+        """Return c = 0."""
         return {"control": torch.zeros(layout.d)}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """c."""
+        """Return c."""
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -68,7 +68,7 @@ class DualShift(Aggregation):
         return Traits.around(inner(self), reduces=True)
 
     def init(self, layout: Layout) -> State:
-        """h = 0."""
+        """Return h = 0."""
         return {"dual": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -125,7 +125,7 @@ class NormaliseSteps(NormaliseStepsSettings, Stage):
 
     @staticmethod
     def _factors(a: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
-        """tau_eff / a_k of each row (K), from the weights of the rows that count."""
+        """Return tau_eff / a_k of each row (K), from the weights of the rows that count."""
         total, here = weight.sum(), weight > 0
         if not total > 0 or bool((a[here] == counts[here][0]).all() and (counts[here] == counts[here][0]).all()):
             return torch.ones_like(a)

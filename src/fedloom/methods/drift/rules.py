@@ -15,7 +15,7 @@ from fedloom.training.rules import LocalRule, View
 
 
 def common(a: tuple[Columns, ...], b: tuple[Columns, ...]) -> tuple[Columns, ...]:
-    """Columns that are in both."""
+    """Return columns that are in both."""
     both = (Columns(max(s.start, t.start), min(s.stop, t.stop)) for s in a for t in b)
     return tuple(s for s in both if s.start < s.stop)
 
@@ -33,7 +33,7 @@ class ControlVariate(LocalRule):
     needs = frozenset({"broadcast:control"})
 
     def init(self, base: Tensor) -> State:
-        """c_k = 0."""
+        """Return c_k = 0."""
         return {"control": torch.zeros_like(base)}
 
     def begin(self, view: View, state: State) -> State:
@@ -50,7 +50,7 @@ class ControlVariate(LocalRule):
             view.grad[s] += state["correction"][s]
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """c_k, and its change for the server."""
+        """Return the state with the new c_k, and its change for the server."""
         new = state["sum"] / view.step if view.step else state["control"]
         return {"control": new}, {"control": new - state["control"]}
 
@@ -63,7 +63,7 @@ class Dual(DualSettings, LocalRule):
     """
 
     def init(self, base: Tensor) -> State:
-        """h_k = 0."""
+        """Return h_k = 0."""
         return {"dual": torch.zeros_like(base)}
 
     def grad(self, view: View, state: State) -> None:
@@ -71,7 +71,7 @@ class Dual(DualSettings, LocalRule):
             view.grad[s].add_(view.params[s] - view.base[s] + state["dual"][s], alpha=self.alpha)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """h_k with this round's update."""
+        """Return the state h_k with this round's update."""
         dual = state["dual"].clone()
         for s in view.shared:
             dual[s] += view.params[s] - view.base[s]
@@ -92,7 +92,7 @@ class CountedSteps(LocalRule):
     provides = frozenset({"extra:a"})
 
     def begin(self, view: View, state: State) -> State:
-        """Nothing counted yet."""
+        """Return a state with nothing counted yet."""
         return {"a": 0.0, "velocity": 0.0, "lr": None}
 
     def grad(self, view: View, state: State) -> None:
@@ -107,5 +107,5 @@ class CountedSteps(LocalRule):
         state["a"] += view.lr / state["lr"] * (step if optimizer.name == "sgd" else 1.0)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """a_k; nothing is kept."""
+        """Return no state, and a_k."""
         return {}, {"a": state["a"]}

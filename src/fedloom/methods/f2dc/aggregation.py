@@ -18,12 +18,14 @@ Discrepancy = Literal["total", "class", "none"]
 
 
 def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:
-    """d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) of each client (K), from its shares B_k of each class (K x C); eq. 10."""
+    """Return d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) of each client (K), from its shares B_k of each class (K x C); eq.
+    10.
+    """
     return ((shares - 1 / domains).square().sum(1) / 2).sqrt()
 
 
 def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, beta: float = 0.4) -> Tensor:
-    """p_k = sigmoid(alpha s_k - beta d_k), divided by their sum (K); eq. 11, with s_k = n_k / N."""
+    """Return p_k = sigmoid(alpha s_k - beta d_k), divided by their sum (K); eq. 11, with s_k = n_k / N."""
     # In logarithms, because a sigmoid may underflow for all clients at once.
     return torch.softmax(torch.nn.functional.logsigmoid(alpha * size - beta * discrepancy), 0)
 

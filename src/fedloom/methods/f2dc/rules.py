@@ -39,7 +39,7 @@ EPS = 1e-8  # the release's guard of both logarithms
 
 
 def noise_of(u: Tensor, noise: Noise = "gumbel") -> Tensor:
-    """Noise from uniform draws in 0..1, any shape, always finite.
+    """Return noise from uniform draws in 0..1, any shape, always finite.
 
     `gumbel` is standard Gumbel noise -log(-log u), as in the release. `logistic` is log u - log(1 - u), as the paper
     prints it; the difference of two such draws has twice the variance of the difference of two Gumbel draws.
@@ -238,7 +238,7 @@ class FeatureModule(nn.Module):
         self.adapter_layer_names = tuple(name for name, _ in self.named_children())
 
     def forward(self, f: Tensor) -> Tensor:
-        """B x C x H x W to the same shape."""
+        """Map B x C x H x W to the same shape."""
         if not self.training and (self.bypass or self.corrector is None):
             return f
         score = self.decoupler(f)

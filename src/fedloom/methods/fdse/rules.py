@@ -26,19 +26,19 @@ _LEAST = 1e-8
 
 
 def gaussian_divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(other)) of each channel (C), averaged: 0 if all channels agree."""
+    """Return KL(N(mean, variance) || N(other)) of each channel (C), averaged: 0 if all channels agree."""
     variance, other_variance = variance.clamp(min=_LEAST), other_variance.clamp(min=_LEAST)
     ratio = variance / other_variance
     return (((mean - other_mean).square() / other_variance + ratio - 1 - ratio.log()) / 2).mean()
 
 
 def layer_weights(layers: int, beta: float) -> Tensor:
-    """w_l proportional to exp(beta l), sum 1: later layers count more."""
+    """Return w_l proportional to exp(beta l), sum 1: later layers count more."""
     return torch.softmax(beta * torch.arange(layers, dtype=torch.float64), 0)
 
 
 def averaged(before: Moments | None, now: Moments) -> Moments:
-    """Moments over a round's steps, averaged as a norm layer averages them."""
+    """Return moments over a round's steps, averaged as a norm layer averages them."""
     if before is None:
         return now
     return [(_moved(a, m), _moved(b, v)) for (a, b), (m, v) in zip(before, now, strict=True)]
@@ -49,7 +49,7 @@ def _moved(before: Tensor, now: Tensor) -> Tensor:
 
 
 def consistency(received: Moments, batch: Moments, beta: float) -> Tensor:
-    """FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l).
+    """Return FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l).
 
     `received` holds the running statistics of each layer's `norm` in the received model, `batch` the moments of that
     norm's input, `averaged` over the steps of the round.
@@ -113,5 +113,5 @@ class Consistency(ConsistencySettings, LocalRule):
         return self.lam * term
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Nothing is kept."""
+        """Return no state."""
         return {}, {}

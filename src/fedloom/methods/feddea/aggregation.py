@@ -49,7 +49,7 @@ def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
 
 
 def _keys(x: Tensor, largest: bool) -> Tensor:
-    """Integers in the order of |x|: without its sign bit, a float has the order of its bits."""
+    """Return integers in the order of |x|: without its sign bit, a float has the order of its bits."""
     integer = _INTEGERS[x.element_size()]
     low = torch.iinfo(integer).max
     bits = x.view(integer) & low
@@ -208,7 +208,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
         }
 
     def _activated(self, updates: Updates, part: Layout) -> Tensor:
-        """K x d, bool: the choice that FedDEA would make among the columns of `part`, without zeros."""
+        """Return K x d, bool: the choice that FedDEA would make among the columns of `part`, without zeros."""
         X, top = updates.X, TopMagnitude(self.rho)
         active = torch.zeros(len(X), part.d, dtype=torch.bool, device=X.device)
         positions = updates.layout.positions(part)
@@ -225,7 +225,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
 
 
 def agreement(size: int, counts: list[tuple[int, int, int]]) -> dict[str, list[float]]:
-    """Overlap, expected overlap and Jaccard of pairs of sets among `size` things, from (|A|, |B|, |A & B|)."""
+    """Return overlap, expected overlap and Jaccard of pairs of sets among `size` things, from (|A|, |B|, |A & B|)."""
     overlap, expected, jaccard = [], [], []
     for a, b, both in counts:
         overlap.append(2 * both / (a + b) if a + b else 0.0)

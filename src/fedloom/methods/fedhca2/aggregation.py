@@ -42,7 +42,7 @@ class _Learner(Stage):
         return {"weight": self.start, "momentum": None}
 
     def _stepped(self, memory: State, inner: float) -> State:
-        """One step on a weight. `inner` = <the next update, what was added for a weight of 1>."""
+        """Apply one step to a weight. `inner` = <the next update, what was added for a weight of 1>."""
         weight, velocity = memory["weight"], memory["momentum"]
         gradient = (-inner if 0 <= weight <= 1 else 0.0) + self.weight_decay * weight
         velocity = gradient if velocity is None else self.momentum * velocity + gradient
@@ -72,7 +72,7 @@ class HyperConflictAverse(_Learner):
         return Traits("mix", wants=identical, separable=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """No known client; nothing was added."""
+        """Return a state without clients."""
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -102,7 +102,7 @@ class HyperConflictAverse(_Learner):
         return _without_absent(out), new
 
     def _averaging(self, updates: Updates) -> Tensor:
-        """K x K: the identity, except that identical clients get their mean."""
+        """Return K x K: the identity, except that identical clients get their mean."""
         k = len(updates)
         if not self.average_identical or not {"domain", "tasks"} <= updates.extra.keys():
             return torch.eye(k, dtype=torch.float64)
@@ -127,7 +127,7 @@ class HyperCrossAttention(_Learner):
     traits = Traits("matrix", wants={"support"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """No known decoder; nothing was added."""
+        """Return a state without decoders."""
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -169,7 +169,7 @@ class HyperCrossAttention(_Learner):
 
 
 def cross_attention(V: Tensor) -> Tensor:
-    """softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
+    """Return softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
     G = gram(Updates.of(V)) / math.sqrt(max(V.shape[1], 1))
     return torch.softmax(G, dim=1).to(V) @ V
 
@@ -179,7 +179,7 @@ def _used(weight: float) -> float:
 
 
 def _without_absent(updates: Updates) -> Updates:
-    """Zeros where a row lacks a block."""
+    """Return the updates with zeros where a row lacks a block."""
     if updates.present is None or bool(updates.present.all()):
         return updates
     X = updates.X.clone()
@@ -212,7 +212,7 @@ class TaskColumns:
         return tuple(dict.fromkeys(map(_layer, self.names)))
 
     def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
-        """<x, added> of each layer, x being a whole row."""
+        """Return <x, added> of each layer, x being a whole row."""
         sums = dict.fromkeys(self.layers, 0.0)
         for name, at, own in zip(self.names, self.at, self.own, strict=True):
             sums[_layer(name)] += float(x[at].double() @ added[own].to(x.device, torch.float64))
@@ -228,7 +228,7 @@ Decoder = tuple[int, str | None]
 
 
 def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Decoder]:
-    """(row, task) of every decoder that takes part."""
+    """Return (row, task) of every decoder that takes part."""
     have = updates.present if updates.present is not None else updates.support
     tasks = [block.task for block in updates.layout.blocks]
     held = []
@@ -240,7 +240,7 @@ def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Dec
 
 
 def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[list[Any]]:
-    """Tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
+    """Return tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
     groups: dict[Any, list[Any]] = {}
     for i, task in held:
         part = parts[task]
@@ -313,7 +313,9 @@ class AttentionAcrossTasks(Attention):
         return updates, {**state, "held": {**state["held"], **held}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """u for the encoder and for each decoder of clients that have a model; nothing before the first round."""
+        """Return u for the encoder and for each decoder of clients that have a model; nothing before the first
+        round.
+        """
         anchors = {client: models[client].clone() for client in clients if client in models}
         for columns in state["alike"]:
             members = [

@@ -62,7 +62,7 @@ class FactorProducts(Stage):
         return self.ranks.keys()
 
     def init(self, layout: Layout) -> State:
-        """Nothing to remember. Raises ValueError for factors that stay with the clients, and for too high a rank."""
+        """Return an empty state. Raises ValueError for factors that stay with the clients, and for too high a rank."""
         names = set(layout.names)
         for layer in (name.removesuffix(_W) for name in layout.names if name.endswith(_W)):
             if lacking := sorted({layer + _A, layer + _B} - names):
@@ -76,7 +76,7 @@ class FactorProducts(Stage):
         return {}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Its rank to each client that has one of its own."""
+        """Return its rank to each client that has one of its own."""
         return {c: {"rank": torch.tensor(float(self.ranks[c]))} if c in self.ranks else {} for c in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -102,6 +102,6 @@ def _values(updates: Updates, name: str, trained: bool) -> Tensor:
 
 
 def _layers(layout: Layout) -> Iterator[str]:
-    """Layers that have a weight and both factors in the layout."""
+    """Yield layers that have a weight and both factors in the layout."""
     names = set(layout.names)
     yield from (w for n in layout.names if {(w := n.removesuffix(_W)) + _A, w + _B, w + _W} <= names and w != n)

@@ -62,7 +62,7 @@ class OwnRank(LocalRule):
 
     @staticmethod
     def _others(view: View) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
-        """Each factor with where its other components are."""
+        """Return each factor with where its other components are."""
         if "rank" not in view.broadcast:
             return []
         rest = slice(int(view.broadcast["rank"]), None)

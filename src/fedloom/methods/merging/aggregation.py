@@ -1,4 +1,4 @@
-"""How task vectors are merged into one: elected signs, consensus masks, equal and whitened singular values.
+"""Rules that merge task vectors into one: elected signs, consensus masks, equal and whitened singular values.
 
 Rules of model merging, for any rows: each tensor is merged over the rows that trained it, so a decoder that belongs to
 one row comes out as that row's. Rows count by `weight`; the papers' rules are those of equal weights.
@@ -125,7 +125,7 @@ class SingularMerge(Merging):
 
 
 def _svd(matrix: Tensor) -> Sequence[Tensor]:
-    """(U, S, V') of the singular values that are not zero within round-off."""
+    """Return (U, S, V') of the singular values that are not zero within round-off."""
     U, S, V = torch.linalg.svd(matrix, full_matrices=False)
     some = S[:1] * max(matrix.shape) * torch.finfo(S.dtype).eps < S
     return U[:, some], S[some], V[some]

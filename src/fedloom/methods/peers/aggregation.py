@@ -92,7 +92,7 @@ class AtPeer(Stage):
         return torch.tensor([self.shares[client] for client, _ in updates.rows], dtype=torch.float64)
 
     def _within(self, updates: Updates) -> Tensor:
-        """Presence (K x blocks): others' rows only have what is in scope."""
+        """Return the presence (K x blocks): others' rows only have what is in scope."""
         names = updates.layout.names
         have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
         inside = torch.tensor([name in (self.scope or ()) for name in names])
@@ -121,7 +121,7 @@ class ConflictAverseMix(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """No weights yet."""
+        """Return a state without weights."""
         return {"before": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -209,7 +209,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
         return updates.replace(X=mixed_models(updates, W)), state
 
     def matrix(self, updates: Updates) -> Tensor:
-        """W (K x K, float64, rows sum to 1)."""
+        """Return W (K x K, float64, rows sum to 1)."""
         names = [client for client, _ in updates.rows]
         parts = {"gradient": gradient(updates.X)}
         alpha = self.alpha if "tasks" in updates.extra else 0.0

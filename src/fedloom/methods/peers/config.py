@@ -29,7 +29,9 @@ class SketchSection(Section):
 
 
 class Similarity(Section):
-    """How a peer judges its candidates: a convex combination of signals, each a function of `fedloom.peers`."""
+    """The similarity by which a peer judges its candidates: a convex combination of signals, each a function of
+    `fedloom.peers`.
+    """
 
     signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
@@ -115,7 +117,7 @@ class Choose(Section):
 
 
 class Weights(Section):
-    """How much models count.
+    """The weights of models.
 
     size: by examples; uniform: alike; soft: by similarity (eqs. 4.9-4.12, with eta = `step`); metropolis: by the
     degrees in the graph, which keeps the mean of all models (D-PSGD). Without `include_self` the peer's own model does

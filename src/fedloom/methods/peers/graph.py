@@ -120,7 +120,9 @@ def candidates(
 
 
 def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """All parameters of a topology, defaults filled in. Raises RecipeError for a wrong one, or an unknown topology."""
+    """Return all parameters of a topology, defaults filled in. Raises RecipeError for a wrong one, or an unknown
+    topology.
+    """
     entry = TOPOLOGIES[name]
     try:
         return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))
@@ -132,7 +134,8 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metropolis(graph: Graph) -> Matrix:
-    """Metropolis-Hastings weights W (N x N, rows and columns in the order of `graph.peers`) for gossip averaging.
+    """Return Metropolis-Hastings weights W (N x N, rows and columns in the order of `graph.peers`) for gossip
+    averaging.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, W_ii takes the rest (Xiao, Boyd and Lall, IPSN 2005). W is
     symmetric and doubly stochastic, so gossip keeps the mean of the models. Peer i needs only its neighbours' degrees.

@@ -29,12 +29,12 @@ def top_k(similarity: Mapping[str, float], k: int) -> tuple[str, ...]:
 
 
 def similar_enough(similarity: Mapping[str, float], threshold: float) -> tuple[str, ...]:
-    """Candidates with a similarity of at least `threshold`, best first."""
+    """Return candidates with a similarity of at least `threshold`, best first."""
     return tuple(name for name in _best(similarity) if similarity[name] >= threshold)
 
 
 def recent(similarity: Mapping[str, float], since: Mapping[str, int], rate: float) -> dict[str, float]:
-    """Similarities s less |s| exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
+    """Return similarities s less |s| exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
 
     So those that were not chosen for long come in turn, and those that never were keep theirs (PFedDST: Fan et al.,
     2025, whose score is the factor 1 - exp(-rate t) times one of losses and of the similarity of tasks, which is not
@@ -59,7 +59,7 @@ def soft_weights(
     include_self: bool = True,
     step: float = 1.0,
 ) -> dict[str, float]:
-    """Weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
+    """Return weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
 
     s_ij = max(similarity, 0), s_ii = `own_similarity`, w_ij = s_ij / sum over the chosen and i (eqs. 4.9, 4.10).
     `step` is eta of eq. 4.11, 0 < eta <= 1: neighbours get eta w_ij, the peer's own model what is left, which is
@@ -100,7 +100,8 @@ def _positive(similarity: float) -> float:
 
 
 def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None = None, mu: float = 0.01) -> Tensor:
-    """mu / 2 sum_j v_j |w - w_j|^2 over the models w_j (n x d) of peers in other groups: what draws groups together.
+    """Return mu / 2 sum_j v_j |w - w_j|^2 over the models w_j (n x d) of peers in other groups: what draws groups
+    together.
 
     v (n) are their weights, divided by their sum; all 1 by default. The gradient at w (d) is mu (w - sum_j v_j w_j),
     so mu is the pull towards their mean per unit of learning rate. 0 for n = 0.
@@ -171,7 +172,7 @@ def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0
 
 
 def _sorted(names: Sequence[str], similarity: Tensor) -> tuple[list[str], Any]:
-    """(sorted names, their similarities, symmetrised, as a numpy array)."""
+    """Return (sorted names, their similarities, symmetrised, as a numpy array)."""
     S = similarity.detach().cpu().double().numpy()
     if S.shape != (len(names), len(names)) or len(set(names)) != len(names):
         raise ValueError(f"expected different names and N x N similarities, found {len(names)} and {S.shape}")
@@ -190,7 +191,9 @@ def _groups(names: Sequence[str], labels: Sequence[int]) -> Groups:
 
 
 def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """ColNet's groups (Feng et al., 2025): task -> peers that have it, sorted. Leaders exchange their groups' means."""
+    """Return ColNet's groups (Feng et al., 2025): task -> peers that have it, sorted. Leaders exchange their groups'
+    means.
+    """
     return {task: tuple(sorted(p for p in tasks if tasks[p] == task)) for task in sorted(set(tasks.values()))}
 
 

@@ -150,7 +150,8 @@ def conflict_averse_mix(
 
 
 def equalising(lengths: Tensor, own: int | None) -> Tensor:
-    """Factors (n) that give every row the length of row `own`, or the median length if that is 0 or there is none.
+    """Return factors (n) that give every row the length of row `own`, or the median length if that is 0 or there is
+    none.
 
     Rows of length 0 or without a finite one keep theirs.
     """
@@ -162,7 +163,7 @@ def equalising(lengths: Tensor, own: int | None) -> Tensor:
 
 
 def shortening(lengths: Tensor, most: float) -> Tensor:
-    """Factors min(1, most / length) (n): gradient clipping, layer 1."""
+    """Return factors min(1, most / length) (n): gradient clipping, layer 1."""
     return torch.where(lengths > most, most / lengths, 1.0)
 
 
@@ -184,7 +185,9 @@ def bounded(w: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 
 def smoothed(w: Tensor, names: Sequence[str], before: Mapping[str, float], ema: float) -> Tensor:
-    """ema w_before + (1 - ema) w, divided by its sum: layer 5. Who was not there before enters with the new weight."""
+    """Return ema w_before + (1 - ema) w, divided by its sum: layer 5. Who was not there before enters with the new
+    weight.
+    """
     old = torch.tensor([before.get(name, float(new)) for name, new in zip(names, w, strict=True)], dtype=w.dtype)
     mixed = ema * old + (1 - ema) * w
     total = float(mixed.sum())
@@ -192,14 +195,14 @@ def smoothed(w: Tensor, names: Sequence[str], before: Mapping[str, float], ema: 
 
 
 def _ridged(G: Tensor, safeguards: Safeguards) -> Tensor:
-    """G + lambda s I with s the mean of its diagonal: |g_w|^2 becomes |g_w|^2 + lambda s |w|^2."""
+    """Return G + lambda s I with s the mean of its diagonal: |g_w|^2 becomes |g_w|^2 + lambda s |w|^2."""
     if safeguards.ridge is None or not len(G):
         return G
     return G + safeguards.ridge * float(G.diagonal().mean()) * torch.eye(len(G), dtype=G.dtype)
 
 
 def _solved(G: Tensor, c: float, safeguards: Safeguards, acted: dict[str, Any]) -> Tensor:
-    """w (n); equal weights where there is no finite answer."""
+    """Return w (n); equal weights where there is no finite answer."""
     uniform = torch.full((len(G),), 1 / len(G), dtype=torch.float64)
     if not bool(torch.isfinite(G).all()):
         if safeguards.nonfinite is not None:

@@ -99,7 +99,9 @@ class Scenario(Section):
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
-        """From a YAML file or a mapping. All problems are reported in one RecipeError, one line each."""
+        """Load a scenario from a YAML file or a mapping. All problems are reported in one RecipeError, one line
+        each.
+        """
         from fedloom.core.settings.section import explain, found, strict
         from fedloom.core.settings.yaml import parse
 
@@ -118,7 +120,7 @@ class Scenario(Section):
             raise RecipeError("\n".join([f"{where} is not a valid scenario:", *lines])) from None
 
     def dump(self) -> str:
-        """As YAML with every default written out; `load` reads it back to an equal scenario."""
+        """Return the scenario as YAML with every default written out; `load` reads it back to an equal scenario."""
         from fedloom.core.settings.yaml import to_yaml
 
         return to_yaml(self.model_dump(mode="json"))
@@ -145,12 +147,12 @@ class Scenario(Section):
         return self._happens(self._link("loss", sender, receiver), "loss", round, sender, receiver, attempt)
 
     def delay(self, nbytes: float, sender: str, receiver: str) -> float:
-        """Seconds that a message of so many bytes takes: latency + 8 bytes / bandwidth."""
+        """Return seconds that a message of so many bytes takes: latency + 8 bytes / bandwidth."""
         bandwidth = self._link("bandwidth", sender, receiver)
         return float(self._link("latency", sender, receiver) + (8 * nbytes / bandwidth if bandwidth else 0.0))
 
     def training(self, steps: float, peer: str, round: int) -> float:
-        """Seconds that so many local steps take."""
+        """Return seconds that so many local steps take."""
         speed = self.speeds.get(peer, self.speed)
         return 0.0 if speed is None else steps / speed * (self.stragglers.slowdown if self.slow(peer, round) else 1.0)
 
@@ -177,7 +179,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Timing:
-    """How a synchronous round went; seconds since the start of the run.
+    """The course of a synchronous round; seconds since the start of the run.
 
     end       when the next round begins
     arrivals  (sender, receiver) -> when that message was there, also if late; no entry for lost ones
@@ -286,14 +288,14 @@ class Events:
         return arrival
 
     def state(self) -> dict[str, Any]:
-        """Everything as nested dictionaries and lists, fit for a checkpoint if the items are."""
+        """Return everything as nested dictionaries and lists, fit for a checkpoint if the items are."""
         rows = [{**vars(arrival)} for *_, arrival in sorted(self._heap, key=lambda entry: entry[:4])]
         counts = [[*pair, n] for pair, n in sorted(self._count.items())]
         return {"now": self.now, "events": rows, "counts": counts}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Events:
-        """Inverse of `state`."""
+        """Invert `state`."""
         events = Events(state["now"])
         events._count = {(sender, receiver): n for sender, receiver, n in state["counts"]}
         for row in state["events"]:

@@ -1,4 +1,4 @@
-"""How alike other peers are, worked out at one peer from what it received (DFMTL thesis, section 4.2).
+"""Similarities to other peers, computed at one peer from what it received (DFMTL thesis, section 4.2).
 
 Signals are rows. A similarity of a peer's own signal (m) and others' (n x m) is a vector (n); of a matrix alone
 (N x m), a matrix (N x N) with 1 on the diagonal, the thesis' s_ii. Results are float64 on the CPU. A signal that is not
@@ -60,7 +60,7 @@ def parameters(
     kind: Literal["cosine", "distance"] = "cosine",
     origin: Tensor | None = None,
 ) -> Tensor:
-    """Similarity of models: (cos + 1) / 2, or 1 - |a - b| / (|a| + |b|); both in [0, 1].
+    """Return the similarity of models: (cos + 1) / 2, or 1 - |a - b| / (|a| + |b|); both in [0, 1].
 
     Raw weights of models that started alike are almost parallel whatever they learned; `origin` (m), such as the
     common start, is taken away first. Two models that are both zero are equal: distance 0, cosine 0.
@@ -79,7 +79,9 @@ def parameters(
 
 
 def features(own: Tensor, others: Tensor | None = None, kind: Literal["cosine", "distance"] = "cosine") -> Tensor:
-    """Similarity of what encoders see (C1): of `feature_statistics`, own 2 x C and others n x 2 x C, or N x 2 x C.
+    """Return the similarity of what encoders see (C1): of `feature_statistics`, own 2 x C and others n x 2 x C, or N x
+    2 x
+    C.
 
     The mean of two similarities, of the channels' means and of their standard deviations, each as in `parameters`.
     """
@@ -88,7 +90,7 @@ def features(own: Tensor, others: Tensor | None = None, kind: Literal["cosine", 
 
 
 def feature_statistics(pooled: Tensor) -> Tensor:
-    """Channel means and standard deviations (2 x C, float64) of globally pooled features (samples x C)."""
+    """Return channel means and standard deviations (2 x C, float64) of globally pooled features (samples x C)."""
     if pooled.ndim != 2 or not len(pooled):
         raise ValueError(f"pooled: expected samples x channels, at least one sample, found shape {tuple(pooled.shape)}")
     values = pooled.double()
@@ -96,7 +98,9 @@ def feature_statistics(pooled: Tensor) -> Tensor:
 
 
 def overlap(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Overlap of tasks, sum over t of min(w_it, w_jt) (eq. 4.4), for weights (T) as `task_weights` makes them."""
+    """Return the overlap of tasks, sum over t of min(w_it, w_jt) (eq. 4.4), for weights (T) as `task_weights` makes
+    them.
+    """
     rows, columns = _pair(own, others)
     S = torch.zeros(len(rows), len(columns), dtype=torch.float64)
     for a, b in zip(rows.double().t().cpu(), columns.double().t().cpu(), strict=True):
@@ -105,7 +109,7 @@ def overlap(own: Tensor, others: Tensor | None = None) -> Tensor:
 
 
 def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
-    """Task weights of peers, peer -> task -> weight, as a matrix (peers x tasks, float64) in sorted order.
+    """Return task weights of peers, peer -> task -> weight, as a matrix (peers x tasks, float64) in sorted order.
 
     Each row is divided by its sum, so that overlaps are in [0, 1]. Raises ValueError for a peer without a positive
     weight or with a negative one.
@@ -119,7 +123,8 @@ def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
 
 
 def cross_loss(losses: Tensor, rule: LossRule = "exp", transposed: bool = False) -> Tensor:
-    """How well others' models do here: similarities from losses (n), or (N x N) with L_ij that of model j on i's data.
+    """Return how well others' models do here: similarities from losses (n), or (N x N) with L_ij that of model j on i's
+    data.
 
     "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. The order of the
     candidates is the same for all; "exp" and "inverse" also serve as weights. An infinite loss gives 0, or -inf.
@@ -139,7 +144,7 @@ def cross_loss(losses: Tensor, rule: LossRule = "exp", transposed: bool = False)
 
 
 def disparity(losses: Tensor) -> Tensor:
-    """How badly others' models do here, 1 - exp(-loss), from losses (n): who has seen what the peer has not.
+    """Return how badly others' models do here, 1 - exp(-loss), from losses (n): who has seen what the peer has not.
 
     The loss score of PFedDST (Fan et al., 2025), which asks how the peer's own model does on the others' data. nan
     where the loss is infinite: such a model cannot be judged, and is not chosen.
@@ -148,7 +153,7 @@ def disparity(losses: Tensor) -> Tensor:
 
 
 def per_task(losses: Tensor, weights: Tensor) -> Tensor:
-    """One loss a candidate (n, float64) from its losses per task (n x T), on scales that compare.
+    """Return one loss per candidate (n, float64) from its losses per task (n x T), on scales that compare.
 
     Each task's losses are divided by the median of their sizes over the candidates, and then weighted by the peer's
     own task weights (T, divided by their sum). Thus the task with the largest unit does not decide. Tasks of weight 0
@@ -168,7 +173,8 @@ def per_task(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 def normalised(similarity: Tensor, how: Normalise) -> Tensor:
-    """Similarities on one scale over a peer's candidates: a vector (n), or each row of a matrix but for its diagonal.
+    """Return similarities on one scale over a peer's candidates: a vector (n), or each row of a matrix but for its
+    diagonal.
 
     "min-max": to [0, 1]. "z-score": mean 0, standard deviation 1 (that of the population). Where all candidates are
     alike, or there is one, nothing tells them apart: 1/2, or 0. What is not finite is left out, and stays.
@@ -201,7 +207,8 @@ def combined(
     weights: Mapping[str, float],
     normalise: Normalise | Mapping[str, Normalise] = "none",
 ) -> Tensor:
-    """Convex combination of named similarities, each normalised first (eq. 4.7; the thesis' alpha is that of overlap).
+    """Return the convex combination of named similarities, each normalised first (eq. 4.7; the thesis' alpha is that of
+    overlap).
 
     Weights are divided by their sum; a similarity of weight 0 need not be there, and does not count where it is nan.
     The release has "none": overlap and (cos + 1) / 2 are in [0, 1] already. The thesis has one of the others. A peer's
@@ -238,7 +245,7 @@ def _own_is_one(S: Tensor, others: Tensor | None) -> Tensor:
 
 
 def _cosines(own: Tensor, others: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """(cosines, lengths of both sides): n and (1, n), or N x N and (N x 1, N)."""
+    """Return (cosines, lengths of both sides): n and (1, n), or N x N and (N x 1, N)."""
     rows, columns = _pair(own, others)
     inner = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
     left = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -322,7 +329,7 @@ class Sketch(Checked):
         return np.random.PCG64(derive_seed(self.seed, "sketch", self.kind))
 
     def variance(self, x: Tensor, y: Tensor) -> float:
-        """Variance of <Sx, Sy> over seeds: (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m.
+        """Return the variance of <Sx, Sy> over seeds: (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m.
 
         Without the last term for "gaussian" (Weinberger et al., Lemma 2; Li, Hastie and Church, KDD 2006, Lemma 1).
         It is at most 2 |x|^2 |y|^2 / m, and 0 where both vectors have one and the same entry.
@@ -332,7 +339,8 @@ class Sketch(Checked):
         return (float(x.square().sum() * y.square().sum() + (x @ y).square()) - same) / self.m
 
     def error(self, delta: float) -> float:
-        """epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any two vectors: sqrt(2 / (m delta)).
+        """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any two vectors: sqrt(2 / (m
+        delta)).
 
         Chebyshev's inequality on `variance`. It holds for each pair, not for all pairs at once.
         """
@@ -342,7 +350,7 @@ class Sketch(Checked):
 
 
 def _raw(stream: np.random.PCG64, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Random bytes, the same on all machines."""
+    """Return random bytes, the same on all machines."""
     return stream.random_raw(-(-size // 8)).astype("<u8", copy=False).view(np.uint8)[:size]
 
 

@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 
 def distances(W: Tensor) -> Tensor:
-    """Squared distances between rows (K x K, float64), column chunk by column chunk."""
+    """Return squared distances between rows (K x K, float64), column chunk by column chunk."""
     out = torch.zeros(len(W), len(W), dtype=torch.float64)
     for a in range(0, W.shape[1], _CHUNK):
         part = W[:, a : a + _CHUNK].double()
@@ -34,7 +34,7 @@ def distances(W: Tensor) -> Tensor:
 
 
 def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", "median"] = "absolute") -> Tensor:
-    """FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
+    """Return FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
 
     xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. If the others' weights sum
     to more than 1, they are scaled to 1, so that the result stays a convex combination. With "median" distances are
@@ -51,7 +51,8 @@ def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", 
 
 
 def covariance(G: Tensor, floor: float = 1e-7) -> tuple[Tensor, Tensor]:
-    """MOCHA's (Sigma, Omega) from the Gram matrix G (K x K) of the models: Sigma = G^(1/2) / tr, Omega its inverse.
+    """Return MOCHA's (Sigma, Omega) from the Gram matrix G (K x K) of the models: Sigma = G^(1/2) / tr, Omega its
+    inverse.
 
     Eigenvalues of G below `floor` times the largest are raised to it for Omega. G = 0 gives Sigma = I/K.
     """
@@ -79,7 +80,7 @@ class Attention(AttentionSettings, Identity):
     traits = Traits(writes={"broadcast:anchor"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """u_k for clients that have a model; nothing before the first round."""
+        """Return u_k for clients that have a model; nothing before the first round."""
         sent: dict[str, Broadcast] = {client: {} for client in clients}
         if models:
             names, W = _stacked(models)
@@ -101,7 +102,7 @@ class TaskCovariance(TaskCovarianceSettings, Identity):
     traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Omega_kk and v_k for clients that have a model; nothing before the first round."""
+        """Return Omega_kk and v_k for clients that have a model; nothing before the first round."""
         sent: dict[str, Broadcast] = {client: {} for client in clients}
         if not models:
             return sent
@@ -116,7 +117,7 @@ class TaskCovariance(TaskCovarianceSettings, Identity):
         return sent
 
     def omega(self, W: Tensor) -> Tensor:
-        """Omega (K x K, float64) of models W (K x d)."""
+        """Return Omega (K x K, float64) of models W (K x d)."""
         if not self.centre:
             return covariance(gram(Updates.of(W)), self.floor)[1]
         k = len(W)

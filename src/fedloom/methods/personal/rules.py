@@ -66,7 +66,7 @@ class Envelope(EnvelopeSettings, LocalRule):
         return self.inner
 
     def begin(self, view: View, state: State) -> State:
-        """w as received, theta as it was. Raises ValueError if the steps cannot be stable."""
+        """Return w as received and theta as it was. Raises ValueError if the steps cannot be stable."""
         rate = view.optimizer.lr * self.lam
         if view.optimizer.name == "sgd" and rate >= 2:
             raise ValueError(
@@ -87,7 +87,7 @@ class Envelope(EnvelopeSettings, LocalRule):
             state["w"][s].lerp_(view.params[s], self.outer * self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """theta is kept, w is the client's model."""
+        """Return the state with theta; w is the client's model."""
         if view.step:
             self._move(view, state)
         theta = view.params.clone()
@@ -95,6 +95,6 @@ class Envelope(EnvelopeSettings, LocalRule):
         return {"personal": theta}, {}
 
     def personal(self, state: State) -> Tensor | None:
-        """theta."""
+        """Return theta."""
         theta: Tensor = state["personal"]
         return theta

@@ -22,7 +22,7 @@ from fedloom.methods.clusters.centres import ChosenClusters
 
 
 def bounded(updates: Updates, clip: float) -> Tensor:
-    """Factors (K, float64) by which no row is longer than `clip`."""
+    """Return factors (K, float64) by which no row is longer than `clip`."""
     return clip / updates.norms.clamp(min=clip)
 
 
@@ -113,7 +113,7 @@ class PrivateClusters(ChosenClusters):
         return replace(super().traits, hides=max(self.least, 1))
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
-        """For each model the rows that move it, and a private mean of its own."""
+        """Return, for each model, the rows that move it, and a private mean of its own."""
         least, z = max(self.least, 1), self.stage.noise
         drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
         counts = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)

@@ -82,11 +82,11 @@ class KeepsPrototypes(Identity):
         raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
-        """Nothing yet."""
+        """Return an empty state."""
         return {"tasks": {}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """All prototypes; nothing before there are any."""
+        """Return all prototypes; nothing before there are any."""
         if not state["tasks"]:
             return super().broadcast(state, clients, models)
         points, labels = [], []
@@ -119,12 +119,12 @@ class MeanPrototypes(KeepsPrototypes):
     by: Literal["counts", "clients"] = "counts"
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Means and counts of all classes."""
+        """Return means and counts of all classes."""
         new = _latest(before, aggregated(prototypes, self.by))
         return {"means": new.means, "counts": new.counts}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Prototypes of the classes that some client had."""
+        """Return prototypes of the classes that some client had."""
         known = state["counts"] > 0
         return state["means"][known], known.nonzero()[:, 0]
 
@@ -134,7 +134,7 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
     """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Clusters of all classes, in the order of classes."""
+        """Return clusters of all classes, in the order of classes."""
         new = cluster_prototypes(prototypes, self.partition)
         if before is None:
             return {"points": new.points, "labels": new.labels}
@@ -143,7 +143,7 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
         return {"points": torch.cat([new.points, before["points"][gone]])[order], "labels": labels}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """All clusters."""
+        """Return all clusters."""
         return state["points"], state["labels"]
 
 
@@ -203,5 +203,5 @@ class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
         return {"anchors": moved_anchors(before["anchors"], prototypes, self.momentum)}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """All anchors."""
+        """Return all anchors."""
         return state["anchors"], torch.arange(len(state["anchors"]))

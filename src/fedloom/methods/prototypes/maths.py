@@ -67,7 +67,7 @@ def aggregated(prototypes: Sequence[Prototypes], by: Literal["counts", "clients"
 
 
 def distances(features: Tensor, points: Tensor) -> Tensor:
-    """2-norms |z_b - p_m| (B x M), with a zero gradient where they are 0."""
+    """Return 2-norms |z_b - p_m| (B x M), with a zero gradient where they are 0."""
     return (features[:, None] - points).square().sum(2).clamp(min=SMALL).sqrt()
 
 
@@ -96,7 +96,9 @@ def _share(judged: int, labels: Tensor, over: Over) -> float:
 
 
 def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features and labels of the examples whose class has a prototype, and which examples these are (B, bool)."""
+    """Return features and labels of the examples whose class has a prototype, and which examples these are (B,
+    bool).
+    """
     which = (labels >= 0) & known[labels.clamp(min=0)]
     return features[which], labels[which], which
 
@@ -105,7 +107,7 @@ def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Te
 
 
 def first_neighbours(points: Tensor) -> Tensor:
-    """FINCH's first partition (N cluster numbers from 0) of points (N x F), by cosine; it has no parameter.
+    """Return FINCH's first partition (N cluster numbers from 0) of points (N x F), by cosine; it has no parameter.
 
     Two points are linked if one is the other's nearest or both have the same nearest; clusters are the connected parts.
     They are numbered in the order of their first points; among equally near points the first counts.
@@ -127,7 +129,7 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def finch(points: Tensor) -> list[Tensor]:
-    """FINCH's partitions (N cluster numbers each), from the finest to the coarsest with more than one cluster.
+    """Return FINCH's partitions (N cluster numbers each), from the finest to the coarsest with more than one cluster.
 
     Each partition clusters the means of the one before. If the first has a single cluster, it is the only one.
     """
@@ -157,7 +159,7 @@ class ClusterPrototypes:
 def cluster_prototypes(
     prototypes: Sequence[Prototypes], partition: Literal["first", "last"] = "last"
 ) -> ClusterPrototypes:
-    """Per class, the means of FINCH's clusters of the clients' prototypes (FPL).
+    """Return, per class, the means of FINCH's clusters of the clients' prototypes (FPL).
 
     `last` is the coarsest partition with more than one cluster, as in the release.
     """
@@ -185,7 +187,7 @@ def cluster_contrast(
     temperature: float = 0.02,
     over: Over = "known",
 ) -> Tensor:
-    """-log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
+    """Compute -log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
     mine = labels[:, None] == clusters.labels
     judged = mine.any(1)
     if not bool(judged.any()):
@@ -212,7 +214,7 @@ def fpl_loss(
 
 
 def nearest_gaps(prototypes: Prototypes) -> Tensor:
-    """Distance of each known prototype to the nearest other known one (one value each; empty below two)."""
+    """Return the distance of each known prototype to the nearest other known one (one value each; empty below two)."""
     points = prototypes.means[prototypes.known]
     if len(points) < 2:
         return points.new_zeros(0)
@@ -220,13 +222,15 @@ def nearest_gaps(prototypes: Prototypes) -> Tensor:
 
 
 def adaptive_margin(prototypes: Sequence[Prototypes], limit: float = 100.0) -> float:
-    """FedTGP's margin: the largest gap between neighbouring class means, at most `limit`; 0 below two classes."""
+    """Return FedTGP's margin: the largest gap between neighbouring class means, at most `limit`; 0 below two
+    classes.
+    """
     gaps = nearest_gaps(aggregated(prototypes, "clients"))
     return min(float(gaps.max()), limit) if len(gaps) else 0.0
 
 
 def margin_cross_entropy(features: Tensor, labels: Tensor, points: Tensor, margin: float = 0.0) -> Tensor:
-    """Cross entropy with logits -(|z - p_j| + margin [j = y]): the own class must be nearer by the margin.
+    """Compute the cross entropy with logits -(|z - p_j| + margin [j = y]): the own class must be nearer by the margin.
 
     `points` (C x F) are prototypes or anchors of all classes (FedTGP; FedSA's margin term).
     """
@@ -247,7 +251,7 @@ class PrototypeGenerator(nn.Module):
             self.layers = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features))
 
     def forward(self) -> Tensor:
-        """Prototypes of all classes."""
+        """Return prototypes of all classes."""
         prototypes: Tensor = self.layers(self.embedding)
         return prototypes
 
@@ -285,7 +289,7 @@ def trained_generator(
 
 
 def random_anchors(classes: int, features: int, seed: int = 0) -> Tensor:
-    """FedSA's first anchors (C x F): normal vectors through a random, frozen (linear, batch norm, ReLU) twice.
+    """Return FedSA's first anchors (C x F): normal vectors through a random, frozen (linear, batch norm, ReLU) twice.
 
     They are not negative. The same seed gives the same anchors on every client.
     """
@@ -299,7 +303,7 @@ def random_anchors(classes: int, features: int, seed: int = 0) -> Tensor:
 
 
 def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: float = 0.9999) -> Tensor:
-    """Anchors drawn to the clients' mean prototypes: A_c <- momentum A_c + (1 - momentum) mean_c (FedSA).
+    """Return anchors drawn to the clients' mean prototypes: A_c <- momentum A_c + (1 - momentum) mean_c (FedSA).
 
     A class that no client has keeps its anchor.
     """
@@ -309,7 +313,9 @@ def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: f
 
 
 def anchor_margin(anchors: Tensor, own: Prototypes | None = None) -> float:
-    """FedSA's margin: the larger mean gap, of neighbouring anchors or of own prototypes; 0 if neither has two."""
+    """Return FedSA's margin: the larger mean gap, of neighbouring anchors or of own prototypes; 0 if neither has
+    two.
+    """
     every = Prototypes(anchors, torch.ones(len(anchors), dtype=torch.float64))
     gaps = [nearest_gaps(p) for p in ([every] if own is None else [every, own])]
     return max((float(g.mean()) for g in gaps if len(g)), default=0.0)
@@ -334,7 +340,7 @@ class AnchorLosses:
 
 
 def anchor_losses(features: Tensor, labels: Tensor, anchors: Tensor, head: nn.Module, margin: float) -> AnchorLosses:
-    """FedSA's losses of a batch. `head` maps features (B x F) to logits (B x C), `margin` is `anchor_margin`."""
+    """Return FedSA's losses of a batch. `head` maps features (B x F) to logits (B x C), `margin` is `anchor_margin`."""
     every = Prototypes(anchors, torch.ones(len(anchors), device=anchors.device, dtype=torch.float64))
     return AnchorLosses(
         prototype_pull(features, labels, every),
@@ -355,7 +361,7 @@ def relaxed_contrast(
     negatives: int = 2,
     weight: float = 1.0,
 ) -> Tensor:
-    """FedRCL's supervised contrast within a batch, with the penalty that keeps a class from collapsing.
+    """Return FedRCL's supervised contrast within a batch, with the penalty that keeps a class from collapsing.
 
     With s the cosine similarities, an example is compared with the `positives` least similar examples of its class
     (itself among them, so an example without another of its class has similarity 1) against the `negatives` most
@@ -373,7 +379,9 @@ def relaxed_contrast(
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
 
     def chosen(mask: Tensor, count: int, largest: bool) -> Tensor:
-        """Similarities of each row's most or least similar within the mask (n x count); -inf where there are fewer."""
+        """Return similarities of each row's most or least similar within the mask (n x count); -inf where there are
+        fewer.
+        """
         outside = -math.inf if largest else math.inf
         values = similar.masked_fill(~mask, outside).topk(min(count, len(y)), dim=1, largest=largest)[0]
         return values.masked_fill(values.isinf(), -math.inf)

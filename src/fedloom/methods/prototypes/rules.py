@@ -94,7 +94,7 @@ class CollectPrototypes(LocalRule):
     provides = PROVIDED
 
     def begin(self, view: View, state: State) -> State:
-        """No batches yet."""
+        """Return a state without batches."""
         return {**state, "batches": deque()}
 
     def grad(self, view: View, state: State) -> None:

@@ -26,33 +26,34 @@ from fedloom.methods.robust import CentredClipSettings, RobustSettings
 
 
 def squared_distances(G: Tensor) -> Tensor:
-    """|X_i - X_j|^2 (K x K)."""
+    """Return |X_i - X_j|^2 (K x K)."""
     size = G.diagonal()
     return (size[:, None] + size[None, :] - 2 * G).clamp(min=0)
 
 
 def krum_order(G: Tensor, f: int) -> Tensor:
-    """Positions of the rows (K), the one with the least sum of squared distances to its K - f nearest rows, itself
+    """Return positions of the rows (K), the one with the least sum of squared distances to its K - f nearest rows,
+    itself
     among them, first; ties by position."""
     scores = squared_distances(G).sort(dim=1).values[:, : len(G) - f].sum(1)
     return scores.argsort(stable=True)
 
 
 def nearest(G: Tensor, count: int) -> Tensor:
-    """Positions of the `count` rows that are nearest to each row (K x count), itself first; ties by position."""
+    """Return positions of the `count` rows that are nearest to each row (K x count), itself first; ties by position."""
     D = squared_distances(G)
     D.fill_diagonal_(-1.0)
     return D.argsort(dim=1, stable=True)[:, :count]
 
 
 def distances_to(G: Tensor, c: Tensor) -> Tensor:
-    """|X_i - sum_j c_j X_j| (K)."""
+    """Return |X_i - sum_j c_j X_j| (K)."""
     inner = G @ c
     return (G.diagonal() - 2 * inner + c @ inner).clamp(min=0).sqrt()
 
 
 def geometric_median(G: Tensor, iterations: int = 100) -> Tensor:
-    """c (K, sums to 1) such that sum_i |X_i - sum_j c_j X_j| is least, by the smoothed Weiszfeld algorithm.
+    """Return c (K, sums to 1) such that sum_i |X_i - sum_j c_j X_j| is least, by the smoothed Weiszfeld algorithm.
 
     c_i <- (1 / max(nu, |X_i - v|)) / sum with nu a millionth of the smallest distance between two different rows. It
     begins with the rows weighted by the inverse of their median distance to all, for from the mean it would need a step
@@ -73,13 +74,13 @@ def geometric_median(G: Tensor, iterations: int = 100) -> Tensor:
 
 
 def clipping(sizes: Tensor, limit: float | None) -> Tensor:
-    """Factors (K) that bring sizes above `limit`, None for their lower median, down to it."""
+    """Return factors (K) that bring sizes above `limit`, None for their lower median, down to it."""
     bound = sizes.median() if limit is None else torch.tensor(limit, dtype=sizes.dtype)
     return torch.where(sizes > bound, bound / sizes, 1.0)
 
 
 def centred_clip(G: Tensor, limit: float | None, iterations: int, start: int | None) -> Tensor:
-    """c (K) of v after v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), from row `start`, None for v = 0.
+    """Return c (K) of v after v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), from row `start`, None for v = 0.
 
     Without a limit each step uses the lower median of the distances |X_i - v|.
     """
@@ -93,7 +94,7 @@ def centred_clip(G: Tensor, limit: float | None, iterations: int, start: int | N
 
 
 def in_order(X: Tensor) -> Tensor:
-    """Each column's values in ascending order (K x columns), nan as if it were inf.
+    """Return each column's values in ascending order (K x columns), nan as if it were inf.
 
     Rows are compared two at a time, as Batcher's odd-even merge sort says (AFIPS 1968): for some thousand columns,
     which stay in a cache, this is several times as fast as sorting column by column.
@@ -187,7 +188,7 @@ class Robust(RobustSettings, Stage):
         return fit, once
 
     def _bears(self, k: int) -> int:
-        """f among k rows."""
+        """Return the f that applies among k rows."""
         return (k - 1) // 2 if self.f is None else self.f
 
 
@@ -200,7 +201,9 @@ class ByGram(Robust):
         return Traits("mix", wants=wants, separable=True, presence="row")
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
+        """Return W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a
+        server.
+        """
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -227,7 +230,7 @@ class AroundOwn(ByGram):
     """Rules that at a peer need no majority, because they keep to the peer's own row; there all rows are one group."""
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """As others at a server; at a peer it works among any number of rows."""
+        """Yield what others yield at a server, and nothing at a peer, where it works among any number of rows."""
         return iter(()) if rows is None else super().unfit(rows, most)
 
 
@@ -304,7 +307,7 @@ class ByCoordinate(Robust):
         return Traits("matrix", wants=wants, separable=True, presence="block")
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
-        """One value a column, from a column's values in ascending order (K x columns)."""
+        """Return one value per column, from a column's values in ascending order (K x columns)."""
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

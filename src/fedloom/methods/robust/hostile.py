@@ -104,7 +104,7 @@ class FlippedLabels(Attack):
     """Class C - 1 - y in the place of y, in tasks with one class an example."""
 
     def unfit(self, tasks: Mapping[str, Task]) -> str | None:
-        """Why it would do nothing at a client with these tasks; None if it does something."""
+        """Return why it would do nothing at a client with these tasks; None if it does something."""
         if any(task.kind == "classification" for task in tasks.values()):
             return None
         return f"expected a task with one class an example, found {', '.join(tasks)}"
@@ -132,7 +132,7 @@ class Flipped(Behind):
         return x, {**y, **wrong}
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """Wrong labels."""
+        """Return wrong labels."""
         labels = self.examples.labels_of(task)
         return np.where(labels >= 0, self.classes[task] - 1 - labels, labels) if task in self.classes else labels
 

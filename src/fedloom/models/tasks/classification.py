@@ -41,7 +41,7 @@ class ConfusionMetric(Metric):
         return self.matrix
 
     def compute(self) -> dict[str, float]:
-        """Accuracy, and the mean F1 of the classes that occur in truth or prediction (as scikit-learn's)."""
+        """Return accuracy, and the mean F1 of the classes that occur in truth or prediction (as scikit-learn's)."""
         seen = int(self.matrix.sum())
         if not seen:
             return {"accuracy": float("nan"), "macro_f1": float("nan")}
@@ -85,7 +85,7 @@ class Classification(Task):
         return nn.Linear(features, self.channels)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
+        """Compute the cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
         weights = None if self.class_weights is None else output.new_tensor(self.class_weights)
         total = cross_entropy(output, target, weights, ignore_index=-1, reduction="sum")
         # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
@@ -97,7 +97,7 @@ class Classification(Task):
         return scores.Kept(usual, self.judge, self.by_name) if self.judge else usual
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Examples of each class (C), and labelled ones (1)."""
+        """Return examples of each class (C), and labelled ones (1)."""
         counts = torch.bincount(target[target >= 0], minlength=self.channels).double()
         return counts, counts.sum(0, keepdim=True)
 

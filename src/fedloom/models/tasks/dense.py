@@ -49,7 +49,7 @@ class UpHead(nn.Sequential):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Predictions before any activation."""
+        """Return predictions before any activation."""
         output: Tensor = super().forward(features)
         return output
 
@@ -70,8 +70,10 @@ class DenseTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.widths and self.channels not in self.widths:
-            wanted = " or ".join(map(str, self.widths))
-            raise RecipeError(f"task {self.name!r}: expected {wanted} channels for {self.kind}, found {self.channels}")
+            expected = " or ".join(map(str, self.widths))
+            raise RecipeError(
+                f"task {self.name!r}: expected {expected} channels for {self.kind}, found {self.channels}"
+            )
 
     def head(self, features: int) -> nn.Module:
         """Return a head from features at stride 4 to predictions at full size."""
@@ -124,11 +126,11 @@ class Semseg(DenseTask):
     usual: ClassVar[str] = "miou"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.cross_entropy`."""
+        """Return `losses.cross_entropy`."""
         return losses.cross_entropy(output, target, weights=self.class_weights)
 
     def metric(self) -> Measures:
-        """mIoU and pixel accuracy."""
+        """Return mIoU and pixel accuracy."""
         return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,11 +167,11 @@ class Saliency(BinaryTask):
     usual: ClassVar[str] = "maxf"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.balanced_bce`."""
+        """Return `losses.balanced_bce`."""
         return losses.balanced_bce(output, target)
 
     def metric(self) -> Measures:
-        """maxF and the best mean IoU."""
+        """Return maxF and the best mean IoU."""
         return Measures(self.name, self.metrics, MaxF())
 
 
@@ -192,7 +194,7 @@ class Normals(DenseTask):
     usual: ClassVar[str] = "merr"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.normals_l1`."""
+        """Return `losses.normals_l1`."""
         return losses.normals_l1(output, target)
 
     def metric(self) -> Measures:
@@ -226,11 +228,11 @@ class Depth(DenseTask):
     usual: ClassVar[str] = "rmse"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.depth_l1`."""
+        """Return `losses.depth_l1`."""
         return losses.depth_l1(output, target, self.log)
 
     def metric(self) -> Measures:
-        """RMSE, MAE, relative error and the delta thresholds."""
+        """Return RMSE, MAE, relative error and the delta thresholds."""
         return Measures(self.name, self.metrics, DepthError(limit=self.limit, log=self.log))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,7 +279,7 @@ class Edge(BinaryTask):
         return next(iter(self.metrics))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`losses.edge_bce`."""
+        """Return `losses.edge_bce`."""
         return losses.edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:

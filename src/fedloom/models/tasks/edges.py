@@ -75,7 +75,7 @@ class OdsF(Measure):
         self.seen = True
 
     def all(self) -> dict[str, float]:
-        """`odsf`; 0 where there are no true edges."""
+        """Return `odsf`; 0 where there are no true edges."""
         return {"odsf": best_f(self.hits, self.predicted, self.actual, 1.0) if self.seen else math.nan}
 
 
@@ -163,7 +163,8 @@ def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
-    """For each map of N x H x W: the most one-to-one pairs with pixels of `truth` (H x W) within `radius` pixels.
+    """Return, for each map of N x H x W, the most one-to-one pairs with pixels of `truth` (H x W) within `radius`
+    pixels.
 
     Right for any maps, and fast where most pixels of a map are in all maps before it too.
     """

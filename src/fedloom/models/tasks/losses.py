@@ -70,7 +70,7 @@ def real(x: Tensor) -> Tensor:
 def cross_entropy(
     logits: Tensor, labels: Tensor, ignore: int = IGNORE, weights: Sequence[float] | None = None
 ) -> Tensor:
-    """Cross entropy in nats over classes: semantic segmentation and human parts.
+    """Compute the cross entropy in nats over classes: semantic segmentation and human parts.
 
     `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
     `weights` are those of the classes; the mean is then weighted.
@@ -85,7 +85,7 @@ def cross_entropy(
 
 
 def balanced_bce(logits: Tensor, labels: Tensor) -> Tensor:
-    """Two-class cross entropy in nats, balanced over the batch: saliency.
+    """Compute the two-class cross entropy in nats, balanced over the batch: saliency.
 
     The weights are q for salient pixels and 1 - q for others, where q is the share of the others among the valid
     pixels. `logits` B x 2 x H x W (background, salient) or B x 1 x H x W (their difference: the same loss);
@@ -100,7 +100,7 @@ def balanced_bce(logits: Tensor, labels: Tensor) -> Tensor:
 def edge_bce(
     logits: Tensor, labels: Tensor, positive_weight: float = 0.95, negative_weight: float | None = None
 ) -> Tensor:
-    """Binary cross entropy in nats with fixed weights: edges.
+    """Compute the binary cross entropy in nats with fixed weights: edges.
 
     `logits` B x 1 x H x W; `labels` B x H x W or B x 1 x H x W in 0..1, where fractions are allowed.
     `negative_weight` is 1 - `positive_weight` unless given: (10, 1) is a cross entropy with pos_weight 10.
@@ -111,7 +111,7 @@ def edge_bce(
 
 
 def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
-    """L1 distance, summed over the three channels, of normalised predictions to the labels as they are.
+    """Compute the L1 distance, summed over the three channels, of normalised predictions to the labels as they are.
 
     `pred` and `labels` B x 3 x H x W; labels in -1..1. A pixel counts unless a channel is 255 or all are 0.
     """
@@ -121,7 +121,7 @@ def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
 
 
 def depth_l1(pred: Tensor, labels: Tensor, log: bool = False) -> Tensor:
-    """L1 distance in metres.
+    """Compute the L1 distance in metres.
 
     `pred` B x 1 x H x W; `labels` B x 1 x H x W or B x H x W in metres; 255, values of 0 or less and those that
     are not finite do not count. With `log`, predictions are log(1 + metres), and so is the distance.

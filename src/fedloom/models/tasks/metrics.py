@@ -37,7 +37,7 @@ class Measure(ABC):
 
     @abstractmethod
     def all(self) -> dict[str, float]:
-        """Every number by its name."""
+        """Return every number by its name."""
 
     def compute(self) -> float:
         """Return the number called `kind`."""
@@ -100,7 +100,9 @@ class _ConfusionMeasure(Measure):
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes)
 
     def all(self) -> dict[str, float]:
-        """`miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of pixels that are right."""
+        """Return `miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of pixels that are
+        right.
+        """
         hits, seen = self.matrix.diagonal().double(), int(self.matrix.sum())
         if not seen:
             return {"miou": math.nan, "pixel_accuracy": math.nan}
@@ -280,7 +282,7 @@ class MaxF(_BestF):
         self.images += (union > 0).sum(0)
 
     def all(self) -> dict[str, float]:
-        """`maxf` and `max_iou`."""
+        """Return `maxf` and `max_iou`."""
         seen = self.images > 0
         iou = float((self.iou[seen] / self.images[seen]).max()) if seen.any() else math.nan
         return {**super().all(), "max_iou": iou}
@@ -301,7 +303,9 @@ class PlainEdgeF(_BestF):
         super().__init__(thresholds)
 
     def all(self) -> dict[str, float]:
-        """`edge_f_plain` and the numbers at 0.5; each is 0 where there is nothing to find or nothing was found."""
+        """Return `edge_f_plain` and the numbers at 0.5; each is 0 where there is nothing to find or nothing was
+        found.
+        """
         if not int(self.counts.sum()):
             return dict.fromkeys((self.kind, *self.AT_HALF), math.nan)
         at = int((self.levels - 0.5).abs().argmin())

@@ -171,7 +171,7 @@ class Own(Task):
 
     @contextmanager
     def blamed(self, what: str, output: Tensor, target: Tensor) -> Iterator[None]:
-        """Inside, an error is one of a function that a user wrote: say which, and what it was given."""
+        """Name the user's function, and its arguments, in an error that it raises."""
         try:
             yield
         except DataError:

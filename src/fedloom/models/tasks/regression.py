@@ -32,7 +32,8 @@ class SquaredError(Metric):
         self.squares += float(y.square().sum())
 
     def compute(self) -> dict[str, float]:
-        """`rmse`, and `r2` = 1 - sum of squared errors / sum of squared deviations of the targets from their mean.
+        """Return `rmse`, and `r2` = 1 - sum of squared errors / sum of squared deviations of the targets from their
+        mean.
 
         R2 is the share of explained variance; nan where all targets are equal.
         """

@@ -28,7 +28,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Metric name -> value over everything seen; nan where nothing valid was seen."""
+        """Return metric name -> value over everything seen; nan where nothing valid was seen."""
 
     def cheap(self) -> Metric:
         """Return the metric without the numbers that take long, before its first update; itself if none does."""

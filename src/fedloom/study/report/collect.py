@@ -281,7 +281,7 @@ def _facts(run: Run) -> Facts:
 
 
 def _labels(folder: Path) -> Mapping[str, Any]:
-    """Client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
+    """Return client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
     try:
         stated = dict(json_of(folder / "partition.json").get("labels", {}))
     except (StateError, OSError, ValueError, TypeError, AttributeError):

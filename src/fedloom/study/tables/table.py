@@ -350,7 +350,7 @@ class OpenedGrid:
         return need("pandas", "notebook").DataFrame(rows)
 
     def _repr_markdown_(self) -> str:
-        """For notebooks."""
+        """Return the table as Markdown, for notebooks."""
         return tabulate(self.grid, self.folder).to_markdown()
 
 
