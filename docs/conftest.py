@@ -38,7 +38,7 @@ def run(line: str) -> None:
 
 def recipe(example: Example) -> None:
     """A valid recipe, a part of one that fits into `digits-tasks`, or a valid grid."""
-    value = parse(example.parsed, Path(example.path).name)
+    value = parse(str(example.parsed), Path(example.path).name)
     if "bases" in value:
         load_grid(value)
     else:

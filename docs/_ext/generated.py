@@ -329,7 +329,11 @@ def _math(text: str) -> str:
         for i, part in enumerate(text.split("`"))
         for piece in ([part] if i % 2 else formulas.split(part))
     )
-    return "".join(_code(p) if code else f"${p[1]}$" if p[0] else _cell(p[1]) for code, p in pieces)
+    return "".join(_code(p) if code else _in_cell(p[1]) if p[0] else _cell(p[1]) for code, p in pieces)
+
+
+def _in_cell(tex: str) -> str:
+    return f"${tex.replace('|', chr(92) + 'vert ')}$"
 
 
 def _cell(text: Any) -> str:

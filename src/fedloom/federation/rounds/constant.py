@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch
 from fedloom.federation.rounds.federation import BuiltFederation, Part, together
 from fedloom.models.changes import ConstantHead
@@ -19,7 +20,7 @@ def constant_scores(federation: BuiltFederation, some: int = SOME) -> dict[str, 
     """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
 
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data. Empty
-    where a user's own task does not say what the mean of its labels is.
+    where a user's own task does not say what the mean of its labels is, and where the examples are at nodes.
     """
     tasks = {task.name: task for task in federation.tasks}
     train, val, test = (
@@ -28,7 +29,7 @@ def constant_scores(federation: BuiltFederation, some: int = SOME) -> dict[str, 
     )
     try:
         means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
-    except NotImplementedError:
+    except (NotImplementedError, DataError):
         return {}
     scores = {}
     for part, names in (test if len(test) else val).by_labels(means):
