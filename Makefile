@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # The constraints keep pip from replacing torch when it installs something else that needs it.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
+# Tests of one file run in one process, so that the runs which they share are made once.
+TWO := -n 2 --dist loadscope
 
 .PHONY: demo demo-scenes docs test test-flower-oldest test-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
 
@@ -73,7 +75,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest $(TWO)
 
 # The test of the report in a browser runs where Chromium and its driver are (Debian: apt install chromium chromium-driver)
 # and selenium is: .venv/bin/pip install selenium
@@ -89,10 +91,10 @@ test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install -q -c constraints/oldest.txt $(PIP_ARGS) -e '.[vision,data,report,notebook,privacy]' \
 	  peft networkx pytest pytest-timeout pytest-xdist hypothesis torchmetrics jsonschema hatchling setuptools 'pyarrow<18'
-	$(VENV)-oldest/bin/pytest -n 2 -W default $(ARGS)
+	$(VENV)-oldest/bin/pytest $(TWO) -W default $(ARGS)
 
 nightly: lint
-	$(BIN)/pytest -n 2 -m 'slow or not slow'
+	$(BIN)/pytest $(TWO) -m 'slow or not slow'
 	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
 
 # What fedloom costs beside what it does: a table of ratios and their aims, in some ten minutes.

@@ -18,7 +18,7 @@ TINY: dict[str, Any] = {
     "addons": {"-": {}, "+DEA": {"method.add.feddea": {"rho": 0.5}}},
     "references": [],
     "seeds": [0],
-    "set": {"training.rounds": 1, "training.batch_size": 8, "evaluation.splits": ["test"]},
+    "set": {"data.size": 8, "training.rounds": 1, "training.batch_size": 8, "evaluation.splits": ["test"]},
 }
 """Two cells of five clients on digits, one round of two steps."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedloom.codecs import Folded, Raw, Unified
+from fedloom.codecs import Codec, Cropped, Folded, Raw, Sparse, Unified
 from fedloom.core.codecs import _sides
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
@@ -206,3 +208,125 @@ def test_scale_zeros_and_no_change_of_the_input() -> None:
 def test_a_block_is_a_matrix_with_a_row_for_each_output() -> None:
     shapes = {(4,): (1, 4), (3, 2): (3, 2), (3, 2, 5): (3, 10), (): (1, 1), (0, 3): (1, 0), (3, 0): (1, 0)}
     assert {shape: _sides(Block("b", shape)) for shape in shapes} == shapes
+
+
+SMALL = Layout((Block("a", (2, 5)), Block("b", (4,)), Block("heads.x", (3, 2), role="head", task="x")))
+
+
+def cornered(*present: list[bool]) -> Updates:
+    """Two rows: of `a` the first row has a corner of 1 x 3 and the second none, of `b` both have 2 values."""
+    X = torch.zeros(2, SMALL.d)
+    X[0, :3], X[:, 10:12], X[1, 14] = torch.tensor([1.0, 0, 2]), torch.tensor([[1.0, 3], [0, 4]]), 5.0
+    return Updates.of(X, layout=SMALL, present=torch.tensor(present) if present else None)
+
+
+LACKS = ([True, True, False], [True, True, True])
+ENCODER, HEAD, CODEC = ("encoder", None), ("head", "x"), ("codec", None)
+
+
+@pytest.mark.parametrize(
+    ("codec", "present", "sizes", "count"),
+    [
+        (Raw(), (), {"values": 40}, {ENCODER: 112, HEAD: 48}),
+        (Raw(), LACKS, {"values": 34}, {ENCODER: 112, HEAD: 24}),
+        (Sparse(), (), {"values": 6, "mask": 5}, {ENCODER: 20, HEAD: 4, CODEC: 5}),
+        (Sparse(), LACKS, {"values": 6, "mask": 5}, {ENCODER: 20, HEAD: 4, CODEC: 5}),
+        (Cropped(), (), {"values": 8, "corners": 12}, {ENCODER: 28, HEAD: 4, CODEC: 48}),
+        (Cropped(), LACKS, {"values": 8, "corners": 10}, {ENCODER: 28, HEAD: 4, CODEC: 40}),
+    ],
+)
+def test_what_travels_is_counted_by_role_and_task_and_comes_back(
+    codec: Codec, present: tuple[list[bool], ...], sizes: dict[str, int], count: dict[Any, int]
+) -> None:
+    updates = cornered(*present)
+    packed = codec.pack(updates)
+    assert {name: tensor.numel() for name, tensor in packed.items()} == sizes
+    assert codec.count(packed, empty(updates)) == count
+    assert sum(count.values()) == sum(tensor.nbytes for tensor in packed.values())
+    read = codec.read(packed, empty(updates))
+    assert torch.equal(codec.unpack(read, empty(updates)), updates.X)
+    with pytest.raises(ValueError, match="expected"):
+        codec.read({name: tensor[:-1] for name, tensor in packed.items()}, empty(updates))
+    for wrong in (None, [*packed.items()], {**packed, "more": packed["values"]}, {"values": packed["values"][:-1]}):
+        with pytest.raises(ValueError, match="expected"):
+            codec.read(wrong, empty(updates))
+
+
+@pytest.mark.parametrize("codec", [Sparse(), Cropped()], ids=repr)
+def test_what_would_not_shrink_is_sent_as_it_is(codec: Codec) -> None:
+    full = cornered().replace(X=torch.ones(2, SMALL.d))
+    packed = codec.pack(full)
+    assert list(packed) == ["values"]
+    assert codec.count(packed, empty(full)) == Raw().count(packed, full)
+    assert torch.equal(codec.unpack(codec.read(packed, empty(full)), empty(full)), full.X)
+    nothing = empty(full)
+    packed = codec.pack(nothing)
+    assert packed["values"].numel() == 0
+    assert not codec.unpack(codec.read(packed, empty(full)), empty(full)).any()
+
+
+@pytest.mark.parametrize(("zeros", "shrinks"), [(2, False), (3, True)])
+def test_corners_are_worth_it_from_the_first_byte_that_they_save(zeros: int, shrinks: bool) -> None:
+    """Two numbers of 4 bytes say which corner it is."""
+    layout = Layout((Block("a", (1, 9)),))
+    X = torch.ones(1, 9)
+    X[0, 9 - zeros :] = 0
+    assert ("corners" in Cropped().pack(Updates.of(X, layout=layout))) == shrinks
+
+
+@pytest.mark.parametrize(
+    ("corner", "fits"), [((2, 5), True), ((0, 0), True), ((3, 5), False), ((2, 6), False), ((-1, 5), False)]
+)
+def test_corners_lie_within_their_blocks(corner: tuple[int, int], fits: bool) -> None:
+    like = Updates.of(torch.zeros(1, 10), layout=Layout((Block("a", (2, 5)),)))
+    values = torch.ones(max(corner[0] * corner[1], 0))
+    packed = {"values": values, "corners": torch.tensor([corner], dtype=torch.int32)}
+    if fits:
+        assert int(Cropped().unpack(Cropped().read(packed, like), like).sum()) == len(values)
+    else:
+        with pytest.raises(ValueError, match="corners: expected"):
+            Cropped().read(packed, like)
+
+
+def test_rows_without_any_block_travel_as_nothing() -> None:
+    none = cornered([False] * 3, [False] * 3).replace(X=torch.zeros(2, SMALL.d))
+    for codec in (Raw(), Sparse(), Cropped()):
+        packed = codec.pack(none)
+        assert packed["values"].shape == (0,)
+        assert codec.count(packed, none) == {}
+        assert not codec.unpack(codec.read(packed, none), none).any()
+
+
+@pytest.mark.parametrize("tasks", ["x", "xy"])
+def test_unified_reads_what_it_packed_and_refuses_masks_of_another_width(tasks: str) -> None:
+    updates = sent("c", tasks)
+    packed = Unified().pack(updates)
+    assert packed["masks"].shape == (len(tasks), 3)  # 21 bits
+    read = Unified().read(packed, empty(updates))
+    assert read.keys() == packed.keys() == {"vector", "masks", "scales", "own"}
+    for name in packed:
+        with pytest.raises(ValueError, match=name):
+            Unified().read({**packed, name: torch.cat([packed[name], packed[name]], -1)}, empty(updates))
+    common = Layout((Block("encoder.a", (9,)),))
+    alone = Updates.of(torch.ones(1, common.d), layout=common, rows=[("c", "x")])
+    assert Unified().pack(alone).keys() == {"vector", "masks", "scales"}
+    assert torch.equal(Unified().unpack(Unified().read(Unified().pack(alone), empty(alone)), empty(alone)), alone.X)
+
+
+def test_norms_of_folded_rows_are_bounds_and_exact_where_one_is_not_finite() -> None:
+    clients = sent("a", "xy", 1), sent("b", "z", 2)
+    rows, dense = folded(*clients)
+    assert bool((rows.given.norms() >= dense.norm(dim=1).double() - 1e-5).all())  # type: ignore[union-attr]
+    assert float(rows.given.norms()[2]) == pytest.approx(float(dense[2].norm()))  # type: ignore[union-attr]
+    packed = [Unified().pack(client) for client in clients]
+    for (a, b), own in zip(((0, 2), (2, 3)), packed, strict=True):
+        scale = own["vector"].norm() * own["scales"].abs()
+        beside = torch.stack([LAYOUT.take(x, LAYOUT.without(LAYOUT.common)) for x in dense[a:b]])
+        expected = (scale.square() + beside.square().sum(1)).sqrt()
+        torch.testing.assert_close(rows.given.norms()[a:b], expected.double(), rtol=1e-5, atol=0)  # type: ignore[union-attr]
+    assert [upload.client for upload in rows.given.uploads(rows.n)] == ["a", "b"]  # type: ignore[union-attr]
+    assert torch.equal(folded(clients[0])[0].given.dense(), dense[:2])  # type: ignore[union-attr]
+    broken = clients[0].replace(X=clients[0].X.index_fill(0, torch.tensor([1]), float("nan")))
+    found = folded(broken, clients[1])[0].given.norms()  # type: ignore[union-attr]
+    assert bool(found[2].isfinite())
+    assert not bool(found[1].isfinite())

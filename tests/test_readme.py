@@ -48,8 +48,8 @@ def test_the_recipe_is_valid() -> None:
 
 
 def test_the_commands_name_keys_that_exist() -> None:
-    lines = [line.split("#")[0].split() for line in "\n".join(blocks("console")).splitlines()]
-    runs = [words[2:] for words in lines if words[:2] in (["fedloom", "run"], ["fedloom", "show"])]
+    lines = [command.split() for command in re.findall(r"`(fedloom [^`]*)`", PAGES["docs/reference.md"])]
+    runs = [words[2:] for words in lines if re.match(r"fedloom (run|show) \w", " ".join(words))]
     assert runs
     for name, *changes in runs:
         load(name, [change for change in changes if "=" in change])

@@ -47,6 +47,12 @@ def test_golden_values(kind: Literal["adam", "yogi", "adagrad"], expected: list[
     assert steps(rule, 0.5) == steps(Adaptive(kind, 0.1, 0.9, 0.99, 1e-3, v0=1e-6), 0.5)
 
 
+@pytest.mark.parametrize("step", [0.5, 1.0, 2.0])
+def test_the_plain_rule_moves_by_step_times_the_update(step: float) -> None:
+    moved, state = Plain(step).apply(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -2.0]), {})
+    assert (moved.tolist(), state) == ([1 + 4 * step, 2 - 2 * step], {})
+
+
 def test_momentum() -> None:
     assert [m.item() for m in steps(Momentum(0.9, 0.5), 1, 2)] == pytest.approx([0.5, 0.5 + 0.5 * 2.9])
     assert steps(Momentum(0, 0.5), 1, 2) == steps(Plain(0.5), 1, 2)

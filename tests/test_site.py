@@ -10,15 +10,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from typer.main import get_command
 
 from fedloom import stages
-from fedloom.cli.app import PANELS
+from fedloom.cli.app import PANELS, app
 from fedloom.methods import ADDONS, METHODS
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+COMMANDS: Any = get_command(app)
 PAGES = [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")]
 
 
@@ -86,15 +90,16 @@ def test_four_sections_and_results_with_at_most_forty_entries_before_methods() -
     assert len(before) + len([*(DOCS / "gallery").glob("*.py")]) <= 40
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_lines_of_sources_have_at_most_a_hundred_characters(page: Path) -> None:
-    """Tables, links, blocks of code and what a test compares letter by letter may be longer."""
+    """Except tables, headings, blocks, comments, and what cannot be broken."""
     long, fenced = [], False
     for line in page.read_text("utf-8").splitlines():
         fenced ^= bool(re.match(r" *```", line))
-        if len(line) > 100 and not fenced and not line.startswith("|") and " " in line.lstrip()[:100].rstrip():
+        words = re.sub(r"`[^`]*`", "code", re.sub(r"^ *(?:[-*]|\d+\.) +", "", line)).split()
+        if len(line) > 100 and not fenced and not re.match(r"[|<#:]|\$\$", line) and len(words) > 1:
             long.append(line)
-    assert long == [], f"expected at most 100 characters in a line of {page.name}: break these"
+    assert long == [], f"lines of more than 100 characters; break them with: python docs/_ext/wrap.py {page.name}"
 
 
 def test_every_page_is_on_the_site() -> None:
@@ -120,6 +125,53 @@ def test_every_block_of_code_is_one_that_the_build_runs(page: Path) -> None:
         above = line
     run = {"python", "console", "bash", "yaml", "toml"}  # by docs/conftest.py; text and tables are no code
     assert {kind for kind in kinds if not kind.startswith("{include}")} <= {*run, "text"}
+
+
+def commands_in(text: str) -> list[str]:
+    """The `fedloom` commands of a page or a source file: lines of its blocks, and code within its sentences."""
+    blocks = re.findall(r"^ *```(?:console|bash|text)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
+    spans = re.findall(r"`(fedloom [a-z][^`]*)`", text)
+    found = [re.sub(r"\s*\n[\s#>-]*", " ", span) for span in spans]
+    found += [line[line.index("fedloom ") :] for line in lines if re.match(r"\s*(?:\S+ -m )?fedloom [a-z]", line)]
+    return [command.split(" #")[0] for command in found]
+
+
+def unknown_in(command: str) -> list[str]:
+    """What of a command the command line does not have: the name of a command or of an option."""
+    _, *words = command.replace(";", " ").split()
+    found = COMMANDS
+    while hasattr(found, "commands"):
+        name = words.pop(0) if words else ""
+        if name.isupper() or name in ("", "..."):  # COMMAND, in a sentence about all commands
+            return []
+        if name not in found.commands or found.commands[name].hidden:  # those of older versions are hidden
+            return [f"{found.name} {name}"]
+        found = found.commands[name]
+    known = {flag for option in found.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
+    return [word for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0].rstrip(".,)`") not in known]
+
+
+TEXTS = [
+    *(*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))),
+    *(*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml"), *(ROOT / "examples").rglob("*.py")),
+]
+
+
+def test_every_command_and_option_that_a_page_or_a_docstring_names_exists() -> None:
+    named = [(path, command) for path in TEXTS for command in commands_in(path.read_text("utf-8"))]
+    assert len(named) > 300
+    wrong = [(str(path.relative_to(ROOT)), command, found) for path, command in named if (found := unknown_in(command))]
+    assert wrong == []
+    assert unknown_in("fedloom bed x") == ["fedloom bed"]
+    assert unknown_in("fedloom run x --quick -q") == ["--quick"]
+
+
+def test_blocks_that_do_not_run_say_why_and_are_few() -> None:
+    """All other blocks run, in order, in one folder per page: docs/conftest.py."""
+    why = [found for page in PAGES for found in re.findall(r"<!-- skip: (.*?) -->", page.read_text("utf-8"))]
+    assert [text for text in why if not re.fullmatch(r'next "\w[^"]{15,}"', text)] == []
+    assert len(why) == 22
 
 
 @pytest.mark.slow

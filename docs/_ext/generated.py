@@ -124,7 +124,7 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
     if rest:
         lines += ["## What it computes", _raw(prose.html(rest)), "[What the letters stand for](index.md)"]
     if keys:
-        rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
+        rows = (f"| {_code(row['parameter'])} | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
     lines.append("## An update's way through a round")
     if addon:
@@ -261,7 +261,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
         rows.append((flags + value, f"{p.help or ''}{default}"))
     if rows:
         yield "| | |\n|---|---|"
-        yield from (f"| `{_cell(flag)}` | {_plain(about)} |" for flag, about in rows)
+        yield from (f"| {_code(flag)} | {_plain(about)} |" for flag, about in rows)
         yield ""
 
 
@@ -314,7 +314,12 @@ def _raw(html: str) -> str:
 def _plain(text: Any) -> str:
     """Text of ours in Markdown, on one line, with no markup but code."""
     parts = " ".join(str(text or "").split()).split("`")
-    return "".join(f"`{p.replace('|', chr(92) + '|')}`" if i % 2 else _cell(p) for i, p in enumerate(parts))
+    return "".join(_code(p) if i % 2 else _cell(p) for i, p in enumerate(parts))
+
+
+def _code(text: str) -> str:
+    """Code in a cell of a table, where a bar alone would end the cell."""
+    return f"`{text.replace('|', chr(92) + '|')}`"
 
 
 def _math(text: str) -> str:
@@ -324,7 +329,7 @@ def _math(text: str) -> str:
         for i, part in enumerate(text.split("`"))
         for piece in ([part] if i % 2 else formulas.split(part))
     )
-    return "".join(f"`{p}`" if code else f"${p[1]}$" if p[0] else _cell(p[1]) for code, p in pieces)
+    return "".join(_code(p) if code else f"${p[1]}$" if p[0] else _cell(p[1]) for code, p in pieces)
 
 
 def _cell(text: Any) -> str:

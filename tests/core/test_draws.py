@@ -42,6 +42,15 @@ def test_secrets_whose_torch_seeds_collide_give_different_noise() -> None:
     assert abs(float(torch.corrcoef(torch.stack(new))[0, 1])) < 4 / math.sqrt(1000)
 
 
+@pytest.mark.parametrize("n", [1, 4, 5])
+def test_normal_numbers_are_box_and_mullers_of_the_uniform_ones(n: int) -> None:
+    half = (n + 1) // 2
+    u, v = SecretDraws(SECRET, "test").uniform(2 * half).split(half)
+    radius, angle = (-2 * (1 - u).log()).sqrt(), 2 * math.pi * v
+    expected = torch.cat([radius * angle.cos(), radius * angle.sin()])[:n]
+    torch.testing.assert_close(SecretDraws(SECRET, "test").normal(n, torch.float64), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 7, BLOCK, 3 * BLOCK + 1])
 def test_normal_numbers(n: int, dtype: torch.dtype) -> None:

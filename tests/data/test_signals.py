@@ -13,7 +13,7 @@ import fedloom as fl
 from fedloom.data import DATASETS
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load, recipe_hash
-from fedloom.models.signal import Signal, sized
+from fedloom.models.signal import Signal, blank, sized
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)
@@ -220,3 +220,10 @@ def test_a_dry_run_says_what_an_input_is(tmp_path):
 )
 def test_an_input_in_words(shape: tuple[int, ...], signal: Signal | None, words: str) -> None:
     assert sized(shape, signal) == words
+
+
+@pytest.mark.parametrize("kind", [None, "tokens", "image", "series", "features"])
+def test_a_blank_input_is_one_of_zeros(kind: Any) -> None:
+    x = blank((3, 2), None if kind is None else Signal(kind=kind))
+    assert (x.shape, x.dtype) == ((1, 3, 2), torch.int64 if kind == "tokens" else torch.float32)
+    assert not x.any()

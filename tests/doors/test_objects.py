@@ -219,7 +219,9 @@ def test_a_result_gives_tables_a_page_and_the_users_module() -> None:
     del result
     gc.collect()
     assert not folder.exists()
-    with pytest.raises(StateError, match="it went with its result; keep the result, or give the run a folder="):
+    with pytest.raises(
+        StateError, match="it was temporary and is gone with its result; keep the result, or pass folder= to the run"
+    ):
         fl.resume(folder, rounds=3)
     pandas = pytest.importorskip("pandas")
     frame = fl.run(federation(), model=net, **SHORT).to_pandas()

@@ -30,6 +30,7 @@ Quick = Callable[..., Result]
 
 HARD = (
     "digits-tasks",
+    "data.size=8",
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
     "training.keep_optimizer=true",
     "training.participation=0.6",

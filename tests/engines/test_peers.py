@@ -522,7 +522,7 @@ def test_the_recipe_has_all_safeguards() -> None:
         (local(), {}, "shares nothing"),
         (Method(stage=Split({"encoder": Mean(), "*": Identity()})), {"conflict_averse": {}}, "peers: "),
         (heal(Method()), {}, "does not read weights"),
-        (METHODS["matu"].function(), {"scope": "encoder", "weights": {"kind": "size"}}, "a vector for each task"),
+        (METHODS["matu"].function(), {"scope": "encoder", "weights": {"kind": "size"}}, "one vector per task"),
     ],
 )
 def test_what_does_not_go_is_refused(method: Method, section: dict[str, Any], why: str) -> None:

@@ -81,7 +81,7 @@ def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> Non
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between others"),
+        ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between any two peers"),
         ({"choose": {"groups": {}}, "similarity": {"normalise": "z-score"}}, "at least 0"),
         ({"choose": {"groups": {}}, "similarity": {"scale": "cosine"}}, "similarity.scale is cosine"),
         ({"similarity": {"signals": {"cross-loss": 1}, "cross_loss": "negative"}}, "leave out every neighbour"),

@@ -51,6 +51,7 @@ def written(folder: Path, name: str = "bytes.jsonl") -> list[dict[str, Any]]:
 
 
 def check(quick: Quick, *changes: str, **options: Any) -> None:
+    changes = ("data.size=8", *changes)
     here, there = quick(*changes, **options), quick(*changes, FLOWER, **options)
     assert_same(here, there)
     assert written(here.folder) == written(there.folder)

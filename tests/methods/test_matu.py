@@ -173,7 +173,7 @@ def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
 def test_unrelated_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="the method has one row per client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
-    with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
+    with pytest.raises(ValueError, match=r"cannot be combined with Identity\(\), which returns one row"):
         fedloom.Method(name="mine", stage=Identity(), turn=EachTask())
     with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
         build(load_recipe("method.add.by-task={}", "model={name: resnet10, width: 4}"))
@@ -286,9 +286,9 @@ def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
-        ("{name: ditto, add: {by-task: }}", "Beside.* and rows"),
-        ("{name: fedamp, add: {by-task: }}", r"one row per client and task cannot be combined with Own\(\)"),
+        ("{name: scaffold, add: {by-task: }}", "cannot be combined with auxiliary vectors"),
+        ("{name: ditto, add: {by-task: }}", "Beside.* cannot be combined with one row per client and task"),
+        ("{name: fedamp, add: {by-task: }}", r"Own\(\) cannot be combined with one row per client and task"),
         ("{name: matu, add: {by-task: }}", r"already has one row per client and task"),
     ],
 )

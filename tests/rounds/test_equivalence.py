@@ -100,6 +100,7 @@ WHY = (
     "expected low-rank factors",
 )
 HARD = (
+    "data.size=8",
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
     "training.keep_optimizer=true",
     "training.participation=0.6",
@@ -237,7 +238,12 @@ def with_addon(name: str, addon: str) -> tuple[str, ...]:
     """Return what makes a recipe's method one with an add-on, for one short round."""
     given = ", ".join(f"{key}: {value}" for key, value in needed(addon).items())
     method = named(name).replace("tune: 1", "tune: 0")
-    return f"method={{{method}, add: {{{addon}: {{{given}}}}}}}", "training.rounds=1", "evaluation.splits=[test]"
+    return (
+        f"method={{{method}, add: {{{addon}: {{{given}}}}}}}",
+        "training.rounds=1",
+        "evaluation.splits=[test]",
+        "data.size=8",
+    )
 
 
 def refusal(name: str, addon: str) -> str:

@@ -304,6 +304,18 @@ def test_alternatives_are_drawn_beside_each_other() -> None:
     ]
 
 
+def test_every_applies_its_stage_in_each_so_many_rounds() -> None:
+    X = torch.ones(2, 3)
+    for rounds, expected in ((1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (3, [3, 6])):
+        stage = Every(rounds, TopMagnitude(1 / 3, rescale=False))
+        assert [r for r in range(1, 7) if not torch.equal(stage.on(X, round=r)[0], X)] == expected
+
+
+def test_a_switch_leaves_one_row_only_if_both_stages_do() -> None:
+    for before, after in ((Mean(), Mean()), (Mean(), Identity()), (Identity(), Mean()), (Identity(), Identity())):
+        assert Switch(3, before, after).traits.reduces == (before == after == Mean())
+
+
 def test_every_reads_only_what_is_never_lost() -> None:
     with pytest.raises(ValueError, match="leaves one row"):
         Every(2, MixByStarts() >> Mean())

@@ -321,3 +321,12 @@ def test_nothing_of_size_k_by_d_is_made(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Updates, "X", property(fail))
     for stage in COMBINERS:
         stage(updates, stage.init(Layout(())), Ctx(1))
+
+
+def test_rows_of_zeros_neither_turn_nor_are_turned_to() -> None:
+    X = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 1.0]])
+    out, state = GradVac().on(X)
+    without, _ = GradVac().on(X[[0, 2]], rows=["c0", "c2"])
+    assert not out[1].any()
+    torch.testing.assert_close(out[[0, 2]], without)
+    assert {(a, b) for a, others in state["cosines"].items() for b in others} == {("c0", "c2"), ("c2", "c0")}

@@ -88,6 +88,13 @@ def test_class_shares_by_hand():
     assert w.tolist() == pytest.approx([a / (a + b), b / (a + b)])
 
 
+def test_a_class_that_nobody_has_is_shared_by_all_domains_and_one_example_is_enough():
+    stage = DomainWeights(classes=3, domains=3, alpha=0.0, beta=1.0, discrepancy="class")
+    w, _ = weights(stage, [5, 3], classes=torch.tensor([[4.0, 1, 0], [0, 0, 0]]))
+    a, b = (1 / (1 + math.exp(d)) for d in (2 / 3, 1 / 3))
+    assert w.tolist() == pytest.approx([a / (a + b), b / (a + b)])
+
+
 def test_more_data_and_less_discrepancy_weigh_more():
     size = torch.tensor([0.2, 0.3, 0.3], dtype=torch.float64)
     w = domain_aware_weights(size, torch.tensor([0.1, 0.1, 0.2], dtype=torch.float64))

@@ -309,3 +309,8 @@ def test_columns_are_sorted_and_nan_is_the_largest(count: int) -> None:
     X = torch.randn(count, 50, generator=torch.Generator().manual_seed(count))
     X[count // 2, :7] = torch.nan
     assert torch.equal(in_order(X), X.nan_to_num(torch.inf).sort(0).values)
+
+
+@pytest.mark.parametrize(("f", "robust"), [(None, True), (0, False), (1, True), (2, True)])
+def test_a_rule_is_robust_if_one_row_may_be_hostile(f: int | None, robust: bool) -> None:
+    assert Krum(f=f).robust == Median(f=f).robust == robust

@@ -56,13 +56,15 @@ def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
 
 @every_stage
 def test_inputs_are_not_changed(stage: Stage) -> None:
-    X = matrix()
-    updates = Updates.of(X.clone(), None, LAYOUT, ROWS, **beside([0, 1, 2, 3]))
     state = stage.init(LAYOUT)
-    before = copy.deepcopy(state)
-    stage(updates, state, Ctx(1))
-    assert torch.equal(updates.X, X)
-    assert checkpoint.same(state, before)
+    for round_ in (1, 2, 3):
+        X = matrix(1.0 / round_).roll(round_, 0)
+        updates = Updates.of(X.clone(), None, LAYOUT, ROWS, **beside([0, 1, 2, 3]))
+        before = copy.deepcopy(state)
+        _, after = stage(updates, state, Ctx(round_))
+        assert torch.equal(updates.X, X)
+        assert checkpoint.same(state, before)
+        state = after
 
 
 @every_stage

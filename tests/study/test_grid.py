@@ -178,7 +178,7 @@ def test_each_benchmark_of_packaged_grids_starts_dry(tmp_path: Path, monkeypatch
         sections = ({key: row.recipe.get(key) for key in BENCHMARK} for row in grid.data.values())
         if (benchmark := json.dumps([*sections], default=str)) not in seen:
             seen.add(benchmark)
-            few = {"bases": ends(grid.bases), "addons": ends(grid.addons), "seeds": grid.seeds[:1]}
+            few = {"bases": ends(grid.bases), "addons": dict([*grid.addons.items()][:1]), "seeds": grid.seeds[:1]}
             few["references"] = grid.reference_rows[:1]
             start_dry(name, grid.model_copy(update=few), tmp_path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedloom.federation.recipes import load
 from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Cell
 from fedloom.study.report import write
+from fedloom.study.watch import Server
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY, write_files
 from tests_support import load_recipe
@@ -80,14 +82,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-def show(browser: Any, page: Path, size: tuple[int, int], dark: bool = False) -> None:
+def show(browser: Any, page: Path | str, size: tuple[int, int], dark: bool = False) -> None:
     """Open a page in a window of a size and draw all its figures. Fails where the console has anything to say."""
     width, height = size
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-    browser.get(page.as_uri())
+    browser.get(page if isinstance(page, str) else page.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     # a figure that is being drawn may take a while; what is not drawn in time fails the test that looks at it
     browser.execute_async_script(
@@ -478,4 +480,75 @@ def test_a_relatedness_study_is_drawn_and_many_tasks_open_quickly(
         browser.execute_async_script("setTimeout(arguments[0], 3000)")
         drawn = figures(browser)
         assert all(f["inside"] for f in drawn), drawn
+    quiet(browser)
+
+
+@pytest.fixture(scope="module")
+def table(runs: dict[str, Path]) -> Iterator[str]:
+    """The address of the table of all runs and of a grid."""
+    home = runs["local"].parent
+    grid = write_grid(home / "grid", paper_grid(), {})
+    for seed in (0, 1):
+        write_run(grid, Cell("NYUD", "FedAvg", "-", seed), FEDAVG)
+    with Server(home, 0) as serving:
+        threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True).start()
+        yield serving.url
+        serving.shutdown()
+
+
+def lines(browser: Any) -> list[str]:
+    """The names of the lines that are shown, in order."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll('tbody tr:not([hidden]) th')].map((e) => e.innerText.trim())"
+    )
+
+
+def test_the_table_of_runs_is_sorted_filtered_and_unfolded_and_two_runs_are_compared(browser: Any, table: str) -> None:
+    show(browser, table, DESKTOP)
+    shot(browser, "ui-1400")
+    assert sorted(lines(browser)) == ["domains", "grid", "local", "mean", "peers"]
+    assert browser.execute_script(CONTRAST) == []
+
+    def sort(name: str) -> list[str]:
+        heads = browser.find_elements("css selector", "thead button")
+        next(head for head in heads if head.text.startswith(name)).click()
+        cells = "return [...document.querySelectorAll('tbody tr:not([hidden])')].map((r) => r.cells[arguments[0]]"
+        (at,) = [i for i, head in enumerate(heads) if head.text.startswith(name)]
+        return browser.execute_script(f"{cells}.innerText)", at)
+
+    ranked = [value for value in sort("digit") if value]
+    assert len(ranked) == 3
+    assert ranked == sorted(ranked, reverse=True), "the best one first"
+    assert sort("digit")[:3] == ranked[::-1], "what has no number stays last"
+    browser.find_element("css selector", "tbody button").click()
+    assert [name for name in lines(browser) if name.endswith(("s0", "s1"))]
+    box = browser.find_element("css selector", "input[type=search]")
+    box.send_keys("fedhca2 finished")
+    assert lines(browser) == ["domains"]
+    box.clear()
+    box.send_keys(" ")
+    for name in ("mean", "local", "domains"):  # the first one is no longer of the two
+        browser.find_element("css selector", f"input[aria-label='compare {name}']").click()
+    link = browser.find_element("id", "compare")
+    assert link.text == "Compare local with domains"
+    link.click()
+    assert browser.find_element("css selector", "select.base option").text == "fedhca2"
+    quiet(browser)
+
+
+def test_the_table_of_runs_keeps_its_state_while_it_is_renewed(browser: Any, table: str, runs: dict[str, Path]) -> None:
+    show(browser, table, PHONE)
+    shot(browser, "ui-390")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE[0]
+    browser.find_element("css selector", "input[aria-label='compare local']").click()
+    box = browser.find_element("css selector", "input[type=search]")
+    box.send_keys("later local")
+    assert lines(browser) == []
+    shutil.copytree(runs["local"], runs["local"].parent / "later")
+    browser.execute_async_script("setTimeout(arguments[0], 7000)")
+    assert lines(browser) == ["later"], "a new run comes by itself, and the filter stays"
+    box.clear()
+    box.send_keys(" ")
+    ticked = [e.get_attribute("aria-label") for e in browser.find_elements("css selector", "tbody input:checked")]
+    assert ticked == ["compare local"]
     quiet(browser)

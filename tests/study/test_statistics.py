@@ -247,4 +247,4 @@ def test_clients_are_paired_by_their_means_over_seeds(tmp_path: Path) -> None:
     # the mean is that of tests over seeds, where all clients are there at both seeds
     seeds = against_base(folder).tests[0]
     assert made.tests[0].mean == pytest.approx(seeds.mean)
-    assert (seeds.found.n, made.tests[0].found.n) == (2, 4)
+    assert (seeds.change.n, made.tests[0].change.n) == (2, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import StateError, UserError
-from fedloom.study.watch import Server, TaskNow, index, now
+from fedloom.federation.runs.reader import Run
+from fedloom.study.grid import Cell
+from fedloom.study.report.records import scores
+from fedloom.study.watch import Server, TaskNow, index, now, table
+from grid_support import FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY, Page, write_files
 
 TASKS = {
@@ -104,20 +109,17 @@ def test_the_list_and_the_page_of_a_run(serving: Server, tmp_path: Path) -> None
     status, text = ask(serving, "/")
     assert status == 200
     page = Page(text)
-    (link,) = [a["href"] for tag, a in page.elements if tag == "a"]
+    (link,) = [a["href"] for tag, a in page.elements if tag == "a" and "href" in a]
     assert link == f"/run?at=deep/one%20%26%20two&token={serving.token}"
     assert ask(serving, link, token=None)[0] == 200
-    assert [a["value"] for tag, a in page.elements if tag == "progress"] == ["2"]
-    for part in ("running · round 2 of 9", "slowest b, 1.5 s", "broken", "recipe.yaml is absent"):
-        assert part in " ".join(page.text.split())
-    for part in ("seg mIoU, higher is better", "0.3000 test"):
+    for part in ("running, 0:28 left", "2 of 9", "broken", "recipe.yaml is absent", "seg (miou) ↑", "0.3000"):
         assert part in " ".join(page.text.split())
     assert not [tag for tag, _ in page.elements if tag == "img"]
     status, text = ask(serving, "/run?at=deep/one%20%26%20two")
     assert status == 200
     before = sorted(tmp_path.rglob("*"))
     folder(tmp_path / "runs" / "deep" / "one & two", 4)
-    assert "round 4 of 9" in " ".join(Page(ask(serving, "/")[1]).text.split())
+    assert "4 of 9" in " ".join(Page(ask(serving, "/")[1]).text.split())
     assert "round 4 of 9" in ask(serving, "/run?at=deep/one%20%26%20two")[1]
     assert sorted(tmp_path.rglob("*")) == before  # it only reads
 
@@ -183,9 +185,55 @@ def test_no_folder_and_a_port_that_is_taken(serving: Server, tmp_path: Path) -> 
     assert "There is no run here yet" in index(tmp_path / "empty", "")
 
 
+def test_a_number_is_of_the_split_and_the_round_of_the_report(tmp_path: Path) -> None:
+    """Test data before validation data, at the kept round."""
+    path = folder(tmp_path / "run", 4, "finished", final_round=2)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"] += [{**m, "split": "val", "value": 7.0 - line["round"] % 3} for m in line["metrics"]]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seg, depth = now(path).tasks
+    (score,) = [s for s in scores(Run.read(path)) if (s.task, s.split, s.metric) == ("depth", "test", "rmse")]
+    assert (depth.value, depth.split) == (score.mean, score.split) == (7.0, "test")
+    assert (depth.best, depth.best_round, seg.best_round) == (5.0, 2, 0), "of equally good rounds the first"
+
+
+def test_a_grid_is_one_line_with_its_runs_below_it(tmp_path: Path) -> None:
+    folder(tmp_path / "alone", 2, "finished")
+    home = write_grid(tmp_path / "grids" / "paper", paper_grid(), {})
+    for seed, better in ((0, 0.0), (1, 0.125)):
+        values = {task: value + better for task, value in FEDAVG.items()}
+        write_run(home, Cell("NYUD", "FedAvg", "-", seed), values)
+    lines = {line.name: line for line in table(tmp_path)}
+    assert lines.keys() == {"alone", "grids/paper"}
+    grid = lines["grids/paper"]
+    assert [line.name.rpartition("/")[2] for line in grid.below] in (["s0", "s1"], ["s1", "s0"])
+    assert (grid.run, grid.finished, lines["alone"].below) == (None, 2, ())
+    for task in now(tmp_path / grid.below[0].name).tasks:
+        each = [line.score(task.name, "test") for line in grid.below]
+        assert grid.score(task.name, "test") == (max if task.direction == "max" else min)(each)  # type: ignore[type-var]
+    text = " ".join(Page(index(tmp_path, "T")).text.split())
+    assert "paper 2 runs finished" in text
+
+
+def test_two_runs_are_compared_and_a_grid_has_its_page(serving: Server) -> None:
+    folder(serving.root / "other", 3, "finished")
+    home = write_grid(serving.root / "paper", paper_grid(), {})
+    write_run(home, Cell("NYUD", "FedAvg", "-", 0), FEDAVG)
+    one = "/run?at=deep/one%20%26%20two"
+    assert "Compared with the baseline" not in ask(serving, one)[1]
+    status, text = ask(serving, f"{one}&base=other")
+    assert status == 200
+    assert "Compared with the baseline" in text
+    status, text = ask(serving, "/run?at=paper")
+    assert (status, "Change per method" in text or "1 of" in text) == (200, True)
+    for wrong in ("base=../elsewhere", "base=link", "base=deep/one%20%26%20two", "base=paper"):
+        assert ask(serving, f"{one}&{wrong}")[0] == 404
+
+
 def test_sparklines() -> None:
     def line(series: dict[int, float]) -> str:
-        return TaskNow("", "", "", None, None, None, None, "test", series).sparkline()
+        return TaskNow("", "", None, None, None, None, "test", series).sparkline()
 
     assert line({1: 0.0, 2: 0.5, 3: 1.0}) == "▁▅█"
     assert line({1: 1.0, 2: float("nan"), 3: 1.0}) == "▁ ▁"

@@ -11,6 +11,7 @@ import torch
 
 from fedloom import tasks
 from fedloom.errors import DataError, RecipeError
+from fedloom.models.tasks.dense import as_label
 from fedloom.models.tasks.losses import edge_bce
 from fedloom.tasks import Classification, DenseTask, Depth, Edge, HumanParts, Normals, Regression, Saliency, Semseg
 from tests_support import loaded
@@ -195,3 +196,13 @@ def test_importing_the_package_does_not_import_torch():
 def test_public_names_exist():
     assert set(tasks.__all__) >= set(dir(tasks))
     assert all(getattr(tasks, name) is not None for name in tasks.__all__)
+
+
+def test_a_prediction_in_the_form_of_the_label():
+    output = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(as_label(Semseg("t", 3), output), output.argmax(0))
+    torch.testing.assert_close(as_label(Normals("t"), output).norm(dim=0), torch.ones(2, 4))
+    assert torch.equal(as_label(Depth("t"), output[:1]), output[:1])
+    torch.testing.assert_close(as_label(Depth("t", log=True), output[:1]), output[:1].expm1())
+    torch.testing.assert_close(as_label(Saliency("t", channels=1), output[:1]), output[:1].double().sigmoid())
+    torch.testing.assert_close(as_label(Saliency("t"), output[:2]), output[:2].double().softmax(0)[1:])

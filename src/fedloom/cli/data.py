@@ -78,21 +78,21 @@ def init(
         for option, value in options.items():
             if value is not None:
                 raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
-        found = look(path)
+        source = look(path)
         wanted: list[str] = []
-        if found.columns:
+        if source.columns:
             guess = next(
-                (name for name in found.columns if name.startswith(("y", "label", "class"))), found.columns[-1]
+                (name for name in source.columns if name.startswith(("y", "label", "class"))), source.columns[-1]
             )
-            text = _ask(labels, f"What to predict, of {', '.join(found.columns)}", guess)
+            text = _ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)
             wanted = _listed(text) or []
         elif labels is not None:
             raise UserError("--labels is not for folders of images, whose subfolders are the classes: leave it out")
-        which = "How many clients for each of its domains" if found.groups else "How many clients hold it"
-        or_column = ", or the column that names the client of each row" if found.columns else ""
-        held = _ask(clients, which + or_column, "1" if found.groups else "5")
+        which = "How many clients for each of its domains" if source.groups else "How many clients hold it"
+        or_column = ", or the column that names the client of each row" if source.columns else ""
+        held = _ask(clients, which + or_column, "1" if source.groups else "5")
         chosen = _ask(method, METHOD, "fedavg")
-        recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
+        recipe = draft(source, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
     typer.echo(f"Look at it: fedloom show {out}\nTrain:      fedloom run {out}", err=True)
@@ -125,12 +125,12 @@ def _of_table(
         else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     )
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
-    found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
-    for line in found.lines():
+    plan = draft(path, tasks, None if held.isdigit() or not held else held, **said)
+    for line in plan.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")
     count = int(held) if held.isdigit() else None
-    return draft_of_table(found, path, name, count, how, _ask(rounds, ROUNDS, 20))
+    return draft_of_table(plan, path, name, count, how, _ask(rounds, ROUNDS, 20))
 
 
 def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
@@ -156,8 +156,8 @@ def codes(text: str | None) -> list[str | int | float]:
     """Return the codes of missing values; a code that is a number becomes a number."""
     from fedloom.data.tables.read import number_of
 
-    found = [(text, number_of(text)) for text in _listed(text) or ()]
-    return [name if number is None else int(number) if number.is_integer() else number for name, number in found]
+    cells = [(text, number_of(text)) for text in _listed(text) or ()]
+    return [name if number is None else int(number) if number.is_integer() else number for name, number in cells]
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
@@ -226,9 +226,9 @@ def statistics(
             raise UserError("statistics: --labels is missing, expected the columns to predict")
         from fedloom.data.tables.columns import draft
 
-        found = draft(file, _tasks(labels, file), clients, missing=codes(missing))
-        about: dict[str, Any] = {"inputs": found.inputs, "tasks": found.tasks, "path": str(file)}
-        about |= {"site": found.table.site, "missing": found.table.missing}
+        plan = draft(file, _tasks(labels, file), clients, missing=codes(missing))
+        about: dict[str, Any] = {"inputs": plan.inputs, "tasks": plan.tasks, "path": str(file)}
+        about |= {"site": plan.table.site, "missing": plan.table.missing}
     else:
         from fedloom.federation.recipes.loader import load
 

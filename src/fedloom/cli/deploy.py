@@ -101,10 +101,12 @@ def predict(
             raise UserError(f"predict: {len(files)} files found, expected one table")
         from fedloom.experiments.export.table import predict as of_table
 
-        made, file = of_table(model, files[0], client), out or Path("predictions.csv")
+        predictions, file = of_table(model, files[0], client), out or Path("predictions.csv")
         with writing(file):
-            made.to_csv(file, index=False)
-        shared.answer({"table": file, "rows": len(made), "columns": list(made.columns)}, as_json, f"{file}")
+            predictions.to_csv(file, index=False)
+        shared.answer(
+            {"table": file, "rows": len(predictions), "columns": list(predictions.columns)}, as_json, f"{file}"
+        )
         return
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
@@ -179,11 +181,11 @@ def check(
     """Check versions, sizes, keys, certificates, clocks and ports. The exit code is 1 if a check fails."""
     from fedloom.engines.flower.check import findings
 
-    found = list(findings(app, superlink, root_certificates, key, home))
+    checks = list(findings(app, superlink, root_certificates, key, home))
     marks = {True: typer.style("ok   ", fg="green"), False: typer.style("WRONG", fg="red")}
-    rows = [{"what": what, "good": good, "found": text} for what, good, text in found]
-    shared.answer(rows, as_json, *(f"{marks[good]} {what}: {text}" for what, good, text in found))
-    raise typer.Exit(0 if all(good for _, good, _ in found) else 1)
+    rows = [{"what": what, "good": good, "found": text} for what, good, text in checks]
+    shared.answer(rows, as_json, *(f"{marks[good]} {what}: {text}" for what, good, text in checks))
+    raise typer.Exit(0 if all(good for _, good, _ in checks) else 1)
 
 
 def audit(
@@ -220,7 +222,7 @@ def audit(
 
 def doctor(as_json: shared.Json = False) -> None:
     """Print what is installed and usable here: torch, GPUs, processes that find each other, extras, memory."""
-    rows = [dict(zip(("what", "state", "details"), found, strict=True)) for found in (*machine(), *extras())]
+    rows = [dict(zip(("what", "state", "details"), entry, strict=True)) for entry in (*machine(), *extras())]
     shared.answer(rows, as_json)
     if any(row["state"] not in ("ok", "absent") for row in rows):
         raise typer.Exit(1)
@@ -265,12 +267,12 @@ def rendezvous() -> str | None:
 
 def extras() -> Iterator[tuple[str, str, str]]:
     """Yield optional dependencies by extra, as the package declares them."""
-    found: dict[str, list[str]] = {}
+    by_extra: dict[str, list[str]] = {}
     for line in () if _version("fedloom") == "absent" else metadata.requires("fedloom") or ():
         match = re.match(r"([A-Za-z0-9._-]+).*extra == ['\"]([\w-]+)['\"]", line)
         if match and match[1] != "fedloom" and match[2] not in ("test", "docs"):
-            found.setdefault(match[2], []).append(match[1])
-    for extra, packages in found.items():
+            by_extra.setdefault(match[2], []).append(match[1])
+    for extra, packages in by_extra.items():
         have = {name: _version(name) for name in packages}
         details = ", ".join(f"{name} {version}" for name, version in have.items())
         yield f"fedloom[{extra}]", "absent" if "absent" in have.values() else "ok", details

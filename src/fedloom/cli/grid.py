@@ -130,8 +130,8 @@ def tune(
     folder = out or Path("tuning") / grid.name
     budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
     with _interruptible(folder, "the same command goes on"):
-        made, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
-    write(folder, {FILE: to_yaml(made.model_dump(mode="json"))})
+        tuned, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
+    write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
         {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
          "validation": f"{curve.scores[curve.key]:+.1f} %", "trials": len(curve.scores),
@@ -194,9 +194,9 @@ def tournament(
         raise UserError(f"--most {plan.most} found, expected at least {plan.least} (--seeds)")
 
     with _interruptible(folder, f"continue with: fedloom study tournament {folder}"):
-        made = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
+        standings = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
     _show(
-        made,
+        standings,
         as_json,
         f"its table: {folder / 'standings.csv'}; its page: fedloom report {folder / 'final'}; "
         f"one more method: fedloom study tournament {folder} --methods NAME",
@@ -226,8 +226,8 @@ def atlas(
     recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
     with _interruptible(folder, "the same command goes on"):
-        made = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
-    _show(made, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
+        result = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
+    _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:
@@ -245,16 +245,16 @@ def _interruptible(written: Path, goes_on: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _show(made: HasTable, as_json: bool, more: str) -> None:
+def _show(table: HasTable, as_json: bool, more: str) -> None:
     """Print a table and where it is, or its numbers as JSON."""
-    shared.put(made.to_json() if as_json else f"{made.to_text()}{more}\n", None)
+    shared.put(table.to_json() if as_json else f"{table.to_text()}{more}\n", None)
 
 
 def size(text: str) -> int:
     """Return '8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)
     try:
-        value = float(found[1]) * 1000 ** " kMGT".index(found[2] or " ") if found else 0.0
+        value = float(match[1]) * 1000 ** " kMGT".index(match[2] or " ") if match else 0.0
     except ValueError:
         value = 0.0
     if not 0 < value < 1e18:

@@ -35,13 +35,13 @@ def methods(
     if name is not None:
         _describe(*_find(name, METHODS, ADDONS), as_json)
         return
-    found = {
+    kinds = {
         registry.kind: [
             {registry.kind: e.name, "what it does": e.summary, "source": e.source or e.package} for e in registry
         ]
         for registry in (METHODS, ADDONS)
     }
-    shared.answer(found, as_json, *map(shared.table_of, found.values()), "Details: fedloom methods NAME")
+    shared.answer(kinds, as_json, *map(shared.table_of, kinds.values()), "Details: fedloom methods NAME")
 
 
 def recipes(

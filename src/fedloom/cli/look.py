@@ -123,20 +123,20 @@ def watch(
                 typer.echo(f"{serving.url} (Ctrl-C ends it)")
                 serving.serve_forever()
         console = Console()
-        found = now(run)
+        state = now(run)
         if once or as_json or not console.is_terminal:
-            shared.answer(found, as_json, shown(found))
+            shared.answer(state, as_json, shown(state))
             return
-        with Live(shown(found), console=console, auto_refresh=False) as live:
-            while found.quiet is not None:
+        with Live(shown(state), console=console, auto_refresh=False) as live:
+            while state.quiet is not None:
                 time.sleep(every)
-                found = now(run)
-                live.update(shown(found), refresh=True)
+                state = now(run)
+                live.update(shown(state), refresh=True)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-def shown(found: Now) -> RenderableType:
+def shown(state: Now) -> RenderableType:
     """Return the state of a run as a drawing for the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
@@ -145,15 +145,15 @@ def shown(found: Now) -> RenderableType:
     from rich.text import Text
 
     table = Table("task", "over the rounds", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
-    for task in found.tasks:
+    for task in state.tasks:
         best = "" if task.best_round is None else f"{task.best_round}"
         numbers = ("" if value is None else f"{value:.4g}" for value in (task.loss, task.value, task.best))
         table.add_row(*map(Text, (task.name, task.sparkline(), *numbers, best, task.split)))
     bar = Table.grid()
-    if found.rounds is not None:
-        bar.add_row(ProgressBar(total=found.rounds, completed=found.round, width=60))
-    events = [Text(event, style="dim") for event in found.events]
-    return Group(Text(found.title, style="bold"), bar, Text(found.facts()), table, *events)
+    if state.rounds is not None:
+        bar.add_row(ProgressBar(total=state.rounds, completed=state.round, width=60))
+    events = [Text(event, style="dim") for event in state.events]
+    return Group(Text(state.title, style="bold"), bar, Text(state.facts()), table, *events)
 
 
 def report(

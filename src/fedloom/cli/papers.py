@@ -75,15 +75,15 @@ def domains(
     _show(domain_history(Run.read(folder), task, split=split), out, draw, as_json)
 
 
-def _show(found: Any, out: Path | None, draw: Callable[[Any, Path], None], as_json: bool) -> None:
+def _show(result: Any, out: Path | None, draw: Callable[[Any, Path], None], as_json: bool) -> None:
     """Print tables, or write numbers or a picture, as the file's name says."""
-    writers = {".csv": found.to_csv, ".md": found.to_markdown}
+    writers = {".csv": result.to_csv, ".md": result.to_markdown}
     if as_json or out is None:
-        shared.put(found.to_json() if as_json else found.to_text(), out)
+        shared.put(result.to_json() if as_json else result.to_text(), out)
     elif out.suffix in writers:
         shared.put(writers[out.suffix](), out)
     else:
-        draw(found, out)
+        draw(result, out)
         typer.echo(f"{out}")
 
 
@@ -115,10 +115,10 @@ def features(
     from fedloom.experiments.papers.features import features as look
 
     with shared.bar(quiet) as advance:
-        found = look(folders, examples, images, task, out is not None, device, advance)
-    shared.answer({name: records.rows() for name, records in found.records().items()}, as_json, found.to_text())
+        study = look(folders, examples, images, task, out is not None, device, advance)
+    shared.answer({name: records.rows() for name, records in study.records().items()}, as_json, study.to_text())
     if out is not None:
-        for file in found.write(out):
+        for file in study.write(out):
             typer.echo(f"{file}", err=True)
 
 
@@ -157,10 +157,10 @@ def relatedness(
     from fedloom.experiments.papers.relatedness import relatedness as relate
 
     with shared.bar(quiet) as advance:
-        found = relate(folder, named, examples, device, advance)
-    typer.echo(getattr(found, f"to_{'json' if as_json else kind}")(), nl=False)
+        result = relate(folder, named, examples, device, advance)
+    typer.echo(getattr(result, f"to_{'json' if as_json else kind}")(), nl=False)
     if out is not None:
-        for file in found.write(out):
+        for file in result.write(out):
             typer.echo(f"{file}", err=True)
 
 
@@ -188,14 +188,14 @@ def join(
     from fedloom.experiments.papers.join import join as join_run
 
     with shared.bar(quiet) as advance:
-        found = join_run(
+        newcomer = join_run(
             folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
         )
-    sides = [*enumerate(zip(found.initial, found.similar, found.gain, strict=True))]
+    sides = [*enumerate(zip(newcomer.initial, newcomer.similar, newcomer.gain, strict=True))]
     value = {
-        **{key: getattr(found, key) for key in ("task", "client", "examples", "metric", "notes")},
-        "similarity": found.start.similarity,
-        "shares": found.start.weights,
+        **{key: getattr(newcomer, key) for key in ("task", "client", "examples", "metric", "notes")},
+        "similarity": newcomer.start.similarity,
+        "shares": newcomer.start.weights,
         "rounds": [{"round": r, "initial": a, "similar": b, "gain": gain} for r, (a, b, gain) in sides],
     }
-    shared.answer(value, as_json, found.to_text())
+    shared.answer(value, as_json, newcomer.to_text())

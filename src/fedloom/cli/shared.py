@@ -138,17 +138,17 @@ def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
         save(of_ranks(ranks), plot)
 
 
-def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
-    """Print what a command found: all of it as JSON, or, for people, what is `shown`; by default its rows as a table.
+def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
+    """Print the result of a command: all of it as JSON, or, for people, `shown`; by default its rows as a table.
 
-    `found` is made of mappings, sequences, dataclasses, texts and numbers.
+    `result` consists of mappings, sequences, dataclasses, texts and numbers.
     """
     if as_json:
         from fedloom.study.tables.output import json_text
 
-        typer.echo(json_text(found), nl=False)
+        typer.echo(json_text(result), nl=False)
         return
-    for part in shown or (table_of(found),):
+    for part in shown or (table_of(result),):
         if isinstance(part, str):
             typer.echo(part, nl=not part.endswith("\n"))
         else:
@@ -201,10 +201,15 @@ def print_wide(what: RenderableType) -> None:
     Console(width=None if console.is_terminal else max(console.width, 200)).print(what)
 
 
-def threads_of(folder: Path) -> None:
-    """Let torch use as many threads as the run did, for results may depend on their number."""
+def check_run(folder: Path) -> None:
+    """Refuse a folder without a recipe, before torch is loaded. Raises StateError."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+
+
+def threads_of(folder: Path) -> None:
+    """Let torch use as many threads as the run did, for results may depend on their number."""
+    check_run(folder)
     from fedloom.federation.runs.recorded import recipe_in
 
     threads = recipe_in(folder).runtime.threads

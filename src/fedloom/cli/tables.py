@@ -101,7 +101,7 @@ def compare(
     from fedloom.study.tables.results import of_grid
 
     source, more = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
-    made: HasTable | None = None
+    made: HasTable
     if len(runs) == 1 and _is_grid(source):
         shared.one_of(tests, over, ranks, plot, **more)
         opened, folder = _opened(source, at)
@@ -116,14 +116,14 @@ def compare(
         if ranks or tests:
             results = of_grid(opened, folder, split)
         else:
-            made = _of_grid(opened, folder, split, **more)
+            made = _of_grid(opened, folder, split, losses, metrics, seeds)
     else:
         for name, value in {"at": at, **more}.items():
             if value:
                 raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
         shared.one_of(tests, over, ranks, plot)
-        made = _of_runs(runs, base, split, metric)
-        results = made.results
+        made = comparison = _of_runs(runs, base, split, metric)
+        results = comparison.results
     if ranks:
         made = ranked(results, ranks)
         shared.draw_ranks(made, plot)
@@ -133,7 +133,7 @@ def compare(
 
 
 def _of_grid(
-    grid: Grid, folder: Path, split: str, losses: str | None = None, metrics: bool = False, seeds: bool = False
+    grid: Grid, folder: Path, split: Literal["test", "val"], losses: str | None, metrics: bool, seeds: bool
 ) -> HasTable:
     """Return the table of a grid, or the other one that is asked for."""
     from fedloom.study.papers.losses import losses_of, over_rounds
@@ -217,14 +217,14 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
     return (opened if at is None else opened.model_copy(update={"at": at})), folder
 
 
-def _print(made: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
+def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     """Write in the format that was chosen; on a terminal the best numbers are bold."""
     from fedloom.study.tables.compare import Comparison
 
     if kind != "text" or out is not None or as_json:
-        shared.put(getattr(made, f"to_{'json' if as_json else kind}")(), out)
+        shared.put(getattr(table, f"to_{'json' if as_json else kind}")(), out)
         return
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else WIDE
-    sheet = made.as_table(width) if isinstance(made, Comparison) else made.as_table()
+    sheet = table.as_table(width) if isinstance(table, Comparison) else table.as_table()
     shared.put(sheet.to_text(color=on_terminal), None)

@@ -90,8 +90,7 @@ def resume(
     """Continue an interrupted run, or extend a finished one; the result is bit for bit that of one uninterrupted
     run.
     """
-    if not (folder / "recipe.yaml").is_file():
-        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+    shared.check_run(folder)
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
 
@@ -132,7 +131,7 @@ def _gains(folder: Path) -> list[str]:
 
     return [
         f"{test.method} changes the metrics by {test.mean:+.1f} %"
-        + (f" (95 % CI {test.found.low:+.1f} to {test.found.high:+.1f})" if test.found else "")
+        + (f" (95 % CI {test.change.low:+.1f} to {test.change.high:+.1f})" if test.change else "")
         + " compared with training alone."
         for test in contrasts(of_grid(*open_folder(folder))).tests
         if test.row is None and test.gains

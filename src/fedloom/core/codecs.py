@@ -369,12 +369,12 @@ class Folded:
 
     def uploads(self, counts: Tensor) -> list[Upload]:
         """Return the common columns as each sender sent them; `counts` (K) are the examples of each row."""
-        found = []
+        by_sender = []
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             tasks = tuple(str(task) for _, task in like.rows)
             n, client = tuple(counts[a:b].tolist()), like.rows[0][0]
-            found.append(Upload(packed["vector"], tasks, n, packed["masks"], packed["scales"], client))
-        return found
+            by_sender.append(Upload(packed["vector"], tasks, n, packed["masks"], packed["scales"], client))
+        return by_sender
 
     def keep(self, index: Sequence[int]) -> Folded:
         """Return some of the rows."""
@@ -392,14 +392,14 @@ class Folded:
 
     def norms(self) -> Tensor:
         """Bound the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
-        found = []
+        bounds = []
         for packed, like in self.parts:
             common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()
             norms = torch.stack([common, row_norms(_own(packed, like))]).norm(dim=0)
             if not bool(norms.isfinite().all()):  # which of the rows it is
                 norms = row_norms(Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d))))
-            found.append(norms)
-        return torch.cat(found)
+            bounds.append(norms)
+        return torch.cat(bounds)
 
 
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:

@@ -30,6 +30,12 @@ class InUseError(StateError):
     """A folder that another process is using."""
 
 
+def check_empty(folder: Path, advice: str = "choose another folder") -> None:
+    """Raise StateError where `folder` is anything but a new or empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StateError(f"{folder} exists and is not empty; {advice}")
+
+
 @contextmanager
 def writing(where: str | Path) -> Iterator[None]:
     """Turn an error while a file or folder is written into a UserError that names the file or folder."""

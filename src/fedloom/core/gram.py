@@ -212,9 +212,9 @@ def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
         w[some] = p[some] / p[some].sum()
         return w, 0.0
     phi = c * math.sqrt(mean_square)
-    solution, found = _conflict_averse(part, slope, phi)
+    solution, is_long = _conflict_averse(part, slope, phi)
     w[some] = solution
-    if not found:
+    if not is_long:
         return w, 0.0
     if count == 1 and bool((p[some] == 1).all()):
         return w, c
@@ -256,6 +256,6 @@ def _length_equation(G: Tensor, slope: Tensor, phi: float, w: Tensor) -> float |
     if root < 0:
         return None
     q = -(B + math.copysign(math.sqrt(root), B))
-    found = [x for x in ((q / C if C else math.inf), (A / q if q else math.inf)) if 0 < x < math.inf]
+    lengths = [x for x in ((q / C if C else math.inf), (A / q if q else math.inf)) if 0 < x < math.inf]
     # Where C < 0, which is the rule, one root is positive.
-    return min(found) if found else None
+    return min(lengths) if lengths else None

@@ -257,10 +257,10 @@ class Layout:
     @cached_property
     def sizes(self) -> Mapping[tuple[str, str | None], int]:
         """(role, task) -> number of columns."""
-        found: dict[tuple[str, str | None], int] = {}
+        totals: dict[tuple[str, str | None], int] = {}
         for b in self.blocks:
-            found[b.role, b.task] = found.get((b.role, b.task), 0) + b.size
-        return found
+            totals[b.role, b.task] = totals.get((b.role, b.task), 0) + b.size
+        return totals
 
     @cached_property
     def buffers(self) -> Layout:
@@ -330,8 +330,8 @@ class Layout:
         tensors = _tensors(module)
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise ValueError(f"expected blocks of one dtype on one device, found {found}")
+            listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise ValueError(f"expected blocks of one dtype on one device, found {listed}")
         vector = self.flatten(module)
         vector = vector.clone() if vector is getattr(module, "_fedloom_vector", None) else vector
         for b, s in zip(self.blocks, self.slices, strict=True):
@@ -341,11 +341,11 @@ class Layout:
 
     @staticmethod
     def _checked(tensors: Mapping[str, Tensor], block: Block) -> Tensor:
-        found = tensors.get(block.name)
-        if found is None or tuple(found.shape) != block.shape:
-            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+        tensor = tensors.get(block.name)
+        if tensor is None or tuple(tensor.shape) != block.shape:
+            what = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise ValueError(f"block {block.name!r}: expected shape {block.shape} in the model, found {what}")
-        return found
+        return tensor
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return a JSON value from which `from_json` rebuilds the layout."""

@@ -18,15 +18,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
 
 def free_memory() -> int | None:
     """Return the bytes that are free on the machine or within its container's limit; None if unknown."""
-    found = []
+    amounts = []
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+        amounts.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
     with suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{x}").read_text(encoding="ascii")) for x in ("max", "current"))
-        found.append(limit - used)
-    return min(found, default=None)
+        amounts.append(limit - used)
+    return min(amounts, default=None)
 
 
 def available_memory() -> int:

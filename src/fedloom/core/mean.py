@@ -68,11 +68,11 @@ def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None
 
 def problems(layout: Layout, present: Tensor | None, k: int) -> list[tuple[list[slice], Tensor]]:
     """Return groups of columns that the same of k rows have, with the positions of these rows."""
-    found: dict[tuple[int, ...], list[slice]] = {}
+    slices: dict[tuple[int, ...], list[slice]] = {}
     for columns, members in column_groups(layout, present, None):
         rows = range(k) if members is None else members.nonzero().squeeze(1).tolist()
-        found.setdefault(tuple(rows), []).append(columns)
-    return [(columns, torch.tensor(rows, dtype=torch.int64)) for rows, columns in found.items()]
+        slices.setdefault(tuple(rows), []).append(columns)
+    return [(columns, torch.tensor(rows, dtype=torch.int64)) for rows, columns in slices.items()]
 
 
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:

@@ -161,13 +161,13 @@ class Array:
         kind = value.dtype == self.dtype if self.exact else _kind(value.dtype) == _kind(self.dtype)
         if not kind or value.ndim != len(self.shape):
             return False
-        for i, (found, wanted) in enumerate(zip(value.shape, self.shape, strict=True)):
+        for i, (size, wanted) in enumerate(zip(value.shape, self.shape, strict=True)):
             if not isinstance(wanted, str):
-                good = found == wanted
+                good = size == wanted
             elif i and not len(value):  # without rows it need not be as wide as others
-                good = found <= sender.sizes.get(wanted, 0)
+                good = size <= sender.sizes.get(wanted, 0)
             else:
-                good = sender.sizes.setdefault(wanted, found) == found
+                good = sender.sizes.setdefault(wanted, size) == size
             if not good:
                 return False
         return True
@@ -198,8 +198,8 @@ class Named:
         if not isinstance(value, Mapping):
             raise ValueError(f"expected {names}, {_but(value)}")
         if value.keys() != self.fields.keys():
-            found = plain(", ".join(map(_repr, list(value)[:20])), _SHOWN)
-            raise ValueError(f"expected {names}, found {found or 'nothing'}")
+            listed = plain(", ".join(map(_repr, list(value)[:20])), _SHOWN)
+            raise ValueError(f"expected {names}, found {listed or 'nothing'}")
         read = {}
         for name, each in self.fields.items():
             try:

@@ -383,15 +383,15 @@ class Beside:
 
     def separate(self) -> list[Tensor]:
         """Return the rows, each in memory of its own."""
-        found = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
+        vectors = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
         for part, rows in self.parts:
             W, at = None if rows.mixing is None else rows.mixing.to(rows.data), 0
             for s in (piece for span in self.layout.spans(part) for piece in _pieces(span)):
                 data = rows.data[:, at : at + s.stop - s.start]
-                for x, values in zip(found, data if W is None else W @ data, strict=True):
+                for x, values in zip(vectors, data if W is None else W @ data, strict=True):
                     x[s] = values
                 at += s.stop - s.start
-        return found
+        return vectors
 
     def take(self, index: Tensor) -> Tensor:
         """All rows, in the columns `index` (K x their number)."""

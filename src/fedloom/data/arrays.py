@@ -179,8 +179,8 @@ def _examples(
     assert signal is not None
     inputs = [as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}") for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
-        found = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)
-        raise DataError(f"{where}: expected train and test inputs of one shape and type, found {found}")
+        kinds = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)
+        raise DataError(f"{where}: expected train and test inputs of one shape and type, found {kinds}")
     normal: tuple[Any, ...] = ()
     if signal.kind == "tokens":
         signal = with_vocabulary(signal, inputs, where)

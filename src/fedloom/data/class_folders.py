@@ -101,14 +101,14 @@ def class_folders(
             files[split] += [images[i].relative_to(base).as_posix() for i in kept]
             columns[split].append({name: np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]})
 
-    def made(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
+    def examples(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
         paths = tuple(os.path.join(base, file) for file in files[split])  # texts take less memory than paths
         mark = f"{zlib.crc32(chr(10).join(files[split]).encode()):08x}".encode() + label_bytes(labels)
         reader, shape = ReadFiles(paths, size, fit, mean, std), (3, size, size)
         return ItemExamples(reader, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
 
     counts = {name: len(kinds) for name, kinds in called.items()}
-    return replace(combine("class-folders", columns, tuple(sets), counts, made), classes=called)
+    return replace(combine("class-folders", columns, tuple(sets), counts, examples), classes=called)
 
 
 @dataclass(frozen=True, eq=False)

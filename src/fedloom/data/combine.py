@@ -191,8 +191,8 @@ def several(seed: int, *, sets: Sets) -> Dataset:
         raise DataError(f"several: expected inputs with the same number of channels, found {channels}")
     signals = {d.signal for d in built.values()}
     if len(signals) > 1:
-        told = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
-        raise DataError(f"several: expected inputs of one kind, found {told}")
+        listed = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
+        raise DataError(f"several: expected inputs of one kind, found {listed}")
     own = {name: tuple(task.name for task in d.tasks) for name, d in built.items()}
     train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
     tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)

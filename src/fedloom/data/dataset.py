@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from fedloom.core.errors import DataError
 from fedloom.data.prepare import Array, digest
 from fedloom.data.transforms import MEAN, STD, Crop, Dense
-from fedloom.models.signal import Signal, told
+from fedloom.models.signal import Signal, inferred
 from fedloom.models.tasks.task import IGNORE, Task
 
 Batch = tuple[Tensor, dict[str, Tensor]]
@@ -341,8 +341,8 @@ class Withheld(Behind):
 
 def contents(examples: Examples) -> bytes:
     """Compute a checksum of inputs; empty where the fingerprint has it, or where the inputs lie elsewhere."""
-    found: bytes = examples.contents() if hasattr(examples, "contents") else b""
-    return found
+    content: bytes = examples.contents() if hasattr(examples, "contents") else b""
+    return content
 
 
 def apart(examples: Examples, index: Tensor) -> list[Tensor]:
@@ -406,7 +406,7 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.signal is None:
             whole = isinstance(self.train, TensorExamples) and self.train.images.dtype == torch.int64
-            object.__setattr__(self, "signal", told(self.input_shape, whole))
+            object.__setattr__(self, "signal", inferred(self.input_shape, whole))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

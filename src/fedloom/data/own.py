@@ -28,7 +28,7 @@ from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
-from fedloom.models.signal import AXES, Kind, Signal, sized, told
+from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
 from fedloom.models.tasks.own import Description
 from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import IGNORE, Task
@@ -241,7 +241,7 @@ class Federation:
 
 def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:
     """Return a sentence for each regression task whose labels are so large that training may not converge."""
-    found = []
+    sentences = []
     for name, task in known.items():
         base = task.known
         if not isinstance(base, Regression) or (base.mean, base.std) != (0, 1):
@@ -250,16 +250,16 @@ def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str
         y = y[~y.isnan()]
         mean, std = float(y.mean()), float(y.std(correction=0))
         if max(abs(mean), std) > LARGE:
-            found.append(
+            sentences.append(
                 f"task {name!r}: labels of mean {mean:.3g} and standard deviation {std:.3g} found, so training may not "
                 f"converge; let the model predict standardised ones: tasks={{{name!r}: "
                 f"fedloom.tasks.Regression({name!r}, mean={mean:.3g}, std={std or 1:.3g})}}"
             )
-    return found
+    return sentences
 
 
-def _unfit(where: str, found: str, expected: str) -> DataError:
-    return DataError(f"{where}: {found} found, expected {expected}")
+def _unfit(where: str, what: str, expected: str) -> DataError:
+    return DataError(f"{where}: {what} found, expected {expected}")
 
 
 def _known(name: str, task: Any) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
     """Return the kind of the inputs, as stated or by their shape and type; of tokens in memory the vocabulary, too."""
     first, whole = parts[0], parts[0].dtype == torch.int64
     try:
-        signal = stated(said) or told(first.shape, whole)
+        signal = stated(said) or inferred(first.shape, whole)
     except ValidationError:
         raise _unfit("Federation", f"signal={said!r}", f"one of {', '.join(map(repr, AXES))}") from None
     if signal is None:
@@ -619,8 +619,8 @@ def _numbers(labels: Any, task: str, where: str) -> Tensor:
 
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
     if not set(labels) & set(there):
-        found = f"labels of {', '.join(map(str, there)) or 'nothing'}"
-        raise _unfit(where, found, f"those of {', '.join(labels)}")
+        what = f"labels of {', '.join(map(str, there)) or 'nothing'}"
+        raise _unfit(where, what, f"those of {', '.join(labels)}")
 
 
 def _is_real(task: Task) -> bool:
@@ -651,8 +651,8 @@ def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, 
         return _no_labels(task, size)
     about = f"{where}, task {task.name!r}"
     if not values.ndim or len(values) != size[0]:
-        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
-        raise _unfit(about, found, f"{size[0]}, one for each example")
+        what = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
+        raise _unfit(about, what, f"{size[0]}, one for each example")
     if values.is_complex():
         raise _unfit(about, f"labels of {values.dtype}", "real or whole numbers")
     if task.dense:

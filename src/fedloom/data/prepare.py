@@ -191,8 +191,8 @@ def _known(place: Path) -> Known:
     """Return the checksums of last time; nothing where the cache is absent or damaged."""
     try:
         value = json.loads(place.read_text("utf-8"))
-        return {str(name): [int(size), int(made), int(moved), str(checksum)]
-                for name, (size, made, moved, checksum) in value.items()}  # fmt: skip
+        return {str(name): [int(size), int(changed), int(moved), str(checksum)]
+                for name, (size, changed, moved, checksum) in value.items()}  # fmt: skip
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 

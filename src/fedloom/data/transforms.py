@@ -243,8 +243,8 @@ class Dense:
     def _plain(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
         high, wide = self.size[0] - x.shape[2], self.size[1] - x.shape[3]
         if min(high, wide) < 0:
-            found = f"{x.shape[2]} x {x.shape[3]}"
-            raise ValueError(f"expected images of at most {self.size[0]} x {self.size[1]}, found {found}")
+            shape = f"{x.shape[2]} x {x.shape[3]}"
+            raise ValueError(f"expected images of at most {self.size[0]} x {self.size[1]}, found {shape}")
         margin = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
         labels = {}
         for task, raw in y.items():

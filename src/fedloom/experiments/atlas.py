@@ -42,13 +42,13 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
     """Every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is alone."""
     circle: list[str | None] = [*tasks, *([None] if len(tasks) % 2 else [])]
-    found = []
+    rounds = []
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([tuple(sorted(task for task in pair if task is not None)) for pair in pairs])
+        rounds.append([tuple(sorted(task for task in pair if task is not None)) for pair in pairs])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return rounds
 
 
 def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Sequence[str]], seeds: int) -> Grid:
@@ -131,9 +131,9 @@ class Atlas(HasTable):
         A pair with a change that is no number is not among them.
         """
         known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
-        found = {pair: against_zero(each) for pair, each in known.items() if all(map(math.isfinite, each))}
-        ps = holm([1.0 if of.is_constant else of.p for of in found.values()])
-        return {pair: (of, p) for (pair, of), p in zip(found.items(), ps, strict=True)}
+        tests = {pair: against_zero(each) for pair, each in known.items() if all(map(math.isfinite, each))}
+        ps = holm([1.0 if of.is_constant else of.p for of in tests.values()])
+        return {pair: (of, p) for (pair, of), p in zip(tests.items(), ps, strict=True)}
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:
@@ -172,12 +172,12 @@ class Atlas(HasTable):
         orders: Iterator[Any] = (
             itertools.permutations(range(T)) if every else (rng.permutation(T) for _ in range(SHUFFLES))
         )
-        found = correlation(range(T))
-        if math.isnan(found):
+        observed = correlation(range(T))
+        if math.isnan(observed):
             return math.nan, math.nan
         drawn = [value for order in orders if not math.isnan(value := correlation(order))]
-        above = sum(value >= found - 1e-12 for value in drawn)
-        return found, above / len(drawn) if every else (above + 1) / (len(drawn) + 1)
+        above = sum(value >= observed - 1e-12 for value in drawn)
+        return observed, above / len(drawn) if every else (above + 1) / (len(drawn) + 1)
 
     @cached_property
     def overall(self) -> tuple[float, float]:
@@ -205,9 +205,9 @@ class Atlas(HasTable):
         """Return what was measured, and whether early cosines predict the gains."""
         together = "; ".join(f"{t} {v:+.2f} %" for t, v in zip(self.tasks, self.everyone.mean(0), strict=True))
         value, p = self.overall
-        found = "nothing to correlate"
+        outcome = "nothing to correlate"
         if not math.isnan(value):
-            found = f"Spearman {value:+.2f}, p {p_text(p)} ({'' if p <= LEVEL else 'not '}significant)"
+            outcome = f"Spearman {value:+.2f}, p {p_text(p)} ({'' if p <= LEVEL else 'not '}significant)"
         spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
         looks = [
             (layers, name, *self.rank_correlation(layers, at)) for layers in self.cosines for name, at in spans.items()
@@ -223,7 +223,7 @@ class Atlas(HasTable):
             f"the other task too, against among themselves alone; {len(self.seeds)} seeds, mean (95 % t-interval); p "
             f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
             f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
-            f"tasks train one encoder, against gains of the other seeds: {found}, by permutation of tasks.",
+            f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
             *([left_out] if self.left_out else []),
         )
@@ -266,10 +266,10 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
 
     changes = np.full((len(seeds), len(tasks), len(tasks)), math.nan)
     for number, groups in enumerate(matchings(tasks), 1):
-        found = changed(f"pairs {number}")
+        change = changed(f"pairs {number}")
         for group in groups:
             for i, j in itertools.permutations(map(tasks.index, group), 2):
-                changes[:, i, j] = found[:, i]
+                changes[:, i, j] = change[:, i]
     each = [_cosines(run, clients) for run in sides[TOGETHER].runs.values()]
     cosines = {name: {r: np.stack([of[name][r] for of in each]) for r in by} for name, by in each[0].items()}
     last = max(run.last_round for run in sides[TOGETHER].runs.values())
@@ -278,12 +278,12 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
 
 def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:
     """Layers of the encoder -> round -> T x T."""
-    found = updates.collect(run)
-    groups = {} if found is None else {n: by for n, by in found.cosine.items() if n.startswith("encoder")}
+    records = updates.collect(run)
+    groups = {} if records is None else {n: by for n, by in records.cosine.items() if n.startswith("encoder")}
     if not groups:
         raise StateError(f"{run.folder}: the run recorded no cosines of updates: do not set runtime.diagnostics: off")
     tasks = list(clients)
-    made: dict[str, dict[int, Matrix]] = {}
+    cosines: dict[str, dict[int, Matrix]] = {}
     for name, by_round in groups.items():
         for number, cells in by_round.items():
             M = np.full((len(tasks),) * 2, math.nan)
@@ -291,8 +291,8 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
                 pairs = [cells.get(x, {}).get(y) for x in clients[a] for y in clients[b] if x != y]
                 known = [value for value in pairs if value is not None]
                 M[i, j] = fmean(known) if known else math.nan
-            made.setdefault(name.removeprefix("encoder: "), {})[number] = M
-    return made
+            cosines.setdefault(name.removeprefix("encoder: "), {})[number] = M
+    return cosines
 
 
 def draw(atlas: Atlas, out: Path) -> None:
@@ -303,12 +303,12 @@ def draw(atlas: Atlas, out: Path) -> None:
     """
     T, G = len(atlas.tasks), atlas.changes.mean(0)
     gains = {t: {o: charts.plain(float(G[i, j])) for j, o in enumerate(atlas.tasks)} for i, t in enumerate(atlas.tasks)}
-    told = {
+    numbers = {
         (atlas.tasks[i], atlas.tasks[j]): f"{of.mean:+.1f}" + "*" * (p <= LEVEL)
         for (i, j), (of, p) in atlas.effects.items()
     }
     title = "gain of a task (row) from another; * significant"
-    who = charts.heat(gains, atlas.tasks, title=title, value="change, %", middle=0.0, texts=told)
+    who = charts.heat(gains, atlas.tasks, title=title, value="change, %", middle=0.0, texts=numbers)
     off = ~np.eye(T, dtype=bool)
     rounds = sorted({number for by in atlas.cosines.values() for number in by})
     level = {name: {r: float(np.nanmean(by[r][:, off])) for r in rounds} for name, by in atlas.cosines.items()}
@@ -335,15 +335,15 @@ GRID = "runs"
 
 def clients_of(built: Built) -> dict[str, list[str]]:
     """Task -> its clients. RecipeError where a client holds several tasks, for whose gain is it then?"""
-    found: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
+    by_task: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
     for client in built.federation.clients.values():
         if len(client.tasks) > 1:
             raise RecipeError(
                 f"client {client.id!r} holds {', '.join(client.tasks)}: an atlas compares single tasks, so each client "
                 "must hold one task (partition=one-task)"
             )
-        found[next(iter(client.tasks))].append(client.id)
-    return found
+        by_task[next(iter(client.tasks))].append(client.id)
+    return by_task
 
 
 def make(recipe: Recipe, seeds: int, folder: Path, watch: Callable[[], Watch], jobs: int | None = None) -> Atlas:

@@ -84,21 +84,21 @@ def compare(
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if methods is None:
-            made = _Question(what, model, options, home, every, budget, tell or _line).answered(split, metric)
+            comparison = _Question(what, model, options, home, every, budget, tell or _line).answered(split, metric)
         else:
             runs = []
             for number, method in enumerate(methods):
                 for seed in every:
                     place = home / f"{number}-{_called(method)}-s{seed}"
                     runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
-            made = put_side_by_side(runs, base, split, metric)
+            comparison = put_side_by_side(runs, base, split, metric)
     except BaseException:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
         raise
     if folder is None:
-        weakref.finalize(made, shutil.rmtree, home, ignore_errors=True)
-    return made
+        weakref.finalize(comparison, shutil.rmtree, home, ignore_errors=True)
+    return comparison
 
 
 def _line(text: str) -> None:
@@ -141,15 +141,15 @@ class _Question:
             for name, changes in chosen.items()
             for seed in self.seeds
         ]
-        made = put_side_by_side(folders, None, split, metric)
-        columns = dict(zip(chosen, made.columns, strict=True))
+        comparison = put_side_by_side(folders, None, split, metric)
+        columns = dict(zip(chosen, comparison.columns, strict=True))
         best = None
         if _validated(Run.read(folders[0])):
             judged = put_side_by_side(folders, None, "val", metric)
-            best = _best(dict(zip(chosen, judged.columns, strict=True)), made.rows)
+            best = _best(dict(zip(chosen, judged.columns, strict=True)), comparison.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
-        said = unjudged if best is None else answer(columns, made.rows, best)
-        return replace(made, notes=(*made.notes, *notes, *said, f"The runs: {self.home}"))
+        said = unjudged if best is None else answer(columns, comparison.rows, best)
+        return replace(comparison, notes=(*comparison.notes, *notes, *said, f"The runs: {self.home}"))
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
         """Return the settings with the best validation score."""
@@ -210,12 +210,12 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
     """Return the way of training together with the best validation numbers, seed by seed against training alone."""
     directions = {row.task: row.direction for row in rows}
     local = columns["local"].values
-    found = {
+    scores = {
         name: fmean(delta_m(columns[name].values[seed], local[seed], directions) for seed in local)
         for name in TOGETHER
         if name in columns
     }
-    known = {name: value for name, value in found.items() if isfinite(value)}
+    known = {name: value for name, value in scores.items() if isfinite(value)}
     return max(known, key=lambda name: known[name], default=None)
 
 
@@ -274,11 +274,11 @@ def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
         return "unknown", "without a number at each seed"
-    found: Paired = against_zero([b - a for a, b in zip(alone, together, strict=True)])
-    ends = sorted((sign * found.low, sign * found.high))
+    change: Paired = against_zero([b - a for a, b in zip(alone, together, strict=True)])
+    ends = sorted((sign * change.low, sign * change.high))
     verdict = "gains" if ends[0] > 0 else "loses" if ends[1] < 0 else "same"
-    interval = f"95 % CI {found.low:+.2g} to {found.high:+.2g}"
-    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, difference {found.mean:+.2g}, {interval}"
+    interval = f"95 % CI {change.low:+.2g} to {change.high:+.2g}"
+    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, difference {change.mean:+.2g}, {interval}"
     return verdict, text
 
 

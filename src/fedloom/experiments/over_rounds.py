@@ -25,15 +25,15 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
     Raises StateError where the run did not keep answers of several rounds, or a picture of them is damaged.
     """
     run = Run.read(folder)
-    found = predictions.of_run(run)
-    if not found.over_rounds:
-        why = "".join(f"; {note}" for note in found.notes)
+    stored = predictions.of_run(run)
+    if not stored.over_rounds:
+        why = "".join(f"; {note}" for note in stored.notes)
         raise StateError(
             f"{folder}: expected predictions of several rounds in its folder {PREDICTIONS}, which a run with "
             f"dense tasks stores if evaluation.predictions is true, found none{why}"
         )
     parts: dict[tuple[str, ...], list[ShownExample]] = {}
-    for example in found.over_rounds:
+    for example in stored.over_rounds:
         parts.setdefault(example.tasks, []).append(example)
     sheets = []
     for tasks, examples in parts.items():
@@ -44,7 +44,7 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
             for at, task in enumerate(tasks)
         ]
         title = f"{run.recipe['name']}, {run.label}: {len(some)} test examples over the rounds"
-        means = {task: _legend(found.legends[task][0]) for task in tasks}
+        means = {task: _legend(stored.legends[task][0]) for task in tasks}
         sheets.append(grid(["input", *(name for name, _ in some[0].rows)], rows, title, means))
     return below_each_other(sheets)
 

@@ -122,12 +122,12 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     Raises StateError where training alone has not finished.
     """
     results = of_grid(grid, folder)
-    found, directions = _sides(results, folder, ALONE)
-    alone = found[ALONE]
+    sides, directions = _sides(results, folder, ALONE)
+    alone = sides[ALONE]
     seeds = sorted(alone.values)
     changes = {
         name: [delta_m(side.values[seed], alone.values[seed], directions) for seed in seeds]
-        for name, side in found.items()
+        for name, side in sides.items()
         if set(seeds) <= set(side.values)
     }
     changes = {name: each for name, each in changes.items() if all(map(math.isfinite, each))}
@@ -143,7 +143,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     ranks = ranked(results).ranking.ranks
     lines, records, t = [], [], tournament
     for name in (*methods, *(name for name in changes if name not in grid.bases)):
-        side, delta, of = found[name], Estimate.of(changes[name]), behind.get(name)
+        side, delta, of = sides[name], Estimate.of(changes[name]), behind.get(name)
         p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
         gains = _gains(side, alone, results.rows[BENCHMARK], seeds) if name != ALONE else {}
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
@@ -173,9 +173,9 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     )
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
-    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
-    told = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
-    return Standings(made, Records(CSV, records), len(seeds), told)
+    table = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
+    is_settled = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
+    return Standings(table, Records(CSV, records), len(seeds), is_settled)
 
 
 def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> dict[str, float]:
@@ -276,11 +276,11 @@ def play(
     for seeds in range(tournament.least, tournament.most + 1):
         grid = final_grid(tournament, chosen, tuned, seeds)
         tell(f"final: {len(chosen)} methods, {seeds} seeds")
-        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
-        write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
-        if made.is_settled:
+        table = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
+        write(folder, {"standings.csv": table.to_csv(), "standings.md": table.to_markdown()})
+        if table.is_settled:
             break
-    return made
+    return table
 
 
 def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:

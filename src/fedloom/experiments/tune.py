@@ -153,8 +153,8 @@ class Curve:
     @property
     def best(self) -> Changes:
         """The trial with the best score."""
-        found: Changes = json.loads(self.key)
-        return found
+        changes: Changes = json.loads(self.key)
+        return changes
 
 
 def tune(
@@ -181,9 +181,9 @@ def tune(
             return False
         return True
 
-    made = load(recipe, texts(changes), origin)
-    search = search_of(made, budget.trials, is_valid)
-    last = {"evaluation.splits": ["val"], "evaluation.every": made.training.rounds}
+    loaded = load(recipe, texts(changes), origin)
+    search = search_of(loaded, budget.trials, is_valid)
+    last = {"evaluation.splits": ["val"], "evaluation.every": loaded.training.rounds}
     proposed: list[Changes] = []
     scores: dict[str, float] = {}
     while new := search.next(scores):
@@ -226,8 +226,8 @@ def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: 
     if not finite:
         return dict.fromkeys(means, -math.inf)
     base = next(iter(finite.values()))
-    found = {name: delta_m(values, base, directions) for name, values in finite.items()}
-    return {name: found[name] if math.isfinite(found.get(name, math.nan)) else -math.inf for name in means}
+    changes = {name: delta_m(values, base, directions) for name, values in finite.items()}
+    return {name: changes[name] if math.isfinite(changes.get(name, math.nan)) else -math.inf for name in means}
 
 
 def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
@@ -270,9 +270,9 @@ def tune_grid(
         tell(f"{cell.data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
         if curve.best:
             tuned.setdefault(cell.data, {})[label] = curve.best
-    made = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
+    tuned_grid = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
     write(folder, {"curves.csv": curves_csv(curves)})
-    return made, curves
+    return tuned_grid, curves
 
 
 def described(trial: Changes) -> str:

@@ -352,5 +352,5 @@ def _short(part: Stage | LocalRule) -> str:
     if isinstance(part, Chain):
         return " >> ".join(map(_short, part.stages))
     known: tuple[Field[Any], ...] = fields(part) if is_dataclass(part) else ()
-    told = [f"{f.name}={v!r}" for f in known if f.repr and repr(v := getattr(part, f.name)) != repr(f.default)]
-    return type(part).__name__ + (f"({', '.join(told)})" if told else "")
+    settings = [f"{f.name}={v!r}" for f in known if f.repr and repr(v := getattr(part, f.name)) != repr(f.default)]
+    return type(part).__name__ + (f"({', '.join(settings)})" if settings else "")

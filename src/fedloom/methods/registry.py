@@ -48,17 +48,17 @@ class AddOns(Registry):
     """
 
     def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
-        """As in other registries, and for classes of stages."""
+        """Return the entry as other registries do, and one for a class of stages."""
         if not (isclass(thing) and hasattr(thing, "traits")):
             return super().of(name, thing, source, package)
-        made = super().of(name, thing, source, package)
+        entry = super().of(name, thing, source, package)
 
         def added(method: Method, *, at: Literal["edge", "server"] = "edge", **params: Any) -> Method:
-            return method.plus(made.make(**params), at=at)
+            return method.plus(entry.make(**params), at=at)
 
         at: Any = (Literal["edge", "server"], "edge")
-        model = create_model(f"{self.kind}:{name}", __base__=made.params, at=at)
-        return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
+        model = create_model(f"{self.kind}:{name}", __base__=entry.params, at=at)
+        return replace(entry, function=wraps(thing, updated=())(added), params=model, takes=1)
 
     def register(
         self, name: str, source: str = "", order: Sequence[str] = ()
@@ -68,10 +68,10 @@ class AddOns(Registry):
 
         def named(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def made(method: Method, **params: Any) -> Any:
+            def renamed_method(method: Method, **params: Any) -> Any:
                 return replace(function(method, **params), name=f"{method.name} + {name}")
 
-            return add(made)
+            return add(renamed_method)
 
         return named
 

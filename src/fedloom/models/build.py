@@ -72,8 +72,8 @@ def build_model(
         # Not torch.manual_seed, which would also reseed every accelerator.
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
         with _memory_for_training(f"a model with the encoder {entry.name!r}"):
-            made = entry.make(input_shape, tasks, signal, **params)
-            model = as_multitask(made, tasks, blank(input_shape, signal))
+            module = entry.make(input_shape, tasks, signal, **params)
+            model = as_multitask(module, tasks, blank(input_shape, signal))
         if weights is not None:
             load_weights(model.encoder, weights)
         if lora is not None:

@@ -108,9 +108,9 @@ class Factors:
         layers = adapted_layers(model.encoder)
         if not layers:
             raise RecipeError("model.lora: null found, expected low-rank factors, which the method needs")
-        found = float(layers[0].scaling["default"])
-        if self.scale not in (None, found):
-            raise RecipeError(f"scale: {self.scale} found, expected {found}, which is alpha / rank of model.lora")
+        factor = float(layers[0].scaling["default"])
+        if self.scale not in (None, factor):
+            raise RecipeError(f"scale: {self.scale} found, expected {factor}, which is alpha / rank of model.lora")
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class ErasedLayer(nn.Module):
     def before_norm(self, x: Tensor) -> Tensor:
         """Return the input of `norm`: B x outputs x H' x W', or B x outputs for vectors."""
         x = self.eraser_norm(self.extractor(x))
-        made = self.eraser(x) if x.ndim == 4 else self.eraser(x[..., None])[..., 0]
-        both = torch.cat([x, made], 1)[:, : len(self.shift)]
+        erased = self.eraser(x) if x.ndim == 4 else self.eraser(x[..., None])[..., 0]
+        both = torch.cat([x, erased], 1)[:, : len(self.shift)]
         return both + self.shift.view(-1, *[1] * (x.ndim - 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,12 +103,12 @@ class Erase:
         encoder = model.encoder
         if not all(p.requires_grad for p in encoder.parameters()):
             raise RecipeError("fdse replaces layers, but some of them are frozen; leave model.lora out")
-        found = list(_with_norms(encoder, shape))
-        if not found:
+        layers = list(_with_norms(encoder, shape))
+        if not layers:
             raise RecipeError(
                 f"fdse needs an encoder with convolutions or linear layers, found {type(encoder).__name__}"
             )
-        for name, norm in found:
+        for name, norm in layers:
             layer: Any = encoder.get_submodule(name)
             behind = None
             if norm is not None:

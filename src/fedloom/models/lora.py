@@ -49,14 +49,14 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
     linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
     chosen = set()
     for target in lora.targets:
-        found = {name for name in linear if f".{name}".endswith(f".{target}")}
-        if not found:
+        matches = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if not matches:
             # A layer that many blocks have is listed once.
             known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
             raise RecipeError(
                 f"model.lora.targets: {target!r} names no linear layer of the encoder; its linear layers: {known}"
             )
-        chosen |= found
+        chosen |= matches
     peft = need("peft", "methods")
     alpha = lora.rank if lora.alpha is None else lora.alpha
     config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))

@@ -104,8 +104,8 @@ class TransposedDecoder(Decoder):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Decode maps (B x C_i x H_i x W_i; the last counts) to B x 128 x H / s x W / s; the head enlarges by s."""
-        found: Tensor = self.layers(maps[-1])
-        return found
+        output: Tensor = self.layers(maps[-1])
+        return output
 
     def head(self, task: Task) -> nn.Module:
         """Return the third transposed convolution."""

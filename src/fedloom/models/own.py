@@ -74,21 +74,21 @@ def is_whole(model: MultiTask) -> bool:
     return any(isinstance(head, Picked) for head in model.heads.values())
 
 
-def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask:
+def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask:
     """Return an encoder of fedloom's, a user's module or `model(...)` as a model of these tasks.
 
     `example` is one input (1 x ...): it is passed through once, in evaluation mode, so that a model that does not fit
     is said here. Raises RecipeError.
     """
     tokens = not example.is_floating_point()
-    if isinstance(made, Encoder):
+    if isinstance(model, Encoder):
         if tokens:
-            _passed(made, example, "model")
-        made.reads_tokens = tokens
-        return MultiTask(made, tasks)
-    if not isinstance(made, Own | nn.Module):
-        raise RecipeError(f"model: {type(made).__name__} found, expected a torch.nn.Module, or fl.model(...)")
-    own = made if isinstance(made, Own) else Own(made)
+            _passed(model, example, "model")
+        model.reads_tokens = tokens
+        return MultiTask(model, tasks)
+    if not isinstance(model, Own | nn.Module):
+        raise RecipeError(f"model: {type(model).__name__} found, expected a torch.nn.Module, or fl.model(...)")
+    own = model if isinstance(model, Own) else Own(model)
     module = copy.deepcopy(own.module)  # training must not change the user's
     answer = _passed(module, example, "model")
     if own.heads is None and not own.linear:
@@ -99,9 +99,9 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
         whole.more_roles = _roles(module, own.roles, tasks)
         return whole
     if not isinstance(answer, Tensor) or answer.ndim != 2:
-        found = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
+        what = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
         raise RecipeError(
-            f"model: with heads, {type(module).__name__} is an encoder, expected features B x F, found {found} for "
+            f"model: with heads, {type(module).__name__} is an encoder, expected features B x F, found {what} for "
             "one example"
         )
     heads = own.heads or {task.name: task.head(answer.shape[1]) for task in tasks}
@@ -145,9 +145,9 @@ def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:
             )
         mine = answer if isinstance(answer, Tensor) else answer[task.name]
         if not isinstance(mine, Tensor) or mine.ndim < 2 or mine.shape[:2] != (1, task.channels):
-            found = f"shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else type(mine).__name__
+            shape = f"shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else type(mine).__name__
             raise RecipeError(
-                f"model: {what} gives {found} for one example of task {task.name!r}, expected 1 x {task.channels}"
+                f"model: {what} gives {shape} for one example of task {task.name!r}, expected 1 x {task.channels}"
             )
 
 
@@ -155,20 +155,20 @@ def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dic
     """Return parameter name -> its role, or (role, task); guessed ones are printed."""
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     if roles is None:
-        found: dict[str, Any] = {name: _guess(name, [t.name for t in tasks]) for name in names}
+        rules: dict[str, Any] = {name: _guess(name, [t.name for t in tasks]) for name in names}
         by_role: dict[Any, list[str]] = {}
         for name, _ in module.named_parameters():
-            by_role.setdefault(found[name], []).append(name)
+            by_role.setdefault(rules[name], []).append(name)
         lines = [
             f"  {' of '.join(role) if isinstance(role, tuple) else role}: {', '.join(each)}"
             for role, each in by_role.items()
         ]
         _tell("\n".join(["roles guessed from names (fl.model(net, roles=...) sets them):", *lines]))
     else:
-        found = {name: rule_of(roles, name) for name in names}
+        rules = {name: rule_of(roles, name) for name in names}
     known = {t.name for t in tasks}
     result = {}
-    for name, rule in found.items():
+    for name, rule in rules.items():
         if rule is None:
             raise RecipeError(f"model, roles: no rule names {name!r}; add one, such as {{'*': 'encoder'}} at the end")
         role, task = rule if isinstance(rule, tuple) else (rule, None)

@@ -57,7 +57,7 @@ class Signal(Section):
         return f"{self.kind} ({more})" if more else self.kind
 
 
-def told(shape: Sequence[int], whole: bool) -> Signal | None:
+def inferred(shape: Sequence[int], whole: bool) -> Signal | None:
     """Guess the signal of inputs of a shape: None where that is not certain.
 
     Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey

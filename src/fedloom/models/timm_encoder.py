@@ -70,11 +70,11 @@ class TimmPyramid(PyramidEncoder):
         """Compare the maps with their description: versions of timm number some architectures' maps differently."""
         side = 2 * self.strides[-1]
         with torch.no_grad():
-            found = [tuple(m.shape[1:3]) for m in self.eval()(torch.zeros(1, channels, side, side))]
+            sizes = [tuple(m.shape[1:3]) for m in self.eval()(torch.zeros(1, channels, side, side))]
         self.train()
         expected = [(c, side // s) for c, s in zip(self.channels, self.strides, strict=True)]
-        if found != expected:
-            raise RecipeError(f"{what}: expected maps of (channels, height) {expected}, found {found}; update timm")
+        if sizes != expected:
+            raise RecipeError(f"{what}: expected maps of (channels, height) {expected}, found {sizes}; update timm")
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x C_i x H/s_i x W/s_i), finest first."""

@@ -49,7 +49,7 @@ class Verdict:
                 f"no change in percent on validation data of {', '.join(unmeasured)}, in all seeds: are there clients, "
                 "and validation data, of these tasks in each?"
             ]
-        found = [
+        failed = [
             f"{task}: training alone is {gain:+.1f} % better than the constant prediction, expected "
             f"{OVER_CONSTANT:g} % or more"
             for task, gain in self.over_constant.items()
@@ -57,16 +57,16 @@ class Verdict:
         ]
         gain = fmean(self.over_alone.values())
         if gain < OVER_ALONE:
-            found.append(
+            failed.append(
                 f"all data in one place is {gain:+.1f} % better than training alone (mean over tasks), expected "
                 f"{OVER_ALONE:g} % or more"
             )
-        found += [
+        failed += [
             f"{task}: the training loss still falls by {fall:.1f} % per round, expected {STILL:g} % or less"
             for task, fall in self.falling.items()
             if not fall <= STILL
         ]
-        return found
+        return failed
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -117,9 +117,9 @@ def _verdict(grid: Grid, data: str, results: Mapping[Combination, Side]) -> Verd
 
 
 def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
-    for (name, label, _), found in results.items():
+    for (name, label, _), runs in results.items():
         if (name, label) == (data, base):
-            return found
+            return runs
     raise StateError(f"{data}: {base} has not been run; a benchmark needs {ALONE}, centralised and constant")
 
 

@@ -85,13 +85,13 @@ def thinned(values: Sequence[Any], most: int, keep: Iterable[Any] = ()) -> list[
 
 def tenths(lines: Sequence[Line], at: Iterable[Any]) -> dict[Any, Ends]:
     """Return the 10 % and the 90 % quantile of several lines at each of these x at which one has a number."""
-    found = {}
+    ends_at = {}
     for x in at:
         values = [of[x] for of in lines if x in of and not math.isnan(of[x])]
         if values:
             ends = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
-            found[x] = (ends[0], ends[-1])
-    return found
+            ends_at[x] = (ends[0], ends[-1])
+    return ends_at
 
 
 def lines(
@@ -226,7 +226,7 @@ def heat(
     long = max(map(len, names), default=0)
     axis = {"domain": False, "ticks": False, "labelOverlap": "parity" if len(names) > 40 else False}
     slanted = {"labelAngle": 0 if long * len(names) < 40 or long <= 2 else -45}
-    made = {
+    chart = {
         "data": {"values": rows},
         "encoding": {
             "x": _ordinal("column", names, along, axis | slanted),
@@ -236,7 +236,7 @@ def heat(
         "height": (22 if len(cells) <= 12 else 16 if len(cells) <= 30 else 10) * len(cells),
         "usermeta": {"widest": 200 + (96 if legend is None else 48) * len(names)},
     }
-    return _chart(title, made, f"{len(cells)} rows, {len(names)} columns")
+    return _chart(title, chart, f"{len(cells)} rows, {len(names)} columns")
 
 
 def intervals(
@@ -325,8 +325,8 @@ def scatter(
     if zero:
         layers.insert(0, _layer("rule", None, {"color": SOFT}, x=None, y={"datum": 0}))
     encoding = {"x": _number("x", x, **far | marked), "y": _number("y", y, **far)}
-    made = {"data": {"values": list(points)}, "encoding": encoding, "layer": layers, "height": 230}
-    return _chart(title, made, f"{len(points)} points")
+    chart = {"data": {"values": list(points)}, "encoding": encoding, "layer": layers, "height": 230}
+    return _chart(title, chart, f"{len(points)} points")
 
 
 def bars(
@@ -383,10 +383,10 @@ def concat(charts: Sequence[Chart], columns: int = 4, title: str = "", about: st
 
 def rows_of(chart: Chart) -> list[Row]:
     """Return the numbers behind a chart."""
-    found = list(chart.get("data", {}).get("values", ()))
+    rows = list(chart.get("data", {}).get("values", ()))
     for part in (*chart.get("layer", ()), *chart.get("concat", ())):
-        found += rows_of(part)
-    return list({json.dumps(row): row for row in found if row}.values())
+        rows += rows_of(part)
+    return list({json.dumps(row): row for row in rows if row}.values())
 
 
 def save(chart: Chart, file: str | Path) -> None:
@@ -396,14 +396,14 @@ def save(chart: Chart, file: str | Path) -> None:
     if kind not in KINDS:
         raise UserError(f"{file}: a chart is written as one of {', '.join(f'.{known}' for known in KINDS)}")
     convert = need("vl_convert", "report")
-    made = finished({"config": CONFIG, **chart}, _DAY)
+    spec = finished({"config": CONFIG, **chart}, _DAY)
     if kind == "json":
-        found: Any = json.dumps(made)
+        content: Any = json.dumps(spec)
     else:
         options: dict[str, dict[str, Any]] = {"png": {"scale": 3.0}, "html": {"bundle": True}}
-        found = getattr(convert, f"vegalite_to_{kind}")(made, **options.get(kind, {}))
+        content = getattr(convert, f"vegalite_to_{kind}")(spec, **options.get(kind, {}))
     with writing(file):
-        file.write_bytes(found) if isinstance(found, bytes) else file.write_text(found, encoding="utf-8")
+        file.write_bytes(content) if isinstance(content, bytes) else file.write_text(content, encoding="utf-8")
 
 
 @cache
@@ -412,18 +412,18 @@ def script() -> str:
     return str(need("vl_convert", "report").javascript_bundle())
 
 
-def finished(made: Any, colors: Mapping[str, str] = {}) -> Any:
+def finished(part: Any, colors: Mapping[str, str] = {}) -> Any:
     """Return a specification with colours in the place of their names, and spaces in the place of what has no shape.
 
     Vega's expressions take no separators of lines in texts, and a control sign ends the process that draws it.
     """
-    if isinstance(made, dict):
-        return {finished(k): finished(v, {} if k == "values" else colors) for k, v in made.items()}
-    if isinstance(made, list | tuple):
-        return [finished(v, colors) for v in made]
-    if isinstance(made, str) and not made.isprintable():
-        return "".join(letter if letter.isprintable() or letter == "\u00a0" else " " for letter in made)
-    return colors.get(made, made) if isinstance(made, str) else made
+    if isinstance(part, dict):
+        return {finished(k): finished(v, {} if k == "values" else colors) for k, v in part.items()}
+    if isinstance(part, list | tuple):
+        return [finished(v, colors) for v in part]
+    if isinstance(part, str) and not part.isprintable():
+        return "".join(letter if letter.isprintable() or letter == "\u00a0" else " " for letter in part)
+    return colors.get(part, part) if isinstance(part, str) else part
 
 
 def wrapped(title: str) -> list[str]:
@@ -431,9 +431,9 @@ def wrapped(title: str) -> list[str]:
     return textwrap.wrap(title, WIDTH // 6)
 
 
-def _chart(title: str, made: Chart, about: str) -> Chart:
+def _chart(title: str, chart: Chart, about: str) -> Chart:
     heading = {"title": wrapped(title)} if title else {}
-    return {**heading, "description": about, "width": WIDTH, "height": HEIGHT, **made}
+    return {**heading, "description": about, "width": WIDTH, "height": HEIGHT, **chart}
 
 
 def _layer(mark: str, values: Sequence[Row] | None, look: Chart, **encoding: Any) -> Chart:
@@ -448,8 +448,14 @@ def _number(field: str, title: str, **more: Any) -> Chart:
 
 def _ordinal(field: str, names: Sequence[str], title: str = "", axis: Mapping[str, Any] | None = None) -> Chart:
     """Return the encoding of names as places, ordered by the scale: sorting takes no hostile names."""
-    made = {"field": field, "type": "ordinal", "sort": None, "title": title or None, "scale": {"domain": list(names)}}
-    return made if axis is None else made | {"axis": axis}
+    channel = {
+        "field": field,
+        "type": "ordinal",
+        "sort": None,
+        "title": title or None,
+        "scale": {"domain": list(names)},
+    }
+    return channel if axis is None else channel | {"axis": axis}
 
 
 def _named(names: Sequence[str], colors: Sequence[str], field: str = "name") -> Chart:

@@ -130,10 +130,10 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | 
         )
     if section is None:
         raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
-    made = section.entry.function(grid, folder, split, **section.params)
+    chart = section.entry.function(grid, folder, split, **section.params)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    charts.save(made, out)
+    charts.save(chart, out)
 
 
 def of_ranks(ranks: Ranks) -> Chart:
@@ -146,7 +146,7 @@ def of_ranks(ranks: Ranks) -> Chart:
     half = r.critical / 2
     several = {name: (rank, rank - half, rank + half) for name, rank in r.ranks.items()}
     texts = {name: f"{rank:.2f}" for name, rank in r.ranks.items()}
-    made = charts.intervals(several, "mean rank, 1 is best", texts=texts, signed=False)
+    chart = charts.intervals(several, "mean rank, 1 is best", texts=texts, signed=False)
     p = p_text(r.p)
     friedman = "" if math.isnan(r.p) else f" Friedman's test p {p if p.startswith('<') else f'= {p}'}."
     about = (
@@ -154,7 +154,7 @@ def of_ranks(ranks: Ranks) -> Chart:
         f"do not differ significantly: by less than the critical difference of Nemenyi at {LEVEL:.0%}, "
         f"{r.critical:.2f}.{friedman}{' So no methods differ significantly.' if r.p > LEVEL else ''}"
     )
-    return charts.concat([made], title=ranks.title, about=about)
+    return charts.concat([chart], title=ranks.title, about=about)
 
 
 @FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
@@ -183,15 +183,15 @@ def sweep(
             points = several.setdefault(base, [])
             for addon in grid.addons:
                 result = results.get((data, base, addon))
-                found = panels.estimate((data, base, addon), column) if result else None
-                if result is None or found is None:
+                estimate = panels.estimate((data, base, addon), column) if result else None
+                if result is None or estimate is None:
                     continue
                 x = value_at(next(iter(result.runs.values())).recipe, parameter)
                 if isinstance(x, int | float):
-                    points.append((float(x), found))
+                    points.append((float(x), estimate))
                 else:
                     text = f"{base} alone" if addon == "-" else together(base, addon)
-                    alone[text] = found.mean
+                    alone[text] = estimate.mean
             least = min((x for x, _ in points), default=1.0)
             if log and least <= 0:
                 raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
@@ -232,7 +232,7 @@ def convergence(
 
     pairs = itertools.product(grid.bases, grid.addons)
     names = [pair for pair in pairs if any((data, *pair) in drawn for data in grid.data)]
-    made = []
+    pictures = []
     for data, column, title in panels:
         holders = _holders(results, data, column.task) if clients else []
         title = f"{title}, {', '.join(holders)}" if holders else title
@@ -245,11 +245,11 @@ def convergence(
             label = together(base, addon)
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
-                found = histories((data, base, addon), client)
-                several[text] = _over_rounds(result, column, panels.columns[data], found)
+                curves = histories((data, base, addon), client)
+                several[text] = _over_rounds(result, column, panels.columns[data], curves)
                 groups[text] = label
-        made.append(lines(several, column.metric, "round", "", title=title, groups=groups))
-    return panels.finished(made, f"{split} split; bands: 95 % t-interval over seeds")
+        pictures.append(lines(several, column.metric, "round", "", title=title, groups=groups))
+    return panels.finished(pictures, f"{split} split; bands: 95 % t-interval over seeds")
 
 
 @FIGURES.register("activated-dimensions", source="FedDEA, Figure 2")
@@ -274,12 +274,12 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
     """
     from fedloom.study.papers.hyper_weights import KIND, picture, table
 
-    found = [
+    panels = [
         replace(table(run), label=label) for label, run in _first_seeds(grid, folder, split) if any(run.records(KIND))
     ]
-    if not found:
+    if not panels:
         raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")
-    return picture(found)
+    return picture(panels)
 
 
 @FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
@@ -301,9 +301,9 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
     """
     from fedloom.study.papers.losses import curves, losses_of, task_losses
 
-    found, results = losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
-    cells = found.cells if tasks else ()
-    return curves(found, {where: {s: task_losses(run) for s, run in results[where].runs.items()} for where in cells})
+    measured, results = losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
+    cells = measured.cells if tasks else ()
+    return curves(measured, {where: {s: task_losses(run) for s, run in results[where].runs.items()} for where in cells})
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
@@ -342,8 +342,8 @@ def _over_rounds(
     for seed, history in histories.items():
         for number, by_task in history.items():
             by_round.setdefault(number, {})[seed] = by_task
-    found = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
-    return [(float(number), e) for number, e in found.items() if e is not None and e.n == len(result.runs)]
+    estimates = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
+    return [(float(number), e) for number, e in estimates.items() if e is not None and e.n == len(result.runs)]
 
 
 @FIGURES.register("radar", source="MaTU, Figure 4")

@@ -211,7 +211,7 @@ class Cell:
         parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
         folder = grid_folder.joinpath("cells", *parts)
         begun = grid_folder.joinpath("cells", *(renamed.FOLDERS.get(part, part) for part in parts))
-        return begun if begun.is_dir() else folder
+        return begun if begun != folder and begun.is_dir() else folder
 
 
 def together(base: str, addon: str) -> str:
@@ -473,10 +473,10 @@ def runs_in(source: Path) -> list[Path]:
     if not (_folder(source) / FILE).is_file() and str(source) not in names():
         return [source]
     grid, folder = open_folder(source)
-    found = [path for cell in cells(grid) if cell.seed == grid.seeds[0] and is_over(path := cell.folder(folder))]
-    if not found:
+    folders = [path for cell in cells(grid) if cell.seed == grid.seeds[0] and is_over(path := cell.folder(folder))]
+    if not folders:
         raise StateError(f"no cell of grid {grid.name} with seed {grid.seeds[0]} has finished in {folder}")
-    return found
+    return folders
 
 
 GRIDS = Path("grids")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,13 +34,16 @@ from fedloom.federation.runs.reader import (
     number_of,
     total,
 )
-from fedloom.study import report
+from fedloom.study import grid, report
 from fedloom.study.charts import thinned
 from fedloom.study.report import page, words
 
 HOST = "127.0.0.1"
 MOST = 500
-"""Runs in the list, at most."""
+"""Runs in the table, at most."""
+COLUMNS = 8
+"""Tasks in the table, at most: those of the most runs."""
+RUN, GRID = "run.json", grid.FILE
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -60,17 +63,16 @@ class TaskNow:
 
     name: str
     """As comparisons write it: 'task (metric) ↑'."""
-    task: str
-    about: str
-    """Its metric as pages write it: 'RMSE in metres, lower is better'."""
+    direction: str
     loss: float | None
     """Mean training loss over the clients that took part in the last round."""
     value: float | None
-    """Mean primary metric over clients; nan where one of them has none."""
+    """The kept model's mean primary metric over clients, as in the report; nan where one of them has none."""
     best: float | None
     """The best value on validation data; None where there are none."""
     best_round: int | None
     split: str
+    """The data of `value` and `series`: test, or val where nothing was measured on test data."""
     series: Mapping[int, float]
     """Round -> value, of all rounds in which it was measured."""
 
@@ -89,6 +91,8 @@ class Now:
     """The progress of a run."""
 
     title: str
+    method: str
+    seed: int
     status: str
     round: int
     rounds: int | None
@@ -150,6 +154,8 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
     ]
     return Now(
         f"{run.recipe['name']}: {run.label}, seed {run.seed}",
+        run.label,
+        run.seed,
         str(run.info["status"]),
         run.last_round,
         None if asked is None else int(asked),
@@ -187,45 +193,99 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     direction = run.direction(name, metric)
     trained = [line["train"] for line in run.rounds if line.get("train")]
     losses = [e["loss"] for e in trained[-1] if e["task"] == name] if trained else []
-    split = next((s for s in ("val", "test") if run.history(s)), "test")
-    series = {
-        final.round: final.values[name][metric] for final in run.history(split) if metric in final.values.get(name, {})
-    }
-    best = best_round(series, direction) if split == "val" else None  # test data choose nothing
+    test, val = (
+        {f.round: f.values[name][metric] for f in run.history(split) if metric in f.values.get(name, {})}
+        for split in ("test", "val")
+    )
+    split, series = ("test", test) if test or not val else ("val", val)
+    best = best_round(val, direction)  # test data choose nothing
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
-        name,
-        words.axis(metric, direction),
+        direction,
         mean_of([number_of(loss) for loss in losses]) if losses else None,
-        list(series.values())[-1] if series else None,
-        None if best is None else series[best],
+        run.final(split).values.get(name, {}).get(metric) if series else None,
+        None if best is None else val[best],
         best,
         split,
         series,
     )
 
 
-def runs(root: Path) -> dict[str, Path]:
-    """Return the runs below a folder by their path in it; none that lies elsewhere."""
+def folders(root: Path, name: str) -> dict[str, Path]:
+    """Return the folders below another one that have a file of this name, by their path; none that lies elsewhere."""
     root = root.resolve()
-    found = islice((file.parent for file in sorted(root.rglob("run.json"))), MOST)
+    found = (file.parent for file in sorted(root.rglob(name)))
     return {str(path.relative_to(root)): path for path in found if path.resolve().is_relative_to(root)}
 
 
-def index(root: Path, token: str) -> str:
-    """Return the page of all runs below a folder, those that changed last first, with links that carry the token."""
-    rows: list[tuple[str, Now | str]] = []
-    for name, path in sorted(runs(root).items(), key=lambda item: _changed(item[1]), reverse=True):
+@dataclass(frozen=True)
+class Line:
+    """A line of the table of runs: a run, or a grid with its runs below it."""
+
+    name: str
+    changed: float
+    run: Now | None = None
+    problem: str = ""
+    """Why the run cannot be read."""
+    below: tuple[Line, ...] = ()
+
+    @property
+    def when(self) -> str:
+        """Return the time of the last change."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed))
+
+    @property
+    def finished(self) -> int:
+        """Return how many runs of a grid are over."""
+        return sum(line.run is not None and line.run.quiet is None for line in self.below)
+
+    def score(self, name: str, split: str) -> float | None:
+        """Return a task's number by `TaskNow.name` and split, of a grid the best of its runs; None where unknown."""
+        each = [line.run for line in (self, *self.below) if line.run is not None]
+        tasks = [t for run in each for t in run.tasks if (t.name, t.split) == (name, split) and t.value is not None]
+        known = [t.value for t in tasks if t.value is not None and math.isfinite(t.value)]
+        return (max if tasks[0].direction == "max" else min)(known) if known else None
+
+
+def table(root: Path) -> list[Line]:
+    """Return the runs and grids below a folder, those that changed last first; at most `MOST` runs."""
+    homes = folders(root, GRID)
+    several: dict[str, list[Line]] = {}
+    for name, path in sorted(folders(root, RUN).items(), key=lambda item: -_changed(item[1]))[:MOST]:
         try:
-            rows.append((name, now(path)))
+            line = Line(name, _changed(path), now(path))
         except UserError as error:
-            rows.append((name, str(error)))
-    return page.filled("watch", title=f"Runs in {root}", rows=rows, token=token, number=words.number)
+            line = Line(name, _changed(path), problem=str(error))
+        home = next((n for n, of in homes.items() if path.is_relative_to(of)), None)
+        several.setdefault(name if home is None else home, []).append(line)
+    return [
+        Line(name, lines[0].changed, below=tuple(lines)) if name in homes else lines[0]
+        for name, lines in several.items()
+    ]
+
+
+def index(root: Path, token: str) -> str:
+    """Return the page of all runs below a folder, with links that carry the token."""
+    lines = table(root)
+    each = [line for top in lines for line in (top.below or (top,))]
+    tasks = Counter((t.name, t.split) for line in each if line.run for t in line.run.tasks if t.series)
+    return page.filled(
+        "watch",
+        title=f"Runs in {root}",
+        lines=lines,
+        columns=[column for column, _ in tasks.most_common(COLUMNS)],
+        note=f"The {MOST} runs that changed last are shown." if len(each) == MOST else "",
+        token=token,
+        number=words.number,
+        bytes=human_bytes,
+        clock=clock,
+        script=page.text_of("watch.js"),
+    )
 
 
 @lru_cache(maxsize=1)  # pages are large
-def _report(folder: Path, stamp: tuple[tuple[int, float], ...]) -> str:
-    return report.render(report.collect(folder))
+def _report(folder: Path, base: Path | None, stamp: tuple[Any, ...]) -> str:
+    return report.render(report.collect(folder, base))
 
 
 class Server(ThreadingHTTPServer):
@@ -253,7 +313,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Answer with the list at /, and with the page of a run at /run?at=NAME; both need &token=TOKEN."""
+        """Answer with the table at /, and at /run?at=NAME with the page of a run or grid; both need &token=TOKEN.
+
+        &base=NAME compares a run with another one.
+        """
         own = {f"{host}:{self.server.server_port}" for host in (HOST, "localhost")}
         origin = self.headers.get("Origin")
         if self.headers.get("Host") not in own or origin not in (None, *(f"http://{host}" for host in own)):
@@ -270,20 +333,23 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.FORBIDDEN, _CLOSED, "text/plain")
         try:
             if asked.path == "/":
-                return self._answer(HTTPStatus.OK, index(root, token), Refresh="5")
+                return self._answer(HTTPStatus.OK, index(root, token))
             if asked.path == "/run":
-                name = "".join(query.get("at", []))
-                if (path := runs(root).get(name)) is None:
-                    raise StateError(f"{name}: no run of this name in {root}")
-                return self._answer(HTTPStatus.OK, _report(path, _stamp(path)))
+                known = folders(root, RUN) | folders(root, GRID)
+                names = [*query.get("at", [""]), *query.get("base", [])]
+                if unknown := [name for name in names if name not in known]:
+                    raise StateError(f"{unknown[0]}: no run of this name in {root}")
+                path, *base = (known[name] for name in names)
+                stamps = [_stamp(each) for each in (*folders(path, RUN).values(), *base)]
+                return self._answer(HTTPStatus.OK, _report(path, base[0] if base else None, tuple(stamps)))
         except UserError as error:
             return self._answer(HTTPStatus.NOT_FOUND, str(error), "text/plain")
         return self._answer(HTTPStatus.NOT_FOUND, "There is no such page.", "text/plain")
 
-    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/html", **more: str) -> None:
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/html") -> None:
         body = text.encode()
         self.send_response(status)
-        for name, value in {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8", **more}.items():
+        for name, value in {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8"}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

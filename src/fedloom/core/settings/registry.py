@@ -70,8 +70,8 @@ class Registered:
     @property
     def origin(self) -> dict[str, str | None] | None:
         """Module, package, version and source of a function that is not fedloom's own."""
-        found = source(getattr(self.thing, "module", self.thing))  # of fl.model(...), the module in it
-        return None if str(found["module"]).partition(".")[0] == "fedloom" else found
+        code = source(getattr(self.thing, "module", self.thing))  # of fl.model(...), the module in it
+        return None if str(code["module"]).partition(".")[0] == "fedloom" else code
 
 
 @dataclass
@@ -252,12 +252,12 @@ def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..
         return function
 
     @wraps(function)
-    def made(*given: Any, **params: Any) -> R:
+    def with_parts(*args: Any, **params: Any) -> R:
         for name, (path, declared) in parts.items():
             module, _, cls = path.partition(":")
             own = {field.name: params.pop(field.name) for field in fields(declared) if field.name in params}
             params[name] = getattr(import_module(module), cls)(**own)
-        return function(*given, **params)
+        return function(*args, **params)
 
     keys: list[inspect.Parameter] = []
     for key in inspect.signature(function).parameters.values():
@@ -278,8 +278,8 @@ def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..
         )
     if order:
         keys.sort(key=lambda key: (key.kind, order.index(key.name) if key.name in order else len(order)))
-    made.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))
-    return made
+    with_parts.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))
+    return with_parts
 
 
 def _returned(function: Any) -> list[Any]:

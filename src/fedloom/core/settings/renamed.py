@@ -40,19 +40,19 @@ def source(name: str, known: Collection[str]) -> str:
 
 def grid(value: dict[str, Any]) -> dict[str, Any]:
     """Return the plain content of a grid with today's names of its reference rows."""
-    found = dict(value)
-    if isinstance(rows := found.get("references"), (list, tuple)):
-        found["references"] = [current("reference", row, ROWS) if isinstance(row, str) else row for row in rows]
-    if isinstance(tuned := found.get("tuned"), dict):
-        found["tuned"] = {
+    section = dict(value)
+    if isinstance(rows := section.get("references"), (list, tuple)):
+        section["references"] = [current("reference", row, ROWS) if isinstance(row, str) else row for row in rows]
+    if isinstance(tuned := section.get("tuned"), dict):
+        section["tuned"] = {
             data: {_cell(cell): settings for cell, settings in rows.items()} if isinstance(rows, dict) else rows
             for data, rows in tuned.items()
         }
-    if isinstance(delta := found.get("delta"), str):
-        found["delta"] = _cell(delta)
-    if "beds" in found:
-        found["benchmarks"] = found.pop("beds")
-    return found
+    if isinstance(delta := section.get("delta"), str):
+        section["delta"] = _cell(delta)
+    if "beds" in section:
+        section["benchmarks"] = section.pop("beds")
+    return section
 
 
 def _cell(label: Any) -> Any:

@@ -210,14 +210,14 @@ def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[st
     if origin is Origin.TYPED:
         _allowed.update(asked)
         return
-    found = [located(name) for name in asked]
+    codes = [located(name) for name in asked]
     if origin is Origin.FILE:
-        found = [code for code in found if not _kept(code, "answers")]
+        codes = [code for code in codes if not _kept(code, "answers")]
     if origin is Origin.FOLDER:
-        found = [code for code in found if not (_kept(code, "runs") and _as_recorded(code, recorded))]
-    if found and not (origin is Origin.FILE and _agreed(where, found)):
-        listed = "\n".join(f"  {code}" for code in found)
-        packages = ",".join(sorted({code.name.partition(":")[0].partition(".")[0] for code in found}))
+        codes = [code for code in codes if not (_kept(code, "runs") and _as_recorded(code, recorded))]
+    if codes and not (origin is Origin.FILE and _agreed(where, codes)):
+        listed = "\n".join(f"  {code}" for code in codes)
+        packages = ",".join(sorted({code.name.partition(":")[0].partition(".")[0] for code in codes}))
         raise RecipeError(
             f"{where} names code that would be imported and run:\n{listed}\n"
             f"Nothing was imported. Read the code; then allow it with --allow-code {packages}, or with "

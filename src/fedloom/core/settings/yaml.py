@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -48,6 +48,7 @@ def parse(text: str, where: str) -> Any:
 def _check_depth(text: str) -> None:
     """Raise MarkedYAMLError for what is too deep as it is written: libyaml's own recursion would end the process."""
     depth = 0
+    event: Any
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
@@ -75,9 +76,9 @@ def _measure(root: yaml.Node) -> None:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # libyaml is ten times as fast
-    yaml_implicit_resolvers = {}  # noqa: RUF012
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
     # no dates, bytes, sets or objects
-    yaml_constructors = {  # noqa: RUF012
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
         tag: make
         for tag, make in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or str(tag).rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
@@ -103,7 +104,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    yaml_implicit_resolvers = {}  # noqa: RUF012
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
         return super().represent_sequence(tag, sequence, flow_style=True)

@@ -652,10 +652,10 @@ class ByClass:
         smallest = 0
         for _ in range(self.tries):
             groups = self._draw(labels, index, count, rng)
-            found = min(len(g) for g in groups)
-            if found >= self.least:
+            least_drawn = min(len(g) for g in groups)
+            if least_drawn >= self.least:
                 return groups
-            smallest = max(smallest, found)
+            smallest = max(smallest, least_drawn)
         raise RecipeError(
             f"{what}: after {self.tries} draws with alpha {self.alpha} the smallest of {count} clients had at best "
             f"{smallest} examples, expected {self.least}: raise alpha or lower the clients or min_examples"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedloom.core.errors import RecipeError, UserError, naming
+from fedloom.core.errors import RecipeError, check_empty, naming
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -155,8 +155,7 @@ def provision(file: Path, out: Path) -> list[Path]:
 
     Raises UserError for a file that is wrong, and where `out` is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; choose another folder")
+    check_empty(out)
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
     about = checked(Sites, value, f"{file}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom._version import __version__
-from fedloom.core.errors import RecipeError, UserError, naming
+from fedloom.core.errors import RecipeError, check_empty, naming
 from fedloom.federation.recipes.loader import dump, load
 
 _PYPROJECT = """\
@@ -88,8 +88,7 @@ the SuperLink was started. Set FLWR_TELEMETRY_ENABLED=0 for every Flower command
 
 def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str = "fedloom") -> list[Path]:
     """Write the app of a recipe into a new folder; returns its files. Raises UserError if the folder is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; choose another folder")
+    check_empty(folder)
     checked = load(recipe, [*changes, "runtime.engine=flower"])
     if checked.training.stacked:
         raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")

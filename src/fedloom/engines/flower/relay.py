@@ -132,13 +132,13 @@ def refuse(peers: PeersSection | None) -> None:
     """Raise RecipeError for what only simulated peers can do."""
     if peers is None:
         return
-    for key, found, expected in (
+    for key, value, expected in (
         ("mode", peers.mode, "synchronous"),
         ("scenario", peers.scenario, None),
         ("deadline", peers.deadline, None),
     ):
-        if found != expected:
+        if value != expected:
             raise RecipeError(
-                f"peers.{key}: {found!r} is for simulated time, but with runtime.engine: flower time is real: "
+                f"peers.{key}: {value!r} is for simulated time, but with runtime.engine: flower time is real: "
                 "set runtime.flower.deadline, the longest wait for an answer, instead"
             )

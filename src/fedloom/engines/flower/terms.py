@@ -193,8 +193,8 @@ class SitePolicy(Section):
                 yield f"methods: {name} found, expected only {', '.join(self.methods or ())}"
         rules = [name for name, params in method.add.items() if params.get("f") != 0]  # for no liar is no defence
         if self.robust is not None and not set(self.robust) & set(rules):
-            found = ", ".join(rules) or "no add-on"
-            yield f"robust: {found} found, expected one of {', '.join(self.robust)}, with f above 0"
+            value = ", ".join(rules) or "no add-on"
+            yield f"robust: {value} found, expected one of {', '.join(self.robust)}, with f above 0"
         if self.rounds is not None and rounds > self.rounds:
             yield f"rounds: {rounds} found, expected at most {self.rounds}"
         if self.privacy is None:
@@ -206,8 +206,8 @@ class SitePolicy(Section):
         elif section.delta > self.privacy.delta:
             yield f"privacy.delta: {section.delta:g} found, expected at most {self.privacy.delta:g}"
         elif section.bound is None or section.bound > self.privacy.epsilon:
-            found = "no budget" if section.bound is None else f"{section.bound:g}"
-            yield f"privacy.epsilon: {found} found, expected a budget of at most {self.privacy.epsilon:g}"
+            value = "no budget" if section.bound is None else f"{section.bound:g}"
+            yield f"privacy.epsilon: {value} found, expected a budget of at most {self.privacy.epsilon:g}"
 
     @_refusing
     def agree_to(self, built: Built, clients: Any, answered: int = 0) -> Iterator[str]:

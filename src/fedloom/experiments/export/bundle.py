@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
-from fedloom.core.errors import StateError, UserError, at, choices, naming, parsing
+from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.trust import Origin
 from fedloom.data.dataset import Examples, JoinedExamples, normal
@@ -90,12 +90,6 @@ def export(
     return write(out, built.module, mine, wanted, said, files)
 
 
-def check_empty(out: Path) -> None:
-    """Raise StateError where `out` is anything but a new or empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StateError(f"{out} exists and is not empty; choose another folder")
-
-
 def write(
     out: Path,
     module: MultiTask,
@@ -118,9 +112,9 @@ def write(
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
     """Return the name of one of a run's models in `trained_models`."""
-    found = next((key for key in model_keys(client, task) if key in models), None)
-    if found is not None:
-        return found
+    owner = next((key for key in model_keys(client, task) if key in models), None)
+    if owner is not None:
+        return owner
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:
         raise UserError(f"{run}: each task has its own model; choose a task with --task")
     owners = sorted({key.partition("/task/")[0] for key in models if not key.startswith("task/")})
@@ -187,10 +181,10 @@ def _inputs(
     index = torch.cat(tests)
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
-    found = normal(part, index)
-    if found is None:
+    statistics = normal(part, index)
+    if statistics is None:
         return part, *_before_encoder(built, None, None)
-    each = torch.cat(found, 1).unique(dim=0)
+    each = torch.cat(statistics, 1).unique(dim=0)
     if len(each) > 1:
         names = ", ".join(task.name for task in wanted)
         raise UserError(

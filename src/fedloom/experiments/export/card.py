@@ -207,10 +207,10 @@ def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -
 def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
     """Return whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
     encoder = module.encoder
-    made = getattr(encoder, "made", None)
-    if made is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
+    arguments = getattr(encoder, "made", None)
+    if arguments is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
         return False
-    plain = need("timm", "vision").create_model(**made, pretrained=False, num_classes=0)
+    plain = need("timm", "vision").create_model(**arguments, pretrained=False, num_classes=0)
     if isinstance(encoder, PyramidEncoder):
         plain.prune_intermediate_layers(encoder.levels, prune_norm=True, prune_head=True)
     # with adapters, modules of a method, or norms of its own it is more than that
@@ -220,11 +220,11 @@ def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
 
 def loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str:
     """Return a script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
-    made: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
+    arguments: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
     levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
     heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
     values = {"shape": tuple(about["input_shape"]), "mean": about["mean"], "std": about["std"], "heads": heads}
-    values |= {"levels": levels, "made": dict(made)}
+    values |= {"levels": levels, "made": dict(arguments)}
     template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
     return template.substitute({name: repr(value) for name, value in values.items()})
 

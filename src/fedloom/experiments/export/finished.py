@@ -81,19 +81,19 @@ def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> li
 
     Raises StateError where a run has not finished, its model is not what it was, or runs have different data.
     """
-    found: list[Finished] = []
+    runs: list[Finished] = []
     for number, folder in enumerate(map(Path, folders)):
         tell(number, len(folders), f"loading {folder}")
-        first = found[0].built if found else None
+        first = runs[0].built if runs else None
         built, run = reopen(folder, first)
         if first is not None and built.dataset.train is not first.dataset.train and built.data_hash != first.data_hash:
             raise StateError(
                 f"not comparable, because the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
                 f"(seed {built.recipe.seed})"
             )
-        found.append(Finished(folder, built.method.name, int(run.info["final_round"]), built, trained_models(folder)))
-    names = [run.name for run in found]
+        runs.append(Finished(folder, built.method.name, int(run.info["final_round"]), built, trained_models(folder)))
+    names = [run.name for run in runs]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name}, run {number}")
-        for number, run in enumerate(found, 1)
+        for number, run in enumerate(runs, 1)
     ]

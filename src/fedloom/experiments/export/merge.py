@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx
-from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, UserError, check_empty
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, check_empty, described, network, write
+from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, described, network, write
 from fedloom.experiments.export.card import RECIPE
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
@@ -56,10 +56,10 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
         _same_network(folder, module, models[0], first.module)
     for folder, other in zip(models, bundles, strict=True):
         if (other.input_shape, other.signal) != (first.input_shape, first.signal):
-            found = (
+            inputs = (
                 f"{other.input_shape}, {other.signal} in {folder}, {first.input_shape}, {first.signal} in {models[0]}"
             )
-            raise UserError(f"merge: input_shape and signal: {found} found, expected the same inputs")
+            raise UserError(f"merge: input_shape and signal: {inputs} found, expected the same inputs")
     tasks = _tasks(models, bundles)
     theta = layout.flatten(start).clone()
     X = torch.stack([layout.flatten(bundle.module) - theta for bundle in bundles])
@@ -128,24 +128,24 @@ def _same_network(folder: Path, module: MultiTask, other: Path, first: MultiTask
 
 def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
     """All tasks, in order; refuses two that are not the same under one name."""
-    found: dict[str, tuple[Task, Path]] = {}
+    by_name: dict[str, tuple[Task, Path]] = {}
     for folder, bundle in zip(models, bundles, strict=True):
         for task in bundle.tasks:
-            known, where = found.setdefault(task.name, (task, folder))
+            known, where = by_name.setdefault(task.name, (task, folder))
             if described([known]) != described([task]):
                 raise UserError(f"merge: task {task.name!r} is not the same in {folder} and {where}")
-    return [task for task, _ in found.values()]
+    return [task for task, _ in by_name.values()]
 
 
 def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
     """Each tensor as the mean over the models that have it; of whole numbers the first."""
     states = [module.state_dict() for module in modules]
-    found = {}
+    means = {}
     for name in {name: None for state in states for name in state}:
         values = [state[name] for state in states if name in state]
         floating = values[0].is_floating_point() and len(values) > 1
-        found[name] = torch.stack(values).mean(0) if floating else values[0]
-    return found
+        means[name] = torch.stack(values).mean(0) if floating else values[0]
+    return means
 
 
 def _named(layout: Layout, vector: Tensor) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
     else:
         scaled = names if there else [next(iter(table.scales))]
     x = torch.from_numpy(table.apply(read_rows, scaled, which))
-    found: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
+    out: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
     for task, label in table.tasks.items():
         output: Array | None = None
         for number, site in enumerate(names):
@@ -60,31 +60,31 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
                 continue
             with torch.inference_mode():
                 parts = [module(part, (task,))[task] for part in x[torch.from_numpy(rows)].split(ROWS)]
-            made = torch.cat(parts).double()
+            outputs = torch.cat(parts).double()
             if output is None:
-                output = np.full((len(frame), made.shape[1]), np.nan)
+                output = np.full((len(frame), outputs.shape[1]), np.nan)
             real = label.kind == "regression"
             if label.kind == "multilabel":
-                made = made.sigmoid()
+                outputs = outputs.sigmoid()
             else:
-                made = made * (label.std or 1) + (label.mean or 0) if real else made.softmax(1)
-            output[rows] = made.numpy()
+                outputs = outputs * (label.std or 1) + (label.mean or 0) if real else outputs.softmax(1)
+            output[rows] = outputs.numpy()
         if output is None:
             continue
         if label.kind == "regression":
-            found[task] = output[:, 0]
+            out[task] = output[:, 0]
             continue
         if label.kind == "multilabel":
-            found |= {f"p({name})": output[:, place] for place, name in enumerate(label.columns)}
+            out |= {f"p({name})": output[:, place] for place, name in enumerate(label.columns)}
             continue
         some = ~np.isnan(output[:, 0])
         best = np.full(len(frame), "", object)
         best[some] = np.array(label.classes, object)[output[some].argmax(1)]
-        found[task] = best
-        found |= {f"p({task}={name})": output[:, place] for place, name in enumerate(label.classes)}
-    if not found.keys() - {table.site}:
+        out[task] = best
+        out |= {f"p({task}={name})": output[:, place] for place, name in enumerate(label.classes)}
+    if not out.keys() - {table.site}:
         raise UserError(f"{model}: the model has no prediction for these rows")
-    return DataFrame(found)
+    return DataFrame(out)
 
 
 def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
@@ -112,7 +112,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
         raise UserError(f"{folder}: no client {client!r}. {listed('Clients', client, clients)}")
     tasks = [task_of(name, label) for name, label in table.tasks.items()]
     models, shape = trained_models(folder), (len(table.names),)
-    made: dict[str, MultiTask] = {}
+    modules: dict[str, MultiTask] = {}
 
     def chosen(site: str, task: str) -> MultiTask | None:
         who = client or (site if site in clients else None)
@@ -123,10 +123,10 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
                             f"({', '.join(list(clients)[:5])} ...)")  # fmt: skip
         if who is not None and key == who and task not in clients[who]["tasks"]:
             return None  # its head was never trained
-        if key not in made:
+        if key not in modules:
             module = network(recipe, shape, Signal(kind="features"), tasks)
             fill(module, models[key], folder)
-            made[key] = module.eval()
-        return made[key]
+            modules[key] = module.eval()
+        return modules[key]
 
     return table, chosen

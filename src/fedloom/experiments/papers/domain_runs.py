@@ -67,14 +67,14 @@ class DomainRun(Finished):
     @cached_property
     def views(self) -> tuple[DomainModel, ...]:
         """One model per domain, in the order of the data set; one per client where clients have models of their own."""
-        found = []
+        chosen = []
         for domain in self.built.dataset.domains:
             held = [
                 c for c in self.built.federation.clients.values() if c.domain == domain and self.task.name in c.tasks
             ]
             views = [self._view(domain, client) for client in held]
-            found += views if any(view.personal for view in views) else views[:1]
-        return tuple(found)
+            chosen += views if any(view.personal for view in views) else views[:1]
+        return tuple(chosen)
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -111,14 +111,14 @@ def read(
     Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
     model is not what it was, or runs have different data.
     """
-    found = []
+    runs = []
     for run in open_runs(folders, tell):
         chosen = _task(run, task)
         where = torch.device(check_device(device or run.built.recipe.runtime.devices[0]))
         last_map, module = _places(run.built)
         run.built.module.to(where)
-        found.append(DomainRun(**vars(run), task=chosen, device=where, last_map=last_map, feature_module=module))
-    return found
+        runs.append(DomainRun(**vars(run), task=chosen, device=where, last_map=last_map, feature_module=module))
+    return runs
 
 
 def _task(run: Finished, name: str | None) -> Task:

@@ -83,21 +83,21 @@ def _spectra(spectra: Sequence[Spectrum]) -> Chart:
 def _embedded(embedded: Sequence[Embedded]) -> Chart:
     """Draw one panel per run: colours are classes, shapes are domains, and the large points are means of classes."""
     drawn = []
-    for found in embedded:
+    for embedding in embedded:
         points = [
             {"name": f"class {c}, {domain}", "x": float(x), "y": float(y), "class": str(c), "domain": domain}
-            for (x, y), c, domain in zip(found.points, found.classes, found.domains, strict=True)
+            for (x, y), c, domain in zip(embedding.points, embedding.classes, embedding.domains, strict=True)
         ]
-        centres = [(c, found.points[found.classes == c].mean(0)) for c in np.unique(found.classes)]
+        centres = [(c, embedding.points[embedding.classes == c].mean(0)) for c in np.unique(embedding.classes)]
         means = [{"x": float(x), "y": float(y), "class": str(c)} for c, (x, y) in centres]
-        title = f"{found.run}: {found.note}" if found.note else found.run
-        made = scatter(
+        title = f"{embedding.run}: {embedding.note}" if embedding.note else embedding.run
+        chart = scatter(
             points, "", "", title=title, color_by="class", shape_by="domain", size=12, axes=False, colors=TWENTY
         )
         mark = {"type": "point", "filled": True, "size": 130, "stroke": INK, "opacity": 1}
-        color = {"color": made["layer"][0]["encoding"]["color"]}
-        made["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
-        drawn.append(made)
+        color = {"color": chart["layer"][0]["encoding"]["color"]}
+        chart["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
+        drawn.append(chart)
     return concat(drawn, 3, "t-SNE of pooled features; the large points are the classes' means")
 
 
@@ -109,8 +109,8 @@ def maps(heat: Sequence[HeatMaps]) -> Any:
         for i, (image, true) in enumerate(zip(h.images, h.classes, strict=True)):
             row: list[Cell] = [(image, f"{h.domain}, class {true}")]
             for run in runs:
-                found, answers = h.maps[run]
-                share = found[i] / max(float(found[i].max()), 1e-12)
+                pictures, answers = h.maps[run]
+                share = pictures[i] / max(float(pictures[i].max()), 1e-12)
                 over = 0.5 * image + 0.5 * ramp(share, np.ones_like(share, dtype=bool), NEAR_TO_FAR[::-1])
                 wrong = "" if answers[i] == true else ", wrong"
                 row.append((over.astype(np.uint8), f"answers {answers[i]}{wrong}"))

@@ -98,8 +98,8 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
     def parts(module: FeatureModule, inputs: tuple[Tensor], _output: Tensor) -> Tensor:
         (f,) = inputs
         mask = gumbel_mask(module.decoupler(f), module.sigma)
-        found = decouple(f, mask, module.corrector or torch.zeros_like)
-        return torch.cat([found.robust, found.related, found.corrected, found.fused])
+        features = decouple(f, mask, module.corrector or torch.zeros_like)
+        return torch.cat([features.robust, features.related, features.corrected, features.fused])
 
     model, part, name = run.loaded(view), run.part(view), run.task.name
     metrics = [run.task.metric() for _ in PARTS]
@@ -173,8 +173,8 @@ class FeatureStudy:
             for part, by_domain in scores.items()
             for domain, value in by_domain.values.items()
         ]
-        found = {"singular-values": Records(head, values)}
-        return found | ({"parts": Records(("run", "features", "domain", "accuracy"), parts)} if parts else {})
+        by_name = {"singular-values": Records(head, values)}
+        return by_name | ({"parts": Records(("run", "features", "domain", "accuracy"), parts)} if parts else {})
 
     def _ranks(self) -> Table:
         domains = tuple(dict.fromkeys(s.view.domain for s in self.spectra))
@@ -295,11 +295,11 @@ def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> tuple[Heat
         if run.last_map is not None:
             step(f"{run.name}: Grad-CAM")
             maps[run.name] = {domain: _heat(run, run.last_map, domain, count) for domain in domains}
-    found = []
+    pictures = []
     for domain in domains if maps else ():
         _, classes, shown = _images(runs[0], domain, count)
-        found.append(HeatMaps(domain, shown, classes.numpy(), {name: of[domain] for name, of in maps.items()}))
-    return tuple(found)
+        pictures.append(HeatMaps(domain, shown, classes.numpy(), {name: of[domain] for name, of in maps.items()}))
+    return tuple(pictures)
 
 
 def _heat(run: DomainRun, layer: nn.Module, domain: str, count: int) -> tuple[Array, Array]:

@@ -149,8 +149,8 @@ def join(
     Raises StateError for a run without task vectors, RecipeError for other changes than of data and for an unknown
     task or client, DataError where there are no examples or inputs have another shape.
     """
-    found = task_models(folder)
-    built = found.built
+    models = task_models(folder)
+    built = models.built
     method = built.method
     if not method.task_vectors:
         raise StateError(f"{folder}: the server of {method.name} has no task vectors to join; run the method matu")
@@ -162,9 +162,9 @@ def join(
     me = BuiltFederation.build(alone, Partition((share,))).clients[share.client].only(task)
     if not len(me.test):
         raise DataError(f"{folder}: no test example has a label of task {task!r}")
-    newcomer = _Newcomer(found, alone, me, check_device(device or built.recipe.runtime.devices[0]))
+    newcomer = _Newcomer(models, alone, me, check_device(device or built.recipe.runtime.devices[0]))
     params = built.recipe.method.params
-    start = start_for(newcomer.probe(steps), found.vectors(), params["kappa"], params["epsilon"])
+    start = start_for(newcomer.probe(steps), models.vectors(), params["kappa"], params["epsilon"])
     done = 0
 
     def trained() -> None:
@@ -177,7 +177,7 @@ def join(
     similar = newcomer.rounds(start.vector, rounds, trained)
     (one,) = alone.tasks
     return LateJoin(
-        found.label, task, share.client, len(me.train), start, one.primary, one.metrics[one.primary],
+        models.label, task, share.client, len(me.train), start, one.primary, one.metrics[one.primary],
         tuple(initial), tuple(similar), notes,
     )  # fmt: skip
 
@@ -253,15 +253,15 @@ def _same_examples(built: Built, dataset: Dataset) -> bool:
 class _Newcomer:
     """Trains one task from given starts."""
 
-    def __init__(self, found: TaskModels, alone: Dataset, me: BuiltClient, device: str) -> None:
-        built = found.built
+    def __init__(self, models: TaskModels, alone: Dataset, me: BuiltClient, device: str) -> None:
+        built = models.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(
+        multitask = build_model(
             section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal
         )
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
-        module.heads, module.decoders = made.heads, made.decoders
+        module.heads, module.decoders = multitask.heads, multitask.decoders
         self.model = FlatModel(module, Layout.from_module(module), device)
         self.common = self.model.layout.parameters.common
         self.me, self.built = me, built

@@ -65,16 +65,16 @@ class Relatedness(HasRecords):
 
     def sheets(self) -> list[Table]:
         """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
-        found = []
+        tables = []
         for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
             title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
-            found.append(_sheet(title, self.tasks, symmetrised(R)))
+            tables.append(_sheet(title, self.tasks, symmetrised(R)))
         if len(self.scores) > 1:
             both = self.agreement()
             pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
             for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
-                found.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
-        return found
+                tables.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
+        return tables
 
     def to_text(self) -> str:
         """Tables for a terminal, and the notes."""
@@ -169,29 +169,29 @@ def relatedness(
     for name in metrics or ():
         if name not in METRICS:
             raise UserError(f"--metrics: {unknown('metric', name, METRICS)}")
-    found = task_models(folder)
-    refused = _refused(found.built)
+    models = task_models(folder)
+    refused = _refused(models.built)
     for name in metrics or ():
         if name in refused:
             raise UserError(f"{folder}: {name} cannot be computed: {refused[name]}")
     wanted = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
     left_out = [f"{name} is left out: {why}" for name, why in refused.items()] if metrics is None else []
-    recipe = found.built.recipe
-    computed = _Scores(found, examples, device, tell)
+    recipe = models.built.recipe
+    computed = _Scores(models, examples, device, tell)
     scores = computed.compute(wanted)
     first = wanted[0]
     order = clustered(-scores[first] if first in DISTANCES else scores[first])
     return Relatedness(
-        found.label,
-        tuple(found.tasks[i] for i in order),
+        models.label,
+        tuple(models.tasks[i] for i in order),
         {name: R[np.ix_(order, order)] for name, R in scores.items()},
-        (*found.notes, *left_out),
+        (*models.notes, *left_out),
         {
             "name": recipe.name,
-            "method": found.built.method.name,
+            "method": models.built.method.name,
             "data": recipe.data.name,
             "seed": recipe.seed,
-            "clients": {task: len(clients) for task, clients in found.clients.items()},
+            "clients": {task: len(clients) for task, clients in models.clients.items()},
             # metrics of task vectors look at no examples
             "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
         },
@@ -225,11 +225,11 @@ class _One(nn.Module):
 class _Scores:
     """Computes the matrices of one run, and says how far it has come."""
 
-    def __init__(self, found: TaskModels, examples: int, device: str | None, tell: Tell) -> None:
-        built = found.built
-        self.found, self.tell, self.seed = found, tell, built.recipe.seed
-        self.tasks = found.tasks
-        self.vectors = torch.stack(list(found.vectors().values()))
+    def __init__(self, models: TaskModels, examples: int, device: str | None, tell: Tell) -> None:
+        built = models.built
+        self.models, self.tell, self.seed = models, tell, built.recipe.seed
+        self.tasks = models.tasks
+        self.vectors = torch.stack(list(models.vectors().values()))
         chosen = check_device(device or built.recipe.runtime.devices[0])
         self.model = FlatModel.copy_of(built.module, chosen)
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
@@ -258,7 +258,7 @@ class _Scores:
 
     def _examples(self, task: str, most: int) -> Part:
         """Train examples of the clients that count for a task, with a label of it."""
-        clients = [self.found.built.federation.clients[client] for client in self.found.clients[task]]
+        clients = [self.models.built.federation.clients[client] for client in self.models.clients[task]]
         parts = [client.only(task).train for client in clients]
         positions = np.unique(np.concatenate([part.positions for part in parts]))
         if len(positions) > most:
@@ -280,7 +280,7 @@ class _Scores:
         evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
         for s, source in enumerate(self.tasks):
             step(f"features by the encoder of {source}")
-            self._load(self.found.models[source])
+            self._load(self.models.models[source])
             for t, target in enumerate(self.tasks):
                 x, y = self._features(target)
                 if "logme" in wanted:
@@ -288,18 +288,18 @@ class _Scores:
                 if "etran" in wanted:
                     score: EtranScore = etran(x, y)
                     energy[s, t], labels[s, t] = score.energy, score.labels
-        found = {"logme": evidence}
+        scores = {"logme": evidence}
         if "etran" in wanted:
-            found["etran"] = np.asarray(etran_totals(energy, labels))
-        return found
+            scores["etran"] = np.asarray(etran_totals(energy, labels))
+        return scores
 
     def _fim(self, step: Steps) -> Matrix:
-        kinds = {task.name: task.kind for task in self.found.built.federation.tasks}
-        names = [f"model.{name}" for name in self.found.common.names]
+        kinds = {task.name: task.kind for task in self.models.built.federation.tasks}
+        names = [f"model.{name}" for name in self.models.common.names]
         diagonals = []
         for task in self.tasks:
             step(f"Fisher information of {task}")
-            self._load(self.found.models[task])
+            self._load(self.models.models[task])
             part = self.parts[task]
             loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(BATCH))
             likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"

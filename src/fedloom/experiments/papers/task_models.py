@@ -78,18 +78,18 @@ def task_models(folder: str | Path) -> TaskModels:
             return torch.cat([saved.get_tensor(prefix + name).reshape(-1) for name in built.layout.names])
 
         for task in built.federation.tasks:
-            found: dict[str, str] = {}
+            owner_of: dict[str, str] = {}
             for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
                 own = f"client/{client.id}"
                 # a client's model of several tasks is not a model of this task alone
                 wanted = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
                 if (owner := next((name for name in wanted if name in owners), None)) is not None:
-                    found[client.id] = owner
+                    owner_of[client.id] = owner
                 else:
                     several.add(client.id)
-            if found:
-                models[task.name] = torch.stack([read(owner) for owner in sorted(set(found.values()))]).mean(0)
-                clients[task.name] = tuple(sorted(found))
+            if owner_of:
+                models[task.name] = torch.stack([read(owner) for owner in sorted(set(owner_of.values()))]).mean(0)
+                clients[task.name] = tuple(sorted(owner_of))
     missing = [task.name for task in built.federation.tasks if task.name not in models]
     if missing:
         why = (

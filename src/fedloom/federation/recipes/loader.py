@@ -267,7 +267,7 @@ def _packaged(file: str, text: str) -> Iterator[tuple[str, Packaged]]:
     if named:
         lines = [line for line in text[: text.index("\n", named.start())].splitlines() if not line.startswith(EDITORS)]
         yield file, Packaged(text, (), _comment(lines))
-    sections = [[label.groups() for label in _LABEL.finditer(found[2])] for found in _SECTION.finditer(text)]
+    sections = [[label.groups() for label in _LABEL.finditer(match[2])] for match in _SECTION.finditer(text)]
     for chosen in product(*sections) if sections else ():
         labels = tuple(label for _, label in chosen)
         about = ": ".join(_comment(lines.splitlines()) for lines, _ in chosen)

@@ -102,8 +102,8 @@ def undone(section: MethodSection, name: str) -> None:
     common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
     given |= {k: v for k, v in common.items() if v}
     for key, value in given.items():
-        found = ", ".join(value) if isinstance(value, dict) else value
+        names = ", ".join(value) if isinstance(value, dict) else value
         raise RecipeError(
-            f"method.{key}: {found} found, but the Python object {name!r} replaces the recipe's method, so "
+            f"method.{key}: {names} found, but the Python object {name!r} replaces the recipe's method, so "
             f"this key would have no effect; leave it out (method={section.name}), and set it in Python"
         )

@@ -176,8 +176,8 @@ class Privacy(Section):
     @model_validator(mode="after")
     def _fits(self) -> Privacy:
         if (self.noise is None) == (self.epsilon is None):
-            found = "neither" if self.noise is None else "both"
-            raise carry([("noise", f"{found} found, expected either noise or epsilon")])
+            which = "neither" if self.noise is None else "both"
+            raise carry([("noise", f"{which} found, expected either noise or epsilon")])
         if self.sampling == "fixed" and self.accountant == "pld":
             raise carry(
                 [("accountant", "pld found, but it knows no sampling of a fixed number of clients, expected rdp")]

@@ -64,10 +64,10 @@ def build_method(section: MethodSection) -> Method:
         raise RecipeError(f"method: {error}") from error
 
 
-def _a_method(made: Any, where: str) -> Method:
-    if not isinstance(made, Method):
-        raise RecipeError(f"{where}: {type(made).__name__} found, expected a function that returns a fedloom.Method")
-    return made
+def _a_method(value: Any, where: str) -> Method:
+    if not isinstance(value, Method):
+        raise RecipeError(f"{where}: {type(value).__name__} found, expected a function that returns a fedloom.Method")
+    return value
 
 
 def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:

@@ -138,7 +138,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     budget = VALUES if peer is None else AT_PEER
     groups, left_out = groups_of(columns_here().whole(updates.layout), max(64, budget // max(k, 1)))
     columns = torch.cat([g.columns for g in groups]) if groups else torch.zeros(0, dtype=torch.int64)
-    X, made = _take(updates, columns), _take(out, columns)
+    X, outputs = _take(updates, columns), _take(out, columns)
     shown = _shown([client for client, _ in updates.rows], peer)
     value: dict[str, Any] = {
         **({} if peer is None else {"peer": peer}),
@@ -151,7 +151,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     if not groups:
         return value
     sizes = [len(columns_here().at(updates.layout, group.columns)) for group in groups]
-    sums = _together(_sums(X, made, sizes, shown, peer))
+    sums = _together(_sums(X, outputs, sizes, shown, peer))
     have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
     # in a task's own parts only the task's rows count
     own = [[group.task is None or task in (None, group.task) for _, task in updates.rows] for group in groups]
@@ -192,7 +192,7 @@ class _Sums:
     gram       of the shown rows among themselves
     alike      of the first shown row(s) with the shown: columns of equal sign minus columns of opposite sign
     both       for the same pairs: columns in which neither is zero
-    made       of the result's rows with all rows, if weights are computed
+    outputs    of the result's rows with all rows, if weights are computed
     square     of the result's rows with themselves
     """
 
@@ -200,11 +200,11 @@ class _Sums:
     gram: Tensor
     alike: Tensor
     both: Tensor
-    made: Tensor
+    outputs: Tensor
     square: Tensor
 
 
-def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], peer: str | None) -> _Sums:
+def _sums(X: Tensor, outputs: Tensor, sizes: Sequence[int], shown: Sequence[int], peer: str | None) -> _Sums:
     """Return the sums of groups that lie one after another and have `sizes` columns."""
     solved = len(X) <= SOLVED
     looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
@@ -218,7 +218,7 @@ def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], p
         return every.count_nonzero(1).double(), *sums, (target * target).sum(1)
 
     # group by group, for copies of all would be as large as a small model
-    groups = zip(*(each.split(sizes, 1) for each in (X, looked, made if solved else made[:0])), strict=True)
+    groups = zip(*(each.split(sizes, 1) for each in (X, looked, outputs if solved else outputs[:0])), strict=True)
     return _Sums(*map(torch.stack, zip(*(one(*group) for group in groups), strict=True)))
 
 
@@ -272,7 +272,7 @@ def _about(
         # in a result's row for one task, other tasks' parts have no owner
         theirs = [[group.task is None or task in (None, group.task) for _, task in out] for group in groups]
         enough = (looked >= members.sum(1))[:, None] & torch.tensor(theirs).view(len(groups), len(out))
-        weights, explained = _weights(sums.gram, sums.made, sums.square, members)
+        weights, explained = _weights(sums.gram, sums.outputs, sums.square, members)
         weights = torch.where(enough[:, :, None], weights, torch.nan)
         explained = torch.where(enough, explained, torch.nan)
         for value, some, w, e in zip(values, members.any(1).tolist(), weights, explained, strict=True):
@@ -282,7 +282,7 @@ def _about(
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """(W, explained): the least-squares W (rows of the result x K) of made = W X; on unit rows the shortest such W.
+    """(W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest such W.
 
     For each group (first dimension), from inner products: G of the rows (K x K), H of the result's rows with them,
     `square` of the result's rows with themselves. Only `members` (K) get a weight.

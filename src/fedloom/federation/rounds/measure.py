@@ -67,9 +67,9 @@ def models_to_measure(built: Built) -> None:
     """Refuse evaluation.models that names only models which the method does not produce."""
     wanted, there = built.recipe.evaluation.models, built.models
     if set(wanted).isdisjoint(there):
-        found = ", ".join(wanted)
+        listed = ", ".join(wanted)
         raise RecipeError(
-            f"evaluation.models: {found} found, but {built.method.name} produces only the {there[0]} model of "
+            f"evaluation.models: {listed} found, but {built.method.name} produces only the {there[0]} model of "
             f"{'all clients' if there[0] == 'global' else 'each client'}, so the run would have no final numbers; "
             f"add {there[0]}"
         )
@@ -270,10 +270,10 @@ def train_records(done: Iterable[TrainDone]) -> list[Record]:
 
 def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
     """Client -> seconds of its local training in a round."""
-    found: dict[str, float] = {}
+    by_client: dict[str, float] = {}
     for d in sorted(done, key=lambda d: d.client):
-        found[d.client] = found.get(d.client, 0.0) + d.seconds
-    return found
+        by_client[d.client] = by_client.get(d.client, 0.0) + d.seconds
+    return by_client
 
 
 def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:

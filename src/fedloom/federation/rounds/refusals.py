@@ -51,9 +51,9 @@ def pooled(built: Built) -> None:
     if method.turn.pool is None:
         return
     elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
-    if found := "peers" if recipe.peers is not None else elsewhere:
+    if setting := "peers" if recipe.peers is not None else elsewhere:
         raise RecipeError(
-            f"method: {method.name} needs the examples of all clients in one place, but {found} provides no such "
+            f"method: {method.name} needs the examples of all clients in one place, but {setting} provides no such "
             "place; "
             "set runtime.engine: process, and leave peers out"
         )
@@ -98,7 +98,7 @@ def unaware_of_presence(built: Built) -> None:
 def _unaware(stage: Stage) -> Iterator[Stage]:
     """Yield the stages in one, or itself, that do not say how they treat rows that lack blocks."""
     if stage.traits.presence is None:
-        yield from [found for one in inner(stage) for found in _unaware(one)] or [stage]
+        yield from [part for one in inner(stage) for part in _unaware(one)] or [stage]
 
 
 def too_few_rows(built: Built) -> None:

@@ -67,8 +67,8 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
     home.mkdir(exist_ok=True)
     about = {"round": state["round"], "split": SPLIT}
     if any(counted):
-        found = _confusions(built, used, counted, seen)
-        checkpoint.write_text(home / CONFUSION, json.dumps({**about, "tasks": found}))
+        matrices = _confusions(built, used, counted, seen)
+        checkpoint.write_text(home / CONFUSION, json.dumps({**about, "tasks": matrices}))
     if any(shown):
         parts = _pictures(built, used, shown, seen, home)
         checkpoint.write_text(home / INDEX, json.dumps({**about, "parts": parts}))

@@ -167,8 +167,8 @@ def load(
             except StateError as error:
                 problems.append(f"{path.name} cannot be used: {error}")
         problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
-    found = "; ".join(problems) or f"no file {name}.json there"
-    raise StateError(f"{folder}: no intact checkpoint {name!r}: {found}")
+    problem = "; ".join(problems) or f"no file {name}.json there"
+    raise StateError(f"{folder}: no intact checkpoint {name!r}: {problem}")
 
 
 def write_text(path: Path, text: str) -> None:

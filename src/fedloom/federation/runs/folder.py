@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core.context import State
-from fedloom.core.errors import StateError, naming, of_system, warn
+from fedloom.core.errors import StateError, check_empty, naming, of_system, warn
 from fedloom.core.machine import LOCK, locked
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
@@ -114,10 +114,7 @@ class RunFolder:
         warn: Callable[[str], None] = warn,
     ) -> RunFolder:
         """Return a new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise StateError(
-                f"{path} exists and is not empty; continue the run with `fedloom resume`, or choose another folder"
-            )
+        check_empty(path, "continue the run with `fedloom resume`, or choose another folder")
         copy = checkpoint.mirror_of(path, recipe.runtime.mirror)
         if copy is not None and copy.exists():
             raise StateError(

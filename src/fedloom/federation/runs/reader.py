@@ -224,7 +224,7 @@ class Run:
         for number in sorted(self._measured, reverse=True):
             if number <= kept and (values := self._values(number, split)):
                 return self._final(values, split, number)
-        splits = sorted({name for found in self._measured.values() for name in found})
+        splits = sorted({name for of_split in self._measured.values() for name in of_split})
         quiet = f"; {', '.join(self.withheld)} withhold their scores" if self.withheld else ""
         raise StateError(
             f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'}){quiet}"
@@ -233,8 +233,8 @@ class Run:
     @property
     def withheld(self) -> tuple[str, ...]:
         """The clients whose nodes kept their scores to themselves."""
-        found = (record for _, record in self.records(WITHHELD) if record.get("what") == "scores")
-        return tuple(sorted({client for record in found for client in record["clients"]}))
+        scores = (record for _, record in self.records(WITHHELD) if record.get("what") == "scores")
+        return tuple(sorted({client for record in scores for client in record["clients"]}))
 
     def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
         """Return `final` at each measured round, in order; empty if nothing was measured on the split.

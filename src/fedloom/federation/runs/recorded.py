@@ -36,13 +36,24 @@ Number = float | None
 def no_run(folder: Path, name: str) -> StateError:
     """Return the error for a folder that lacks a file which every run has."""
     gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
-    why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
+    why = (
+        "it was temporary and is gone with its result; keep the result, or pass folder= to the run"
+        if gone
+        else f"{name} is absent"
+    )
     return StateError(f"{folder} is not a run folder: {why}")
+
+
+# These take types that are made here, which a type checker would not follow.
+_typed: Any = TypedDict
+_Dict: Any = dict
+_List: Any = list
+_Maybe: Any = NotRequired
 
 
 def _open(name: str, /, **fields: Any) -> Any:
     """Return a schema with these fields; files may hold more: later versions and users' own stages add to them."""
-    kind = TypedDict(name, fields)  # type: ignore[operator]
+    kind = _typed(name, fields)
     kind.__pydantic_config__ = ConfigDict(extra="allow", strict=True)
     return kind
 
@@ -51,42 +62,42 @@ _TASK = _open("Task", primary=str, metrics=dict[str, Literal["max", "min"]])
 _CLIENT = _open(
     "Client",
     tasks=dict[str, float],
-    domain=NotRequired[str | None],
-    **dict.fromkeys(("train", "val"), NotRequired[Natural]),
+    domain=_Maybe[str | None],
+    **dict.fromkeys(("train", "val"), _Maybe[Natural]),
 )
 _CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]])
 _INFO = _open(
     "Info",
-    tasks=dict[str, _TASK],
-    clients=dict[str, _CLIENT],
+    tasks=_Dict[str, _TASK],
+    clients=_Dict[str, _CLIENT],
     status=str,
-    files=NotRequired[dict[str, list[int | str]]],
-    changes=NotRequired[list[_CHANGE]],
-    recipe=NotRequired[dict[str, Any]],
-    origins=NotRequired[dict[str, dict[str, Any]]],
-    **dict.fromkeys(("fedloom", "method", "recipe_text", "layout_hash"), NotRequired[str]),
-    **dict.fromkeys(("rounds", "final_round", "parameters"), NotRequired[Natural]),
+    files=_Maybe[dict[str, list[int | str]]],
+    changes=_Maybe[_List[_CHANGE]],
+    recipe=_Maybe[dict[str, Any]],
+    origins=_Maybe[dict[str, dict[str, Any]]],
+    **dict.fromkeys(("fedloom", "method", "recipe_text", "layout_hash"), _Maybe[str]),
+    **dict.fromkeys(("rounds", "final_round", "parameters"), _Maybe[Natural]),
 )
 # recipe.yaml, as far as readers of runs look at it
 _SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
 _RECIPE = _open(
     "Recipe",
-    name=NotRequired[str],
-    seed=NotRequired[Natural],
-    **dict.fromkeys(_SECTIONS, NotRequired[dict[str, Any] | None]),
+    name=_Maybe[str],
+    seed=_Maybe[Natural],
+    **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None]),
 )
 _METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
 _ROUND = _open(
     "Round",
     round=Natural,
-    metrics=list[_METRIC],
-    cohort=NotRequired[list[str]],
-    train=NotRequired[list[_open("Trained", client=str, task=str, loss=Number)]],
-    events=NotRequired[list[_open("Event", event=str)]],
-    records=NotRequired[list[_open("Record", kind=str)]],
-    **dict.fromkeys(("seconds", "seconds_of"), NotRequired[dict[str, Number]]),
+    metrics=_List[_METRIC],
+    cohort=_Maybe[list[str]],
+    train=_Maybe[_List[_open("Trained", client=str, task=str, loss=Number)]],
+    events=_Maybe[_List[_open("Event", event=str)]],
+    records=_Maybe[_List[_open("Record", kind=str)]],
+    **dict.fromkeys(("seconds", "seconds_of"), _Maybe[dict[str, Number]]),
 )
-_COSTS = list[_open("Cost", client=str, role=str, task=str | None, bytes=Natural)]
+_COSTS = _List[_open("Cost", client=str, role=str, task=str | None, bytes=Natural)]
 _KINDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(kind)
     for name, kind in {

@@ -238,26 +238,28 @@ class Weighting(Stage):
 
     It sees the Gram matrix of the rows that are not zero, in float64, divided by its mean diagonal. If some clients
     lack blocks, columns that the same rows have form a problem of their own, solved among those rows. A subclass says
-    in `made` which weighting it is; `p` are the rows' shares of `weight`, which sum to 1 with those of zero rows.
+    in `weighting` which one it is; `p` are the rows' shares of `weight`, which sum to 1 with those of zero rows.
     """
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
-    def made(self, p: Tensor) -> Any:
-        """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
+    def weighting(self, p: Tensor) -> Any:
+        """Return TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package
+        lacks.
+        """
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Yield the packages that are not installed."""
         try:
-            self.made(torch.ones(1, dtype=torch.float64))
+            self.weighting(torch.ones(1, dtype=torch.float64))
         except UserError as error:
             yield f"{self!r} cannot work: {error}"
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:
         """Return the rows' coefficients (K, float64)."""
-        found: Tensor = self.made(p)(G)
-        return found
+        w: Tensor = self.weighting(p)(G)
+        return w
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
@@ -288,7 +290,7 @@ def _projector() -> Any:
 class UPGrad(Weighting):
     """The mean of the rows, each projected onto the cone of what conflicts with no row (Quinton and Rey, 2024)."""
 
-    def made(self, p: Tensor) -> Any:
+    def weighting(self, p: Tensor) -> Any:
         return _library().UPGradWeighting(p, _projector())
 
 
@@ -296,7 +298,7 @@ class UPGrad(Weighting):
 class DualProj(Weighting):
     """The mean, projected onto the cone of what conflicts with no row (GEM: Lopez-Paz and Ranzato, NeurIPS 2017)."""
 
-    def made(self, p: Tensor) -> Any:
+    def weighting(self, p: Tensor) -> Any:
         return _library().DualProjWeighting(p, _projector())
 
 
@@ -304,7 +306,7 @@ class DualProj(Weighting):
 class AlignedMTL(AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
 
-    def made(self, p: Tensor) -> Any:
+    def weighting(self, p: Tensor) -> Any:
         return _library().AlignedMTLWeighting(p, scale_mode=self.scale)
 
 
@@ -314,7 +316,7 @@ class IMTLG(Weighting):
 
     traits = _EQUAL
 
-    def made(self, p: Tensor) -> Any:
+    def weighting(self, p: Tensor) -> Any:
         return _library().IMTLGWeighting()
 
 
@@ -324,7 +326,7 @@ class FairGrad(FairGradSettings, Weighting):
 
     traits = _EQUAL
 
-    def made(self, p: Tensor) -> Any:
+    def weighting(self, p: Tensor) -> Any:
         return _library("scipy").FairGradWeighting(self.alpha)
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:

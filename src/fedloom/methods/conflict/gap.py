@@ -118,8 +118,8 @@ class LossWeights(LossWeightsSettings, Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)
-        now = {key: math.log(max(loss, 1e-8)) for key, loss in told if math.isfinite(loss)}
+        losses = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)
+        now = {key: math.log(max(loss, 1e-8)) for key, loss in losses if math.isfinite(loss)}
         kept = dict(state.get("clients", {}))
         both = [key for key in now if key in kept and kept[key]["round"] == ctx.round - 1]
         z = dict(zip(both, _softmax([kept[key]["xi"] for key in both]), strict=True))

@@ -314,19 +314,19 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
     """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they
     finish.
     """
-    found: dict[str, int] = {}
+    channels: dict[str, int] = {}
 
     def note(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.ndim == 4:
-                found.pop(name, None)
-                found[name] = output.shape[1]
+                channels.pop(name, None)
+                channels[name] = output.shape[1]
 
         return hook
 
     handles = [module.register_forward_hook(note(name)) for name, module in encoder.named_modules() if name]
     pass_zeros(encoder, shape, handles)
-    return found
+    return channels
 
 
 @dataclass(frozen=True)

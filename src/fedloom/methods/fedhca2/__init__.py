@@ -118,8 +118,8 @@ def across_tasks(method: m.Method) -> m.Method:
     Couples tasks by design: decoders of all tasks are averaged.
     """
     heads = m.Select(role="head")
-    if isinstance(found := method.stage, stages.Attention) and method.private is None:
-        across = stages.AttentionAcrossTasks(found.alpha, found.sigma, found.scale)
+    if isinstance(stage := method.stage, stages.Attention) and method.private is None:
+        across = stages.AttentionAcrossTasks(stage.alpha, stage.sigma, stage.scale)
         return replace(method, stage=across, private=heads)
     if not method.stage.traits.reduces or method.private is not None or method.stage.traits.broadcasts:
         raise ValueError(

@@ -146,11 +146,11 @@ class HyperCrossAttention(_Learner):
                 inner = part.inner(X[i], added)
                 now = {layer: self._stepped(memory, inner[layer]) for layer, memory in now.items()}
             weights.setdefault(name, {})[task or ""] = now
-        found = {
+        learned = {
             client: {task: {layer: m["weight"] for layer, m in now.items()} for task, now in tasks.items()}
             for client, tasks in weights.items()
         }
-        ctx.record(KIND, {"part": "decoder", "weights": found})
+        ctx.record(KIND, {"part": "decoder", "weights": learned})
 
         attended = {(i, task): X.new_empty(parts[task].d) for i, task in held}
         out = X.clone()
@@ -159,7 +159,7 @@ class HyperCrossAttention(_Learner):
             A = cross_attention(V)
             for a, (i, task, s, to, layer) in zip(A, members, strict=True):
                 attended[i, task][to] = a
-                if (beta := _used(found[row_key(updates.rows[i])][task or ""][layer])) > 0:
+                if (beta := _used(learned[row_key(updates.rows[i])][task or ""][layer])) > 0:
                     out[i, s] += beta * a
         given: dict[str, dict[str, Tensor]] = {}
         for (i, task), a in attended.items():
@@ -241,12 +241,12 @@ def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Dec
 
 def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[list[Any]]:
     """Tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for i, task in held:
         part = parts[task]
         for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True):
-            found.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
-    return list(found.values())
+            groups.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
+    return list(groups.values())
 
 
 def _local_name(name: str, task: str | None) -> str:

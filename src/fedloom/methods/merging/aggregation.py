@@ -119,8 +119,8 @@ class SingularMerge(Merging):
             return p @ parts
         matrices = parts.reshape(len(parts), shape[0], -1)
         most = max(1, min(matrices.shape[1:]) // len(parts))
-        found = [tuple(x[:most] for x in (U.t(), S, V)) for U, S, V in map(_svd, matrices)]
-        U, S, V = (torch.cat(side) for side in zip(*found, strict=True))
+        factors = [tuple(x[:most] for x in (U.t(), S, V)) for U, S, V in map(_svd, matrices)]
+        U, S, V = (torch.cat(side) for side in zip(*factors, strict=True))
         return (_orthonormal(U.t()) * S @ _orthonormal(V)).flatten()
 
 

@@ -252,7 +252,8 @@ class PeersBase(Section):
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
                 )
-            if self.similarity.scale == "cosine" and self.similarity.normalise == "none":
+            negative = self.similarity.scale == "cosine" and self.similarity.normalise == "none"
+            if negative and "gradient" in self.similarity.signals:
                 raise ValueError(
                     "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
                     "similarity.normalise: min-max"

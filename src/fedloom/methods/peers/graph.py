@@ -91,10 +91,10 @@ class Graph:
 
 
 def _by(peers: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {peer: [] for peer in peers}
+    links: dict[str, list[str]] = {peer: [] for peer in peers}
     for peer, other in pairs:
-        found[peer].append(other)
-    return {peer: tuple(sorted(others)) for peer, others in found.items()}
+        links[peer].append(other)
+    return {peer: tuple(sorted(others)) for peer, others in links.items()}
 
 
 def candidates(
@@ -254,9 +254,9 @@ def groups(peers: Names, seed: int, *, groups: Annotated[list[list[str]], Field(
     graph.add_nodes_from(range(len(peers)))
     for number, names in enumerate(groups):
         for name in names:
-            found = fnmatch.filter(peers, name)
-            _must(bool(found), f"topology 'groups': no peer is called {name!r}.{nearest(name, peers)}")
-            for peer in found:
+            matches = fnmatch.filter(peers, name)
+            _must(bool(matches), f"topology 'groups': no peer is called {name!r}.{nearest(name, peers)}")
+            for peer in matches:
                 other = place.setdefault(peer, number)
                 _must(other == number, f"topology 'groups': peer {peer!r} is in groups {other + 1} and {number + 1}")
         members = [i for i, peer in enumerate(peers) if place.get(peer) == number]

@@ -144,12 +144,12 @@ def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high
     affinity = (S / top).clip(min=1e-9)
     best: tuple[float, Groups] | None = None
     for count in range(low, min(high, len(S) - 1) + 1):
-        found = cluster.SpectralClustering(count, affinity="precomputed", random_state=seed).fit_predict(affinity)
-        if len(set(found.tolist())) < 2:
+        labels = cluster.SpectralClustering(count, affinity="precomputed", random_state=seed).fit_predict(affinity)
+        if len(set(labels.tolist())) < 2:
             continue
-        score = float(metrics.silhouette_score(distance, found, metric="precomputed"))
+        score = float(metrics.silhouette_score(distance, labels, metric="precomputed"))
         if best is None or score > best[0] + 1e-12:
-            best = score, _groups(order, found.tolist())
+            best = score, _groups(order, labels.tolist())
     return best[1] if best is not None else (tuple(order),)
 
 

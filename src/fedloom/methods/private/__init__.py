@@ -69,6 +69,6 @@ def _noisy(method: Method, mean: PrivateMean) -> Stage:
             "expected a server that takes a mean of rows, changes of rows at the client (at: edge), or trust: local"
         )
     for stage in after:
-        if told := sorted(stage.traits.reads - {"X", "base"}):
-            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {told[0]} of the rows, which has no noise")
+        if fields := sorted(stage.traits.reads - {"X", "base"}):
+            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {fields[0]} of the rows, which has no noise")
     return Chain((mean, *after)) if after else mean

@@ -116,8 +116,8 @@ class PrivateClusters(ChosenClusters):
         """For each model the rows that move it, and a private mean of its own."""
         least, z = max(self.least, 1), self.stage.noise
         drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
-        found = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
-        sizes = (found + z / math.sqrt(SIZES) * drawn).clamp(min=0)
+        counts = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
+        sizes = (counts + z / math.sqrt(SIZES) * drawn).clamp(min=0)
         lack, spare = (least - sizes).clamp(min=0), (sizes - least).clamp(min=0)
         lent = spare * min(1.0, float(lack.sum() / spare.sum().clamp(min=1e-9)))
         got = lack * float(lent.sum() / lack.sum().clamp(min=1e-9))

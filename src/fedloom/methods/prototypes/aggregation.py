@@ -51,14 +51,14 @@ class ClassLabels:
 
 def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
     """Return the clients' prototypes of each task, by its number as text; rows with nan or inf count as unknown."""
-    found: dict[int, list[Prototypes]] = {}
+    prototypes: dict[int, list[Prototypes]] = {}
     for points, labels in zip(updates.extra["prototypes"], updates.extra["prototype_labels"], strict=True):
         for task in labels[:, 0].unique().tolist():
             mine = labels[:, 0] == task
             means, counts = points[mine], labels[mine, 2].double()
             real = torch.isfinite(means).all(1)
-            found.setdefault(task, []).append(Prototypes(means.where(real[:, None], 0), counts.where(real, 0)))
-    return {str(task): found[task] for task in sorted(found)}
+            prototypes.setdefault(task, []).append(Prototypes(means.where(real[:, None], 0), counts.where(real, 0)))
+    return {str(task): prototypes[task] for task in sorted(prototypes)}
 
 
 class KeepsPrototypes(Identity):

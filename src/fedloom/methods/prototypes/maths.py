@@ -375,8 +375,8 @@ def relaxed_contrast(
     def chosen(mask: Tensor, count: int, largest: bool) -> Tensor:
         """Similarities of each row's most or least similar within the mask (n x count); -inf where there are fewer."""
         outside = -math.inf if largest else math.inf
-        found = similar.masked_fill(~mask, outside).topk(min(count, len(y)), dim=1, largest=largest)[0]
-        return found.masked_fill(found.isinf(), -math.inf)
+        values = similar.masked_fill(~mask, outside).topk(min(count, len(y)), dim=1, largest=largest)[0]
+        return values.masked_fill(values.isinf(), -math.inf)
 
     near = chosen(same, positives, largest=False) / temperature
     far = chosen(~same, negatives, largest=True) / temperature

@@ -103,8 +103,8 @@ class CollectPrototypes(LocalRule):
         if not tasks:
             return
         z = features_now(view).detach()
-        found = {t.number: class_prototypes(z, t.labels, t.classes) for t in tasks}
-        state["batches"].append((len(z), found))
+        prototypes = {t.number: class_prototypes(z, t.labels, t.classes) for t in tasks}
+        state["batches"].append((len(z), prototypes))
         if "examples" in state:
             keep_last(state["batches"], state["examples"])
 
@@ -115,11 +115,11 @@ class CollectPrototypes(LocalRule):
             assert view.losses is not None
             state["examples"] = len(view.losses())
             keep_last(batches, state["examples"])
-        found = self._merged(batches)
-        means = [p.means for p in found.values()]
+        prototypes = self._merged(batches)
+        means = [p.means for p in prototypes.values()]
         labels = [
             torch.stack([torch.full_like(c, number), torch.arange(len(c), device=c.device), c], 1)
-            for number, c in ((number, p.counts.long()) for number, p in found.items())
+            for number, c in ((number, p.counts.long()) for number, p in prototypes.items())
         ]
         return state, {
             "prototypes": torch.cat(means) if means else view.params.new_zeros(0, 0),
@@ -128,8 +128,11 @@ class CollectPrototypes(LocalRule):
 
     @staticmethod
     def _merged(batches: deque[tuple[int, dict[int, Prototypes]]]) -> dict[int, Prototypes]:
-        numbers = sorted({number for _, found in batches for number in found})
-        return {number: aggregated([found[number] for _, found in batches if number in found]) for number in numbers}
+        numbers = sorted({number for _, prototypes in batches for number in prototypes})
+        return {
+            number: aggregated([prototypes[number] for _, prototypes in batches if number in prototypes])
+            for number in numbers
+        }
 
 
 def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:

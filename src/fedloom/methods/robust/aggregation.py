@@ -165,13 +165,13 @@ class Robust(RobustSettings, Stage):
                 )
 
     def _problems(self, updates: Updates, together: bool = False) -> Iterator[Problem]:
-        told = updates.extra.get("tasks") if self.within == "tasks" and not together else None
-        names = [""] * len(updates) if told is None else [str(tasks) for tasks in told]
+        tasks_of = updates.extra.get("tasks") if self.within == "tasks" and not together else None
+        names = [""] * len(updates) if tasks_of is None else [str(tasks) for tasks in tasks_of]
         for name in sorted(set(names)):
             group = torch.tensor([i for i, other in enumerate(names) if other == name])
             present = None if updates.present is None else updates.present[group]
-            found = problems(updates.layout, present, len(group))
-            yield from ((columns, group[rows]) for columns, rows in found if len(rows))
+            parts = problems(updates.layout, present, len(group))
+            yield from ((columns, group[rows]) for columns, rows in parts if len(rows))
 
     def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
         """Return (the problems with enough rows, whether no row is in two problems). Of problems without is told."""

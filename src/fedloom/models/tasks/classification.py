@@ -159,9 +159,9 @@ def _over_labels(one: Of) -> Of:
     """Return the mean of a metric of two classes over the labels that have a value."""
 
     def score(output: Tensor, target: Tensor) -> float:
-        found = [_of_label(one, place)(output, target) for place in range(target.shape[1])]
-        found = [value for value in found if not math.isnan(value)]
-        return math.fsum(found) / len(found) if found else math.nan
+        values = [_of_label(one, place)(output, target) for place in range(target.shape[1])]
+        values = [value for value in values if not math.isnan(value)]
+        return math.fsum(values) / len(values) if values else math.nan
 
     return score
 

@@ -50,8 +50,8 @@ class UpHead(nn.Sequential):
 
     def forward(self, features: Tensor) -> Tensor:
         """Predictions before any activation."""
-        found: Tensor = super().forward(features)
-        return found
+        output: Tensor = super().forward(features)
+        return output
 
 
 Label = Literal["classes", "binary", "normals", "depth"]

@@ -97,8 +97,8 @@ def suppress(soft: Floats) -> Floats:
     y, x = np.indices(soft.shape)
     dy, dx = np.sin(across), np.cos(across)
     sides = [ndimage.map_coordinates(soft, (y + s * dy, x + s * dx), order=1, mode="nearest") for s in (1, -1)]
-    found: Floats = np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
-    return found
+    peaks: Floats = np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
+    return peaks
 
 
 def thin(maps: Bools) -> Bools:
@@ -109,7 +109,7 @@ def thin(maps: Bools) -> Bools:
     height, width = (side + 2 for side in maps.shape[1:])  # a frame of pixels that are off
     inside = np.flatnonzero(maps.any(0))
     places = np.flatnonzero(np.pad(maps.any(0), 1))
-    found = np.zeros_like(maps)
+    thinned = np.zeros_like(maps)
     for first in range(0, len(maps), 64):
         some = maps[first : first + 64].reshape(-1, maps[0].size)[:, inside]
         spread = np.zeros((len(inside), 64), dtype=np.bool_)
@@ -118,8 +118,8 @@ def thin(maps: Bools) -> Bools:
         bits[places] = np.packbits(spread, axis=1).view(np.uint64)[:, 0]
         _thin(bits, places, width)
         left = np.unpackbits(bits[places, None].view(np.uint8), axis=1, count=len(some))
-        found.reshape(len(maps), -1)[first : first + 64, inside] = left.T
-    return found
+        thinned.reshape(len(maps), -1)[first : first + 64, inside] = left.T
+    return thinned
 
 
 def _thin(bits: NDArray[np.uint64], places: Ints, width: int) -> None:
@@ -151,15 +151,15 @@ def _removable(x: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
     one_crossing = np.bitwise_or.reduce(crossings) & ~_two(crossings)
     two_or_three = _two(before) & _two(after) & ~np.bitwise_and.reduce(before & after)
     kept = (sw | south | ~nw) & west if half else (ne | north | ~se) & east
-    found: NDArray[np.uint64] = one_crossing & two_or_three & ~kept
-    return found
+    removable: NDArray[np.uint64] = one_crossing & two_or_three & ~kept
+    return removable
 
 
 def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the bits that at least two of four numbers have."""
     a, b, c, d = x
-    found: NDArray[np.uint64] = (a & b) | (c & d) | ((a | b) & (c | d))
-    return found
+    two: NDArray[np.uint64] = (a & b) | (c & d) | ((a | b) & (c | d))
+    return two
 
 
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
@@ -177,9 +177,9 @@ def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
     nearest = np.argsort(distance, axis=None, kind="stable")[: (distance <= radius**2).sum()]
     steps = (y * width + x).reshape(-1)[nearest]
     rows, columns = np.nonzero(truth)
-    found = number.reshape(-1)[(rows + reach) * width + columns + reach + steps[:, None]]
-    step, right = np.nonzero(found >= 0)
-    left = found[step, right]
+    matches = number.reshape(-1)[(rows + reach) * width + columns + reach + steps[:, None]]
+    step, right = np.nonzero(matches >= 0)
+    left = matches[step, right]
     ends = right[np.argsort(left, kind="stable")].tolist()
     many = np.bincount(left, minlength=inside.sum())
     cuts = [0, *many[many > 0].cumsum().tolist()]

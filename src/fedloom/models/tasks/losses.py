@@ -35,31 +35,31 @@ def _same(labels: Tensor, expected: Sequence[int]) -> None:
 
 def read_classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
     """Return class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
-    found = _flat(labels, pred).long()
-    return torch.where(found == -1, ignore, found)
+    classes = _flat(labels, pred).long()
+    return torch.where(classes == -1, ignore, classes)
 
 
 def read_binary(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """Return (y in [0, 1], valid), both B x H x W. What is outside 0..1, so 255 and -1, is not valid; y is 0 there."""
-    found = real(_flat(labels, pred))
-    valid = (found >= 0) & (found <= 1)
-    return torch.where(valid, found, 0.0), valid
+    values = real(_flat(labels, pred))
+    valid = (values >= 0) & (values <= 1)
+    return torch.where(valid, values, 0.0), valid
 
 
 def read_depth(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """Return (metres, valid), both B x H x W. Valid: finite, above 0 and not 255; the depth is 1 elsewhere."""
-    found = real(_flat(labels, pred))
-    valid = found.isfinite() & (found > 0) & (found != IGNORE)
-    return torch.where(valid, found, 1.0), valid
+    depth = real(_flat(labels, pred))
+    valid = depth.isfinite() & (depth > 0) & (depth != IGNORE)
+    return torch.where(valid, depth, 1.0), valid
 
 
 def read_normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """Return (vectors B x 3 x H x W as given, valid B x H x W). Valid: finite, no channel 255, not the zero vector; the
     vector is 0 elsewhere."""
     _same(labels, pred.shape)
-    found = real(labels)
-    valid = (found.isfinite() & (found != IGNORE)).all(1) & (found != 0).any(1)
-    return torch.where(valid.unsqueeze(1), found, 0.0), valid
+    normals = real(labels)
+    valid = (normals.isfinite() & (normals != IGNORE)).all(1) & (normals != 0).any(1)
+    return torch.where(valid.unsqueeze(1), normals, 0.0), valid
 
 
 def real(x: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class Measures(Metric):
 
     def compute(self) -> dict[str, float]:
         """Name -> value."""
-        found = {name: value for measure in self.measures for name, value in measure.all().items()}
-        return {name: found[name] for name in self.names}
+        values = {name: value for measure in self.measures for name, value in measure.all().items()}
+        return {name: values[name] for name in self.names}
 
     def cheap(self) -> Metric:
         """Return the measures that are not costly, with their names."""

@@ -71,14 +71,14 @@ class OwnMetric(Kept):
 
     def compute(self) -> dict[str, float]:
         """Return the user's metrics, then the usual ones; nan where there was no label."""
-        found = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
+        values = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
         if self.kept is not None:
             output, target = self.kept
             for m in self.task.measured:
                 with self.task.blamed(f"metric {m.name!r}", output, target):
-                    made = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
-                    found[m.name] = float(made)
-        return {**super().compute(), **found}
+                    value = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
+                    values[m.name] = float(value)
+        return {**super().compute(), **values}
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class Own(Task):
         with self.blamed("loss", output, target):
             loss = self.own_loss(output, target)
         if not isinstance(loss, Tensor) or loss.ndim > 1 or (loss.ndim == 1 and len(loss) != len(target)):
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise DataError(
-                f"task {self.name!r}, loss: {found} found, expected a tensor with one number, or with one for each of "
+                f"task {self.name!r}, loss: {what} found, expected a tensor with one number, or with one for each of "
                 f"{len(target)} examples"
             )
         # Where nothing is trained, a view of a parameter (a constant answer) still says that it wants a gradient.
@@ -317,7 +317,7 @@ def task(
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
         raise RecipeError(f"task: ignore={ignore!r} found, expected a number (for normals: None)")
-    made = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
-                       None if columns is None else tuple(columns))  # fmt: skip
-    made.named("task")  # raises an error for anything but a function
-    return made
+    description = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
+                              None if columns is None else tuple(columns))  # fmt: skip
+    description.named("task")  # raises an error for anything but a function
+    return description

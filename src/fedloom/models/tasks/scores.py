@@ -39,8 +39,8 @@ def _each_class(one: Callable[[Tensor, Tensor], float]) -> Callable[[Tensor, Ten
         else:
             columns = dict(enumerate(output.double().softmax(1).unbind(1)))
         truths = {c: target == c for c in columns}
-        found = [one(columns[c].double(), truth) for c, truth in truths.items() if truth.any() and not truth.all()]
-        return math.fsum(found) / len(found) if found else math.nan
+        values = [one(columns[c].double(), truth) for c, truth in truths.items() if truth.any() and not truth.all()]
+        return math.fsum(values) / len(values) if values else math.nan
 
     return score
 
@@ -177,13 +177,13 @@ class Kept(Metric):
 
     def compute(self) -> dict[str, float]:
         """Return the scores, then the usual metrics; nan where there was no label."""
-        found = dict.fromkeys(self.scores, math.nan)
+        values = dict.fromkeys(self.scores, math.nan)
         if self.kept is not None:
             output, target = self.prepared(*self.kept)
             if bool(output.isfinite().all()):
-                found = {name: score.of(output, target) for name, score in self.scores.items()}
+                values = {name: score.of(output, target) for name, score in self.scores.items()}
         usual = {} if self.usual is None else self.usual.compute()
-        return {**found, **{name: value for name, value in usual.items() if name not in found}}
+        return {**values, **{name: value for name, value in usual.items() if name not in values}}
 
     @property
     def kept(self) -> tuple[Tensor, Tensor] | None:

@@ -155,18 +155,18 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     """
     run = run if isinstance(run, Run) else Run.read(run)
     known = {f.name for f in fields(Activated)} - {"round"}
-    found = [
+    lines = [
         Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
         for round, record in run.records(KIND)
     ]
-    if not found:
+    if not lines:
         raise StateError(f"{run.folder}: no activated dimensions recorded; run with the add-on: method.add.{KIND}={{}}")
-    scopes = {r.scope for r in found}
+    scopes = {r.scope for r in lines}
     scope = scope or ("encoder" if "encoder" in scopes else "all")
     if scope not in scopes:
         raise StateError(f"{run.folder}: no activated dimensions of {scope!r}; recorded: {', '.join(sorted(scopes))}")
     label = f"{run.recipe['name']}, {run.label.replace(f' + {KIND}', '')}, seed {run.seed}"
-    return Overlaps(label, tuple(r for r in found if r.scope == scope))
+    return Overlaps(label, tuple(r for r in lines if r.scope == scope))
 
 
 def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None = None) -> None:
@@ -181,8 +181,8 @@ def picture(several: Sequence[Overlaps]) -> Chart:
     overlap of all pairs; then overlap over the rounds, against sets drawn independently.
     """
     drawn = []
-    for found in several:
-        shown = _ends(found)
+    for overlaps in several:
+        shown = _ends(overlaps)
         top = 100 * max(value for r in shown for row in r.density() for value in row) or 1.0
         for r in shown:
             places = [round(i * r.columns / len(r.bins[0])) for i in range(len(r.bins[0]))]
@@ -190,7 +190,7 @@ def picture(several: Sequence[Overlaps]) -> Chart:
                 n: dict(zip(places, (100 * v for v in of), strict=True))
                 for n, of in zip(r.rows, r.density(), strict=True)
             }
-            title = f"{found.title}, round {r.round}"
+            title = f"{overlaps.title}, round {r.round}"
             drawn.append(
                 charts.heat(density, places, title=title, along="dimension", value="% activated", low=0, high=top)
             )
@@ -201,20 +201,20 @@ def picture(several: Sequence[Overlaps]) -> Chart:
             }
             title = f"round {r.round}: overlap, %"
             drawn.append(charts.heat(matrix, r.rows, title=title, value="overlap, %", low=0, high=100, numbers=".0f"))
-        pairs = {" & ".join(pair): {a: 100 * b for a, b in found.series(pair)} for pair in found.pairs}
-        mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in found.rounds if r.overlap}}
-        independent = {"if independent": {r.round: 100 * r.expected for r in found.rounds}}
+        pairs = {" & ".join(pair): {a: 100 * b for a, b in overlaps.series(pair)} for pair in overlaps.pairs}
+        mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in overlaps.rounds if r.overlap}}
+        independent = {"if independent": {r.round: 100 * r.expected for r in overlaps.rounds}}
         lines = (pairs if len(pairs) <= _MANY else mean) | independent
-        rest = tenths([*pairs.values()], [r.round for r in found.rounds]) if len(pairs) > _MANY else {}
+        rest = tenths([*pairs.values()], [r.round for r in overlaps.rounds]) if len(pairs) > _MANY else {}
         bands = {f"10 % to 90 % of {len(pairs)} pairs": rest} if rest else {}
         look: dict[str, Any] = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
         drawn.append(charts.lines(lines, "round", "overlap, %", title="overlap, %", **look))
     return charts.concat(drawn, 5)
 
 
-def _ends(found: Overlaps) -> tuple[Activated, ...]:
+def _ends(overlaps: Overlaps) -> tuple[Activated, ...]:
     """Return the first and the last round, or the only one."""
-    return (found.rounds[0], *found.rounds[1:][-1:])
+    return (overlaps.rounds[0], *overlaps.rounds[1:][-1:])
 
 
 def _frozen(value: Any) -> Any:

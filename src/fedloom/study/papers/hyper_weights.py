@@ -119,16 +119,16 @@ def picture(several: Sequence[HyperWeights]) -> Chart:
     beta of every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
     """
     drawn = []
-    for found in several:
-        if found.alpha:
-            alphas = {client: [points] for client, points in found.alpha.items()}
-            drawn.append(_over_rounds(f"{found.label}: encoder of each client", "α", alphas))  # noqa: RUF001
-        if found.beta:
-            betas = {_name(decoder): list(layers.values()) for decoder, layers in found.beta.items()}
-            drawn.append(_over_rounds(f"{found.label}: decoders, mean of their layers", "β", betas))
-            last = {_name(d): {n: used(of[n][-1][1]) for n in of} for d, of in found.beta.items()}
-            title = f"{found.label}: β of the decoders in round {found.rounds[-1]} or last used"
-            drawn.append(charts.heat(last, found.layers, title=title, value="β", spoken=".3f", numbers=".3f"))
+    for weights in several:
+        if weights.alpha:
+            alphas = {client: [points] for client, points in weights.alpha.items()}
+            drawn.append(_over_rounds(f"{weights.label}: encoder of each client", "α", alphas))  # noqa: RUF001
+        if weights.beta:
+            betas = {_name(decoder): list(layers.values()) for decoder, layers in weights.beta.items()}
+            drawn.append(_over_rounds(f"{weights.label}: decoders, mean of their layers", "β", betas))
+            last = {_name(d): {n: used(of[n][-1][1]) for n in of} for d, of in weights.beta.items()}
+            title = f"{weights.label}: β of the decoders in round {weights.rounds[-1]} or last used"
+            drawn.append(charts.heat(last, weights.layers, title=title, value="β", spoken=".3f", numbers=".3f"))
     return charts.concat(drawn, 3)
 
 

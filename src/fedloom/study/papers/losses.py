@@ -46,19 +46,19 @@ class RunLosses:
     @staticmethod
     def of(run: Run) -> RunLosses:
         """Read the losses of a run. Raises StateError where it has none."""
-        found = run.validation_losses()
-        if not found:
+        losses = run.validation_losses()
+        if not losses:
             raise StateError(f"{run.folder}: no validation loss was measured: evaluation.splits needs val")
-        finite = {number: loss for number, loss in found.items() if math.isfinite(loss)}
-        best, last = best_round(finite, "min"), max(found)
+        finite = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
+        best, last = best_round(finite, "min"), max(losses)
         return RunLosses(
-            found,
+            losses,
             int(run.recipe["training"]["rounds"]),
             best,
-            math.nan if best is None else found[best],
+            math.nan if best is None else losses[best],
             last,
-            found[last],
-            min(found.keys() - finite.keys(), default=None),
+            losses[last],
+            min(losses.keys() - finite.keys(), default=None),
         )
 
 
@@ -157,10 +157,10 @@ def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str]
     Raises StateError where nothing has finished or no validation loss was measured.
     """
     wanted = {(cell.data, cell.base, cell.addon) for cell in select(grid, only)}
-    runs = {where: found.runs for where, found in read(grid, folder, split)[0].items() if where in wanted}
+    runs = {where: result.runs for where, result in read(grid, folder, split)[0].items() if where in wanted}
     if not runs:
         raise StateError(f"grid {grid.name}: no cell of {', '.join(only)} has finished in {folder}")
-    cells = {where: {seed: RunLosses.of(run) for seed, run in found.items()} for where, found in runs.items()}
+    cells = {where: {seed: RunLosses.of(run) for seed, run in result.items()} for where, result in runs.items()}
 
     def place(where: Combination) -> tuple[int, bool, float]:
         mean = fmean(run.best for run in cells[where].values())
@@ -172,41 +172,41 @@ def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str]
 
 def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> RoundLosses:
     """Return the losses of the first seed of each cell; `only` and errors are as in `losses_of`."""
-    found, results = losses_of(grid, folder, split, only), read(grid, folder, split)[0]
-    first = {where: min(runs) for where, runs in found.cells.items()}
+    measured, results = losses_of(grid, folder, split, only), read(grid, folder, split)[0]
+    first = {where: min(runs) for where, runs in measured.cells.items()}
     single = {where: task_losses(results[where].runs[seed]) for where, seed in first.items()}
     tasks = tuple(dict.fromkeys(task for by_task in single.values() for task in by_task))
     lines = tuple(
         (Cell(*where, seed), number, (loss, *(single[where].get(task, {}).get(number) for task in tasks)))
         for where, seed in first.items()
-        for number, loss in found.cells[where][seed].by_round.items()
+        for number, loss in measured.cells[where][seed].by_round.items()
     )
-    return RoundLosses(found.title, tasks, lines)
+    return RoundLosses(measured.title, tasks, lines)
 
 
 def task_losses(run: Run) -> dict[str, dict[int, float]]:
     """Return task -> round (from 1) -> mean over the clients with the task of its validation loss."""
-    found: dict[str, dict[int, float]] = {}
+    losses: dict[str, dict[int, float]] = {}
     for final in run.history("val"):
         for task, values in final.values.items():
             if final.round and "loss" in values:
-                found.setdefault(task, {})[final.round] = values["loss"]
-    return found
+                losses.setdefault(task, {})[final.round] = values["loss"]
+    return losses
 
 
-def bars(found: GridLosses) -> Chart:
+def bars(losses: GridLosses) -> Chart:
     """Draw the best loss of each cell, the least on top: the mean over seeds as a bar, each seed as a dot."""
     drawn = []
-    for data, cells in _by_data(found).items():
+    for data, cells in _by_data(losses).items():
         bests = {name: [run.best for run in runs.values()] for name, runs in cells.items()}
         means = {name: fmean(of) for name, of in bests.items()}
         texts = {name: "no finite loss" if math.isnan(mean) else _number(mean) for name, mean in means.items()}
         several = {name: {"mean": mean} for name, mean in means.items()}
         drawn.append(charts.bars(several, "best validation loss", title=data, dots=bests, texts=texts))
-    return charts.concat(drawn, title=found.title, about="bars: mean over seeds; dots: seeds")
+    return charts.concat(drawn, title=losses.title, about="bars: mean over seeds; dots: seeds")
 
 
-def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
+def curves(losses: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
     """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
 
     A number that is not finite is a gap. There is one row per data set. The first column is all tasks together; `tasks`
@@ -214,25 +214,25 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
     """
     names = ["all tasks", *dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one)]
     drawn = []
-    for data in _by_data(found):
+    for data in _by_data(losses):
         for task in names:
             several: dict[str, Mapping[int, float]] = {}
             groups: dict[str, str] = {}
-            for where in (where for where in found.cells if where[0] == data):
-                for seed, run in found.cells[where].items():
-                    name = together(*where[1:]) + (f", seed {seed}" if len(found.cells[where]) > 1 else "")
+            for where in (where for where in losses.cells if where[0] == data):
+                for seed, run in losses.cells[where].items():
+                    name = together(*where[1:]) + (f", seed {seed}" if len(losses.cells[where]) > 1 else "")
                     several[name] = run.by_round if task == "all tasks" else tasks[where][seed].get(task, {})
                     groups[name] = together(*where[1:])
             known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
             log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
             drawn.append(charts.lines(several, "round", "", title=f"{data}: {task}", groups=groups, log=log))
-    return charts.concat(drawn, len(names), found.title, "validation loss; one line per seed")
+    return charts.concat(drawn, len(names), losses.title, "validation loss; one line per seed")
 
 
-def stopping(found: GridLosses) -> Chart:
+def stopping(losses: GridLosses) -> Chart:
     """Draw rounds configured, run, and until the best one, of each cell, and the share that stopping saved."""
     drawn = []
-    for data, cells in _by_data(found).items():
+    for data, cells in _by_data(losses).items():
         rounds, saved = {}, {}
         for name, runs in cells.items():
             configured, ran = (fmean(getattr(run, of) for run in runs.values()) for of in ("configured", "rounds"))
@@ -240,12 +240,12 @@ def stopping(found: GridLosses) -> Chart:
             rounds[name] = {"configured": configured, "run": ran, "until the best": best}
             saved[name] = {"saved": 100 * (1 - ran / configured)}
         drawn += [charts.bars(rounds, "rounds", title=data), charts.bars(saved, "rounds saved in %", title=data)]
-    return charts.concat(drawn, 2, found.title, "means over seeds")
+    return charts.concat(drawn, 2, losses.title, "means over seeds")
 
 
-def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
+def _by_data(losses: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
     """Return data set -> cell -> its runs."""
     by_data: dict[str, dict[str, Mapping[int, RunLosses]]] = {}
-    for (data, base, addon), runs in found.cells.items():
+    for (data, base, addon), runs in losses.cells.items():
         by_data.setdefault(data, {})[together(base, addon)] = runs
     return by_data

@@ -37,25 +37,25 @@ def quality(run: Run) -> dict[str, Series]:
         by_round.setdefault(round, {})[record["peer"]] = record
     if not by_round or len(set(tasks.values())) < 2:
         return {}
-    found: dict[str, Series] = {}
+    series: dict[str, Series] = {}
     chosen = {round: {n: frozenset(r["neighbours"]) for n, r in records.items()} for round, records in by_round.items()}
     for round, sets in chosen.items():
         same = [tasks[other] == tasks[name] for name, others in sets.items() for other in others]
         if same:
-            found.setdefault("neighbours with the same tasks", {})[round] = mean(same)
+            series.setdefault("neighbours with the same tasks", {})[round] = mean(same)
     for before, now in pairwise(sorted(chosen)):
         pairs = [(chosen[before][n], others) for n, others in chosen[now].items() if n in chosen[before]]
         kept = [len(a & b) / len(a | b) for a, b in pairs if a | b]
         if kept:
-            found.setdefault("neighbours kept", {})[now] = mean(kept)
+            series.setdefault("neighbours kept", {})[now] = mean(kept)
     groups = len(set(tasks.values()))
     if groups < len(tasks) <= MOST:
-        _clusters(found, by_round, tasks, groups)
-    return found
+        _clusters(series, by_round, tasks, groups)
+    return series
 
 
 def _clusters(
-    found: dict[str, Series],
+    series: dict[str, Series],
     by_round: Mapping[int, Mapping[str, Mapping[str, Any]]],
     tasks: Mapping[str, tuple[str, ...]],
     groups: int,
@@ -82,7 +82,7 @@ def _clusters(
                 [last[name] for name in both], [cluster[name] for name in both]
             )
         for name, value in values.items():
-            found.setdefault(name, {})[round] = float(value)
+            series.setdefault(name, {})[round] = float(value)
         last = cluster
 
 

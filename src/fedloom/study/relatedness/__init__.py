@@ -71,15 +71,15 @@ def pair_ranks(R: Any) -> Array:
     """
     M = symmetrised(R)
     above = np.triu_indices(len(M), 1)
-    pairs, found = M[above], np.full(M.shape, np.nan)
+    pairs, ranked = M[above], np.full(M.shape, np.nan)
     known = ~np.isnan(pairs)
     if math.isnan(_correlation(pairs[known], pairs[known])):
-        return found
+        return ranked
     ranks = _ranks(pairs[known])
     ranks -= ranks.mean()
     pairs[known] = ranks / np.linalg.norm(ranks)
-    found[above] = found.T[above] = pairs
-    return found
+    ranked[above] = ranked.T[above] = pairs
+    return ranked
 
 
 def _correlation(x: Array, y: Array) -> float:

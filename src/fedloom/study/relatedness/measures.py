@@ -49,8 +49,8 @@ def classes_of(y: Any, n: int) -> tuple[Array, Array]:
     labels = array(y)
     if labels.shape != (n,) or labels.dtype.kind not in "iub":
         raise ValueError(f"labels: expected {n} integers, found shape {labels.shape} of {labels.dtype}")
-    found, index = np.unique(labels, return_inverse=True)
-    return found, index
+    values, index = np.unique(labels, return_inverse=True)
+    return values, index
 
 
 def is_classes(y: Any) -> bool:
@@ -96,8 +96,8 @@ def etran(features: Any, labels: Any, shrinkage: float = 1e-2, energy_kept: floa
     energy = float((top[:, 0] + np.log(np.exp(F - top).sum(1))).mean())
     if not is_classes(labels):
         return EtranScore(energy, _regression(F, targets_of(labels, n), energy_kept))
-    found, index = classes_of(labels, n)
-    return EtranScore(energy, _discriminant(F, index, len(found), shrinkage) if len(found) > 1 else math.nan)
+    values, index = classes_of(labels, n)
+    return EtranScore(energy, _discriminant(F, index, len(values), shrinkage) if len(values) > 1 else math.nan)
 
 
 def _discriminant(F: Array, index: Array, classes: int, shrinkage: float) -> float:
@@ -197,10 +197,10 @@ def logme(features: Any, labels: Any, standardise: bool = True) -> float:
     F = features_of(features)
     n, D = F.shape
     if is_classes(labels):
-        found, index = classes_of(labels, n)
-        if len(found) < 2:
+        values, index = classes_of(labels, n)
+        if len(values) < 2:
             return math.nan
-        Y = (index[:, None] == np.arange(len(found))).astype(np.float64)
+        Y = (index[:, None] == np.arange(len(values))).astype(np.float64)
     else:
         Y = targets_of(labels, n)
         if not n or bool((Y[:1] == Y).all()):
@@ -297,8 +297,8 @@ def fisher_diagonal(
         for x, y in batches:
             for part, target in zip(x.to(device).split(at_once), y.to(device).split(at_once), strict=True):
                 drawn = _drawn(module, part, likelihood, generator) if kind == "true" else target
-                found = each(wanted, part, drawn if drawn.is_floating_point() else drawn.long())
-                total += torch.cat([found[name].double().square().sum(0).reshape(-1) for name in wanted])
+                squares = each(wanted, part, drawn if drawn.is_floating_point() else drawn.long())
+                total += torch.cat([squares[name].double().square().sum(0).reshape(-1) for name in wanted])
                 count += len(part)
     finally:
         module.train(was_training)
@@ -371,12 +371,12 @@ def wte_embeddings(
     if len({x.shape[1] for x in sets}) > 1 or not all(len(x) for x in sets):
         raise ValueError(f"wte: expected samples of one size, found {[x.shape for x in sets]}")
     of = [classes_of(y, len(x)) for x, y in zip(sets, labels, strict=True)]
-    groups = [x[index == c] for x, (found, index) in zip(sets, of, strict=True) for c in range(len(found))]
+    groups = [x[index == c] for x, (values, index) in zip(sets, of, strict=True) for c in range(len(values))]
     points = _scaling(_between(groups), label_dims)
     joint, start = [], 0
-    for x, (found, index) in zip(sets, of, strict=True):
-        joint.append(np.hstack([x, points[start : start + len(found)][index]]))
-        start += len(found)
+    for x, (values, index) in zip(sets, of, strict=True):
+        joint.append(np.hstack([x, points[start : start + len(values)][index]]))
+        start += len(values)
     base = _reference(np.vstack(joint), sets[0].shape[1], reference, seed)
     m = len(base)
     return np.stack([((m * plan(_distances(base, z)) @ z - base) / np.sqrt(m)).ravel() for z in joint])
@@ -397,10 +397,10 @@ def plan(cost: Any) -> Array:
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     weights = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
     scale = float(C.max()) or 1.0
-    found = optimize.linprog(C.ravel() / scale, A_eq=sums.tocsr()[:-1], b_eq=weights[:-1], method="highs")
-    if found.x is None:
-        raise RuntimeError(f"optimal transport of {n} to {m} points: {found.message}")
-    return np.asarray(found.x).reshape(n, m).clip(min=0)
+    solution = optimize.linprog(C.ravel() / scale, A_eq=sums.tocsr()[:-1], b_eq=weights[:-1], method="highs")
+    if solution.x is None:
+        raise RuntimeError(f"optimal transport of {n} to {m} points: {solution.message}")
+    return np.asarray(solution.x).reshape(n, m).clip(min=0)
 
 
 def _distances(a: Array, b: Array) -> Array:

@@ -67,24 +67,24 @@ def write(
     "csv" -> a folder, and every figure is written there too, see `figures.save`. Raises StateError where there is
     nothing to show, UserError where Jinja2 or vl-convert is absent or a file cannot be written.
     """
-    found = collect(source, base)
-    file = found.folder / NAME if out is None else Path(out)
-    text = render(found)
+    report = collect(source, base)
+    file = report.folder / NAME if out is None else Path(out)
+    text = render(report)
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     if also:
-        drawn = related.figures_of(found) if isinstance(found, RelatedReport) else figures.figures_of(found)
-        figures.save(drawn, also, _about(found))
+        drawn = related.figures_of(report) if isinstance(report, RelatedReport) else figures.figures_of(report)
+        figures.save(drawn, also, _about(report))
     return file
 
 
-def _about(found: RunReport | GridReport | RelatedReport) -> str:
+def _about(report: RunReport | GridReport | RelatedReport) -> str:
     """Return the part of a caption that is the same for all figures: their source, and whether there is an interval."""
-    facts = dict(found.facts)
-    if isinstance(found, RunReport):
-        of = f"{words.count(len(found.clients), 'client')}, {words.count(int(facts['rounds']), 'round')}"
-        return f"{found.title}: {of}, seed {facts['seed']}; of one seed there is no interval."
-    if isinstance(found, GridReport):
-        return f"{found.title}: means over seeds {facts['seeds']}; no interval is drawn, the table has them."
-    return f"{found.title}: {facts['tasks']} tasks, {facts['pairs of tasks']} pairs."
+    facts = dict(report.facts)
+    if isinstance(report, RunReport):
+        of = f"{words.count(len(report.clients), 'client')}, {words.count(int(facts['rounds']), 'round')}"
+        return f"{report.title}: {of}, seed {facts['seed']}; of one seed there is no interval."
+    if isinstance(report, GridReport):
+        return f"{report.title}: means over seeds {facts['seeds']}; no interval is drawn, the table has them."
+    return f"{report.title}: {facts['tasks']} tasks, {facts['pairs of tasks']} pairs."

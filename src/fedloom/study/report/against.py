@@ -158,13 +158,13 @@ def against(run: Run, base: Run) -> Against:
 
 def _finals(run: Run, rows: Sequence[TaskMetric]) -> dict[str, Final]:
     """Return split -> the kept model's numbers, of the splits that one of these tasks was measured on."""
-    found = {}
+    finals = {}
     for split in SPLITS:
         with suppress(StateError):
             final = run.final(split)
             if any(row.metric in final.values.get(row.task, {}) for row in rows):
-                found[split] = final
-    return found
+                finals[split] = final
+    return finals
 
 
 def _means(run: Run, mine: Final, theirs: Final, rows: Sequence[TaskMetric]) -> dict[tuple[str, str, str], Change]:
@@ -182,7 +182,7 @@ def _change(value: float, base: float, direction: str) -> Change:
 
 def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[Each, ...]:
     mine, theirs = run.by_client(split), base.by_client(split)
-    made = []
+    lines = []
     for row in rows:
         clients = {}
         for name in mine:
@@ -191,8 +191,8 @@ def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[
                 if value is not None and other is not None:
                     clients[name] = _change(value, other, row.direction)
         if clients:
-            made.append(Each(row, clients))
-    return tuple(made)
+            lines.append(Each(row, clients))
+    return tuple(lines)
 
 
 def _facts(run: Run, base: Run, final: Final) -> tuple[tuple[str, str], ...]:
@@ -244,20 +244,20 @@ def bases_of(run: Run, named: Run | None = None) -> tuple[Against | None, tuple[
     the constant prediction with the same clients and data, in its grid or in the folder beside it. The others are the
     other methods of the grid and of the folder. Raises StateError where the run cannot be compared with the named one.
     """
-    made = {} if named is None else {named.folder.resolve(): ("", against(run, named))}
+    by_folder = {} if named is None else {named.folder.resolve(): ("", against(run, named))}
     bases, others = _candidates(run)
-    first = len(made)
+    first = len(by_folder)
     for name, folder in (*bases, *others):
-        if folder not in made and len(made) < MOST:
+        if folder not in by_folder and len(by_folder) < MOST:
             with suppress(UserError):  # a damaged run, or one of other tasks, is no baseline; the page goes on without
-                made[folder] = name, against(run, Run.read(folder))
+                by_folder[folder] = name, against(run, Run.read(folder))
                 first += (name, folder) in bases
-    times = Counter(one.label for _, one in made.values())
-    found = tuple(
+    times = Counter(one.label for _, one in by_folder.values())
+    candidates = tuple(
         one if times[one.label] == 1 else replace(one, label=f"{one.label} ({name or folder.name})")
-        for folder, (name, one) in made.items()
+        for folder, (name, one) in by_folder.items()
     )
-    return (found[0], found[1:]) if first else (None, found)
+    return (candidates[0], candidates[1:]) if first else (None, candidates)
 
 
 Named = list[tuple[str, Path]]
@@ -269,15 +269,15 @@ def _candidates(run: Run) -> tuple[Named, Named]:
     here = run.folder.resolve()
     home = next((home for home in here.parents if (home / grid.FILE).is_file()), None)
     bases, others = ([], []) if home is None else _of_grid(home, here)
-    found: dict[str, Named] = {}
+    candidates: dict[str, Named] = {}
     for folder in islice(sorted(here.parent.iterdir()), _LOOKED):
         if folder != here and (folder / "run.json").is_file():
             with suppress(UserError):
                 info = read_info(folder)
                 if all(run.info.get(k) == info.get(k) is not None for k in _SAME):
-                    found.setdefault(str(info.get("method")), []).append(("", folder))
-    bases += [each for name in BASES for each in found.pop(name, ())]
-    return bases, [*others, *(each for several in found.values() for each in several)]
+                    candidates.setdefault(str(info.get("method")), []).append(("", folder))
+    bases += [each for name in BASES for each in candidates.pop(name, ())]
+    return bases, [*others, *(each for several in candidates.values() for each in several)]
 
 
 def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
@@ -291,6 +291,6 @@ def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
             wanted = [opened.reference(mine.base), ("constant", "-")]
             for folder, cell in all_cells.items():
                 if (cell.data, cell.seed) == (mine.data, mine.seed) and (folder / "run.json").is_file():
-                    found = bases if (cell.base, cell.addon) in wanted else others
-                    found.append((grid.together(cell.base, cell.addon), folder))
+                    sides = bases if (cell.base, cell.addon) in wanted else others
+                    sides.append((grid.together(cell.base, cell.addon), folder))
     return bases, others

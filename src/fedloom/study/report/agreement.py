@@ -128,14 +128,14 @@ def _most(names: Counter[str]) -> tuple[str, ...]:
 
 
 def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
-    found: dict[str, dict[int, dict[str, dict[str, float | None]]]] = {}
+    matrices: dict[str, dict[int, dict[str, dict[str, float | None]]]] = {}
     for look in looks:
         for group in look.groups:
-            cells = found.setdefault(_group(group), {}).setdefault(look.round, defaultdict(dict))
+            cells = matrices.setdefault(_group(group), {}).setdefault(look.round, defaultdict(dict))
             for (a, b), value in zip(look.pairs, group[what], strict=True):
                 cells[a][b] = cells[b][a] = value
     # a group that never had two rows has no pairs to show
-    return {name: cells for name, cells in found.items() if any(_values(of) for of in cells.values())}
+    return {name: cells for name, cells in matrices.items() if any(_values(of) for of in cells.values())}
 
 
 def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
@@ -148,17 +148,17 @@ def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict
         values = {group: {r: _values(cells) for r, cells in by.items()} for group, by in of.items()}
         return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in values.items()}
 
-    made = {
+    curves = {
         "mean cosine of two updates": each(cosine, mean_of),
         IN_CONFLICT: each(cosine, lambda vs: sum(v < 0 for v in vs) / len(vs)),
         "mean share of equal signs": each(sign, mean_of),
     }
-    return {name: lines for name, lines in made.items() if lines}
+    return {name: lines for name, lines in curves.items() if lines}
 
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:
     """Return group -> row -> number, of `kept`, or of the only row of `weights`."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    rows: dict[str, dict[str, dict[int, float]]] = {}
     for look in looks:
         for group in look.groups:
             values = group.get(what) or ()
@@ -166,19 +166,19 @@ def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, 
             for name, value in zip(look.rows, numbers, strict=False):
                 # several peers report the same row with the same number
                 if value is not None and look.peer in (None, name):
-                    found.setdefault(_group(group), {}).setdefault(name, {})[look.round] = value
-    return found
+                    rows.setdefault(_group(group), {}).setdefault(name, {})[look.round] = value
+    return rows
 
 
 def _given(looks: Sequence[_Look]) -> Mapping[str, Cells]:
-    found: dict[str, dict[int, dict[str, Mapping[str, float | None]]]] = {}
+    given: dict[str, dict[int, dict[str, Mapping[str, float | None]]]] = {}
     for look in looks:
         for group in look.groups:
             for to, numbers in zip(look.out, group.get("weights") or (), strict=False):
                 if any(v is not None for v in numbers):
-                    rows = found.setdefault(_group(group), {}).setdefault(look.round, {})
+                    rows = given.setdefault(_group(group), {}).setdefault(look.round, {})
                     rows[to] = dict(zip(look.rows, numbers, strict=True))
-    return found
+    return given
 
 
 def _note(looks: Sequence[_Look]) -> str:

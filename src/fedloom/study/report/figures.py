@@ -147,16 +147,16 @@ def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> 
         ends = {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()}
         small = {m.label: m.seeds for m in ranked if len(m.seeds) > 1}
         texts = {n: words.change(of.mean) for n, of in deltas.items()}
-        made = charts.intervals(ends, "Δ %", small=small, texts=texts, palette=palette)
-        yield f"{name}-gains", Figure(f"Gains on {data}", [View("Δ %", made)])
+        chart = charts.intervals(ends, "Δ %", small=small, texts=texts, palette=palette)
+        yield f"{name}-gains", Figure(f"Gains on {data}", [View("Δ %", chart)])
         tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
         rows = {m.label: {c.task: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
         most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
-        made = charts.heat(
+        chart = charts.heat(
             rows, [c.task for c in tasks], value="change, %", low=-most, high=most, middle=0.0,
             spoken="+.3~g", numbers="+.2g",
         )  # fmt: skip
-        yield f"{name}-tasks", Figure(f"Changes on {data}", [View("methods by tasks", made)])
+        yield f"{name}-tasks", Figure(f"Changes on {data}", [View("methods by tasks", chart)])
         gains = {
             m.label: deltas[m.label].mean if m.label in deltas else 0.0
             for m in mine
@@ -167,9 +167,9 @@ def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> 
                 points = [
                     {"name": m.label, "x": getattr(m, cost), "y": gains[m.label]} for m in mine if m.label in gains
                 ]
-                made = charts.scatter(points, x, "Δ %", labels=True, zero=True, spoken=spoken, palette=palette)
+                chart = charts.scatter(points, x, "Δ %", labels=True, zero=True, spoken=spoken, palette=palette)
                 kind = "bytes" if cost == "sent" else "seconds"
-                yield f"{name}-{kind}", Figure(f"Gains on {data}", [View(f"Δ % by {kind}", made)])
+                yield f"{name}-{kind}", Figure(f"Gains on {data}", [View(f"Δ % by {kind}", chart)])
 
 
 def over_rounds(
@@ -181,7 +181,7 @@ def over_rounds(
 ) -> Figure:
     """Draw lines over the rounds, view by view; `y` is what they show, in all views or in each."""
     axes = [y] * len(views) if isinstance(y, str) else y
-    made = [
+    panels = [
         View(
             name,
             charts.lines({n: _thin(of) for n, of in several.items()}, "round", of_axis, zero=zero, palette=palette),
@@ -189,7 +189,7 @@ def over_rounds(
         for (name, several), of_axis in zip(views.items(), axes, strict=True)
         if several
     ]
-    return Figure(title, made)
+    return Figure(title, panels)
 
 
 def _thin(series: Series, most: int = POINTS) -> Series:
@@ -270,8 +270,8 @@ def _rounds(
         for round in thinned(sorted(rounds), most):
             cells = {a: {b: rounds[round].get(a, {}).get(b) for b in names} for a in names}
             look["texts"] = dict.fromkeys(marked.get(round, ()), "●") if marked else None
-            made = charts.heat(cells, names, down=down, along=along, low=low, high=high, **look)
-            views.append(View(str(round), made, group))
+            chart = charts.heat(cells, names, down=down, along=along, low=low, high=high, **look)
+            views.append(View(str(round), chart, group))
     return Figure(title, views, is_slider=True)
 
 
@@ -289,14 +289,14 @@ def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
         rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
         colors = (charts.PAPER, charts.COLORS[1])
         value = "share of pairs in conflict"
-        made = charts.heat(lines, rounds, along="round", value=value, low=0, high=1, colors=colors)
-        yield "layers", Figure("", [View("Layers over the rounds", made)])
-    found = cosines(a)
-    names = thinned(sorted({name for pair in found for name in pair}), SMALL)
+        chart = charts.heat(lines, rounds, along="round", value=value, low=0, high=1, colors=colors)
+        yield "layers", Figure("", [View("Layers over the rounds", chart)])
+    by_layer = cosines(a)
+    names = thinned(sorted({name for pair in by_layer for name in pair}), SMALL)
     if len(names) > 1:
-        cells = {x: {y: found.get((x, y), found.get((y, x))) for y in names} for x in names}
-        made = charts.heat(cells, names, value="mean cosine of updates", middle=0.0)
-        yield "clients", Figure("", [View("Clients by clients", made)])
+        cells = {x: {y: by_layer.get((x, y), by_layer.get((y, x))) for y in names} for x in names}
+        chart = charts.heat(cells, names, value="mean cosine of updates", middle=0.0)
+        yield "clients", Figure("", [View("Clients by clients", chart)])
     if a.cosine:
         yield "cosine", _rounds("Cosine of two updates", a.cosine, a.rows, "update", "update", middle=0.0)
     if a.sign:
@@ -321,8 +321,8 @@ def _examples(report: RunReport) -> Figure:
         name: {task: report.clients[name].get("train") for task in report.clients[name]["tasks"]}
         for name in thinned(list(report.clients), SIDE)
     }
-    made = charts.heat(cells, list(report.tasks), down="client", along="task", value="train examples", low=0)
-    return Figure("", [View("train examples", made)])
+    chart = charts.heat(cells, list(report.tasks), down="client", along="task", value="train examples", low=0)
+    return Figure("", [View("train examples", chart)])
 
 
 def _labels(report: RunReport) -> Figure:
@@ -333,8 +333,8 @@ def _labels(report: RunReport) -> Figure:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if width := max(map(len, rows.values()), default=0):
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
-            made = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
-            views.append(View(task, made))
+            chart = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
+            views.append(View(task, chart))
     return Figure("Labels", views)
 
 
@@ -346,8 +346,8 @@ def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]
         ranked = sorted(changes, key=lambda name: (-changes[name], name))
         several = {n: (changes[n], min(base.by_client[n]), max(base.by_client[n])) for n in thinned(ranked, DOTS)}
         texts = {name: words.change(of) for name, (of, *_) in several.items()}
-        made = charts.intervals(several, "change, %", texts=texts)
-        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {base.label}", made)])
+        chart = charts.intervals(several, "change, %", texts=texts)
+        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {base.label}", chart)])
     judged = primary(report.curves)
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         if task in judged:
@@ -371,12 +371,12 @@ def _worse(base: Against) -> Figure | None:
     names = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
     cells = {name: rows[name] for name in names}
     far = min(100.0, max((abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)), default=1.0))
-    made = charts.heat(
+    chart = charts.heat(
         cells, [e.row.task for e in base.each], down="client", along="task", value="change, %",
         low=-far, high=far, middle=0.0, spoken="+.4~g", numbers="+.1f",
     )  # fmt: skip
     about = f"change in percent against {base.label}, {base.split}; positive is better"
-    return Figure("", [View(about, made)])
+    return Figure("", [View(about, chart)])
 
 
 def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure]]:
@@ -394,11 +394,11 @@ def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure
                 cells[c.name(i)] = shares
                 notes |= {(c.name(i), c.name(j)): f"{counts[i][j]} of {total} {c.unit}" for j in c.order}
                 texts |= {(c.name(i), j): f"{v:.0%}" for j, v in shares.items() if v is not None and v >= _NEARLY}
-            made = charts.heat(
+            chart = charts.heat(
                 cells, names, down="truth", along="prediction", value="share of the true class", low=0, high=1,
                 spoken=".1%", notes=notes, texts=texts if len(names) <= 14 else None,
             )  # fmt: skip
-            views.append(View(name, made))
+            views.append(View(name, chart))
         yield f"confusion-{number}", Figure(f"Confusion of {c.title}", views)
 
 

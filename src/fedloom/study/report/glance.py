@@ -96,11 +96,11 @@ def conflict_of(report: RunReport) -> str:
 
 def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
     """Return task -> its own metric over the rounds, on test data where that was measured."""
-    found: dict[str, Curves] = {}
+    by_task: dict[str, Curves] = {}
     for c in curves:  # test data come first
         if c.is_primary:
-            found.setdefault(c.task, c)
-    return found
+            by_task.setdefault(c.task, c)
+    return by_task
 
 
 def slope(curves: Sequence[Curves]) -> float:
@@ -108,14 +108,14 @@ def slope(curves: Sequence[Curves]) -> float:
 
     Least squares for each task's mean over clients; nan with fewer than three rounds.
     """
-    found = []
+    slopes = []
     for c in curves:
         points = [(r, v) for r, v in c.mean.items() if not math.isnan(v)][-LATELY:] if c.split == "train" else []
         if len(points) > 2 and (level := mean_of([v for _, v in points])) > 0:
             at = fmean(r for r, _ in points)
             spread = math.fsum((r - at) ** 2 for r, _ in points)
-            found.append(100 * total((r - at) * v for r, v in points) / spread / level)
-    return mean_of(found) if found else math.nan
+            slopes.append(100 * total((r - at) * v for r, v in points) / spread / level)
+    return mean_of(slopes) if slopes else math.nan
 
 
 def is_better(score: Score, constant: float) -> bool:

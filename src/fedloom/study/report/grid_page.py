@@ -88,10 +88,10 @@ def _estimate(of: Estimate) -> dict[str, float | int | None]:
 
 
 def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
-    found: dict[str, list[Method]] = {}
+    by_data: dict[str, list[Method]] = {}
     for method in methods:
-        found.setdefault(method.data, []).append(method)
-    return found
+        by_data.setdefault(method.data, []).append(method)
+    return by_data
 
 
 def _compared(name: str, data: str, methods: Sequence[Method]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _methods(
 
 def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
     """Return, for each task, the mean over seeds of the worst client's number in each."""
-    found = {}
+    by_method = {}
     for row in rows:
         numbers: list[float] = []
         names: list[str] = []
@@ -133,5 +133,5 @@ def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
                 numbers.append(lowest[1])
                 names += [lowest[0]] if len(set(values.values())) > 1 else []
         if numbers:
-            found[row] = Estimate.of(numbers), tuple(dict.fromkeys(names))
-    return found
+            by_method[row] = Estimate.of(numbers), tuple(dict.fromkeys(names))
+    return by_method

@@ -32,8 +32,8 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
     }
     return filled(
         kind,
-        script=_beside("page.js"),
-        pictures=_beside("pictures.js"),
+        script=text_of("page.js"),
+        pictures=text_of("pictures.js"),
         title=title,
         vega=script(),
         data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
@@ -47,12 +47,13 @@ def filled(kind: str, **shown: Any) -> str:
 
     Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
     """
-    made = _environment().get_template(f"{kind}.html")
-    text = str(made.render(kind=kind, policy=_POLICY, style=style(), **shown))
+    template = _environment().get_template(f"{kind}.html")
+    text = str(template.render(kind=kind, policy=_POLICY, style=style(), **shown))
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _beside(name: str) -> str:
+def text_of(name: str) -> str:
+    """Return a file that lies beside the templates."""
     return (files("fedloom.study.report") / "templates" / name).read_text("utf-8")
 
 
@@ -64,15 +65,15 @@ def part(template: str, macro: str, *arguments: Any) -> str:
 @cache
 def _environment() -> Any:
     jinja2 = need("jinja2", "report")
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedloom.study.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"beside": beside}
-    return made
+    environment.filters |= {"beside": beside}
+    return environment
 
 
 def beside(several: Iterable[Box]) -> list[list[Box]]:

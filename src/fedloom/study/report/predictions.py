@@ -255,8 +255,8 @@ def of_run(run: Run) -> Predictions:
 def _earlier(reader: _Reader, run: Run, last: _StoredIndex) -> dict[str, tuple[Run, _StoredIndex]]:
     """Return 'round 4' -> the predictions of that round, for some earlier rounds and the last."""
     files = sorted((run.folder / PREDICTIONS).glob(index_of("*")))[:_LOOKED]
-    found = [index for file in files if (index := reader.read(run, file.name, _StoredIndex)) is not None]
-    by_round = {index.round: index for index in found if index.round < last.round} | {last.round: last}
+    indexes = [index for file in files if (index := reader.read(run, file.name, _StoredIndex)) is not None]
+    by_round = {index.round: index for index in indexes if index.round < last.round} | {last.round: last}
     chosen = [*thinned(sorted(by_round)[:-1], _EARLIER), last.round]
     return {f"round {round}": (run, by_round[round]) for round in chosen}
 
@@ -264,16 +264,16 @@ def _earlier(reader: _Reader, run: Run, last: _StoredIndex) -> dict[str, tuple[R
 def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
     """Read the predictions of the runs of a grid, side by side: for each data set, of the seed with the most runs."""
     reader = _Reader()
-    found: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
+    by_cell: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
     for cell, run in runs.items():
         if (run.folder / PREDICTIONS).is_dir():
             label = together(cell.base, cell.addon)
-            found[cell.data][cell.seed][label] = run
+            by_cell[cell.data][cell.seed][label] = run
     examples: list[ShownExample] = []
     confusions: list[ConfusionViews] = []
-    for data, by_seed in found.items():
+    for data, by_seed in by_cell.items():
         seed, chosen = max(by_seed.items(), key=lambda pair: len(pair[1]))  # the first of equals
-        about = ", ".join(part for part in (data if len(found) > 1 else "", f"seed {seed}") if part)
+        about = ", ".join(part for part in (data if len(by_cell) > 1 else "", f"seed {seed}") if part)
         hashes = {run.info.get("data_hash") for run in chosen.values()}
         if len(hashes) > 1:
             reader.notes.append(f"{about}: no pictures side by side, because the data of its runs differ.")
@@ -355,12 +355,12 @@ def _example(
     return ShownExample(title, shown, tuple(task.task for task in part.tasks), tuple(rows), wrong)
 
 
-def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
+def _one(task: str, stored: _StoredConfusion) -> ConfusionViews:
     """Return the matrices of a run's models for a task: each, and their sum where there are several."""
     views: dict[str, Counts] = {}
-    if len(found.models) > 1:
-        views[f"{len(found.models)} models together"] = _together(found)
-    for one in found.models:
+    if len(stored.models) > 1:
+        views[f"{len(stored.models)} models together"] = _together(stored)
+    for one in stored.models:
         more = len(one.clients) - _NAMES
         who = ", ".join(one.clients[:_NAMES]) + (f" and {more} more" if more > 0 else "")
         name = f"{one.model} model of {who}" if one.model == "personal" else f"{one.model} model"
@@ -368,28 +368,28 @@ def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
         if name in views:  # names of clients that are cut may be the same
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
-    return ConfusionViews(task, found.unit, views, _about(found), _named(found))
+    return ConfusionViews(task, stored.unit, views, _about(stored), _named(stored))
 
 
-def _named(found: _StoredConfusion) -> tuple[str, ...]:
+def _named(stored: _StoredConfusion) -> tuple[str, ...]:
     """Return the names of all classes; none where two are the same or some are missing."""
-    names = tuple(found.classes)
-    return names if len(set(names)) == len(names) == len(found.models[0].counts) else ()
+    names = tuple(stored.classes)
+    return names if len(set(names)) == len(names) == len(stored.models[0].counts) else ()
 
 
-def _about(found: _StoredConfusion) -> str:
+def _about(stored: _StoredConfusion) -> str:
     parts = []
-    if found.in_all > len(found.models):
-        parts.append(f"The first {len(found.models)} of {found.in_all} models.")
-    looked, there = (sum(n) for n in zip(*((m.examples, m.examples_in_all) for m in found.models), strict=True))
+    if stored.in_all > len(stored.models):
+        parts.append(f"The first {len(stored.models)} of {stored.in_all} models.")
+    looked, there = (sum(n) for n in zip(*((m.examples, m.examples_in_all) for m in stored.models), strict=True))
     if looked < there:
         parts.append(f"Counted on {looked:,} of {there:,} examples, evenly spaced.")
     return " ".join(parts)
 
 
-def _together(found: _StoredConfusion) -> Counts:
-    size = range(len(found.models[0].counts))
-    return tuple(tuple(sum(one.counts[i][j] for one in found.models) for j in size) for i in size)
+def _together(stored: _StoredConfusion) -> Counts:
+    size = range(len(stored.models[0].counts))
+    return tuple(tuple(sum(one.counts[i][j] for one in stored.models) for j in size) for i in size)
 
 
 def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[ConfusionViews]:
@@ -399,15 +399,15 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
     classes: dict[str, tuple[str, ...]] = {}
     for label, run in runs.items():
         counted = reader.read(run, CONFUSION, _StoredConfusions)
-        for task, found in ({} if counted is None else counted.tasks).items():
-            matrix = _together(found)
+        for task, stored in ({} if counted is None else counted.tasks).items():
+            matrix = _together(stored)
             if any(len(other) != len(matrix) for other in views[task].values()):
                 reader.notes.append(f"{about}: the confusions of {task} by {label} are of other classes.")
                 continue
             views[task][label] = matrix
-            units[task] = found.unit
-            classes[task] = classes.get(task) or _named(found)
-            if note := _about(found):
+            units[task] = stored.unit
+            classes[task] = classes.get(task) or _named(stored)
+            if note := _about(stored):
                 notes[task][f"{label}: {note}"] = None
     for task, by_run in views.items():
         yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]), classes[task])

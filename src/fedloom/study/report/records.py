@@ -51,16 +51,16 @@ class Happening:
 
 def traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
     """Return ('up' or 'down', 'role', 'task' or 'client') -> name -> bytes of each round."""
-    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {
+    by_part: dict[tuple[str, str], dict[str, dict[int, float]]] = {
         (way, by): defaultdict(lambda: defaultdict(int)) for way in ("up", "down") for by in ("role", "task", "client")
     }
     for sent in run.sent:
         for (role, task), count in sent.parts.items():
-            found[sent.way, "role"][role][sent.round] += count
-            found[sent.way, "task"]["no task" if task is None else task][sent.round] += count
+            by_part[sent.way, "role"][role][sent.round] += count
+            by_part[sent.way, "task"]["no task" if task is None else task][sent.round] += count
         for client, count in sent.clients.items():
-            found[sent.way, "client"][client][sent.round] += count
-    return {key: {name: dict(series) for name, series in names.items()} for key, names in found.items() if names}
+            by_part[sent.way, "client"][client][sent.round] += count
+    return {key: {name: dict(series) for name, series in names.items()} for key, names in by_part.items() if names}
 
 
 def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
@@ -74,27 +74,27 @@ def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
 
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
     """Return phase (or client, where the key is seconds_of) -> seconds of each round."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    by_client: dict[str, dict[int, float]] = defaultdict(dict)
     for line in run.rounds:
         for name, seconds in (line.get(key) or {}).items():
-            found[name][int(line["round"])] = number_of(seconds)
-    return dict(found)
+            by_client[name][int(line["round"])] = number_of(seconds)
+    return dict(by_client)
 
 
 def clock(run: Run) -> dict[str, dict[int, float]]:
     """Return a simulated time -> its seconds in each round; empty where time was not simulated."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    seconds: dict[str, dict[int, float]] = defaultdict(dict)
     for round, record in run.records("clock"):
-        found["per round"][round] = float(record["end"]) - float(record["start"])
-        found["since the start"][round] = float(record["end"])
+        seconds["per round"][round] = float(record["end"]) - float(record["start"])
+        seconds["since the start"][round] = float(record["end"])
     for round, record in run.records("staleness"):
-        found["age of mixed models, mean"][round] = float(record["seconds"]["mean"])
-    return dict(found)
+        seconds["age of mixed models, mean"][round] = float(record["seconds"]["mean"])
+    return dict(seconds)
 
 
 def matrices(run: Run) -> tuple[Matrices, ...]:
     """Return the similarity of tasks, the weights of senders at receivers, and the similarity that peers computed."""
-    made = []
+    result = []
     similar = dict(run.records("task-vectors"))
     if similar:
         tasks = tuple(t for t in run.info["tasks"] if any(t in record["tasks"] for record in similar.values()))
@@ -108,7 +108,7 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
             chosen[round] = [(a, b) for a, several in partners for b in several]
         legend = "A dot: the column's task is a partner of the row's."
         title = "Similarity of task vectors"
-        made.append(Matrices("task-similarity", title, "task", "task", tasks, rounds, chosen, legend))
+        result.append(Matrices("task-similarity", title, "task", "task", tasks, rounds, chosen, legend))
     weights: dict[int, dict[str, Mapping[str, float]]] = defaultdict(dict)
     for round, record in run.records("mixing"):
         weights[round].update(record["weights"])
@@ -120,19 +120,19 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
     ):
         for round, record in run.records(kind):
             by_peer[key].setdefault(round, {})[record["peer"]] = record.get(part) or {}
-    for name, title, found in (
+    for name, title, records in (
         ("mixing", "Mixing weights", weights),
         ("neighbours", "Neighbours and their weights", by_peer["peer"]),
         ("conflict-weights", "Conflict-averse weights", by_peer["conflict"]),
         ("peer-similarity", "Similarity as peers found it", by_peer["similarity"]),
     ):
-        if any(row for rows in found.values() for row in rows.values()):
-            made.append(
+        if any(row for rows in records.values() for row in rows.values()):
+            result.append(
                 Matrices(
-                    name, title, "receiver", "sender", tuple(run.info["clients"]), found, graph=name == "neighbours"
+                    name, title, "receiver", "sender", tuple(run.info["clients"]), records, graph=name == "neighbours"
                 )
             )
-    return tuple(made)
+    return tuple(result)
 
 
 def happened(run: Run) -> tuple[Happening, ...]:
@@ -148,8 +148,8 @@ def happened(run: Run) -> tuple[Happening, ...]:
     for at, record in run.records("conflict-averse"):
         for safeguard in record.get("acted") or ():
             rounds[f"safeguard: {safeguard}", str(record["peer"])].append(at)
-    found = [Happening(what, who, len(at), min(at), max(at)) for (what, who), at in rounds.items()]
-    return tuple(sorted(found, key=lambda h: (h.first, h.what, h.who)))
+    events = [Happening(what, who, len(at), min(at), max(at)) for (what, who), at in rounds.items()]
+    return tuple(sorted(events, key=lambda h: (h.first, h.what, h.who)))
 
 
 def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
@@ -238,16 +238,16 @@ def curves(run: Run) -> tuple[Curves, ...]:
         at = splits.index(split) if split in splits else len(splits)
         return tasks.index(task), rank, metric, at, models.index(model)
 
-    found = []
+    result = []
     for key in sorted((k for k in measured if k[0] in tasks), key=order):
         task, metric, split, model = key
-        made = Curves(*(task, metric, run.direction(task, metric), split, model), measured[key])
-        judge = replace(made, clients=measured.get((task, metric, "val", model), {})).mean
-        known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
-        best = best_round(known, made.direction) if len(known) > 1 else None
+        curve = Curves(*(task, metric, run.direction(task, metric), split, model), measured[key])
+        judge = replace(curve, clients=measured.get((task, metric, "val", model), {})).mean
+        known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in curve.mean}
+        best = best_round(known, curve.direction) if len(known) > 1 else None
         unit = run.unit(task, metric)
-        found.append(replace(made, best=best, is_primary=metric == primary[task], unit=unit))
-    return tuple(found)
+        result.append(replace(curve, best=best, is_primary=metric == primary[task], unit=unit))
+    return tuple(result)
 
 
 def scores(run: Run) -> tuple[Score, ...]:
@@ -282,14 +282,14 @@ def scores(run: Run) -> tuple[Score, ...]:
 
 def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, str, str], float]:
     """Return (client, task, metric) -> one round's value, of a client's personal model before the global one."""
-    found: dict[tuple[str, str, str], float] = {}
+    counts: dict[tuple[str, str, str], float] = {}
     for model in ("global", "personal"):
         for e in line["metrics"]:
             client = e["client"] or EVERYBODY
             has_task = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
             if e["split"] == split and e["model"] == model and has_task:
-                found[client, e["task"], e["metric"]] = number_of(e["value"])
-    return found
+                counts[client, e["task"], e["metric"]] = number_of(e["value"])
+    return counts
 
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:

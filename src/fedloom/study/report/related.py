@@ -98,8 +98,8 @@ class Study(_Strict):
         ]
         for where, M, side in squares:
             if len(M) != side or any(len(row) != side for row in M):
-                found = f"{len(M)} rows of {sorted({len(row) for row in M})}"
-                raise ValueError(f"{where}: expected {side} x {side} numbers, found {found}")
+                shape = f"{len(M)} rows of {sorted({len(row) for row in M})}"
+                raise ValueError(f"{where}: expected {side} x {side} numbers, found {shape}")
         return self
 
 
@@ -203,19 +203,19 @@ def render(report: RelatedReport) -> str:
 def _sentence(report: RelatedReport) -> str:
     """Say which pairs are at the two ends of the metrics' orders."""
     ends = [report.ends(metric) for metric in report.study.scores]
-    most, least = ([report.pairs[found[at]] for found in ends if found] for at in (0, -1))
+    most, least = ([report.pairs[order[at]] for order in ends if order] for at in (0, -1))
     return words.alike(*([tuple(report.study.tasks[i] for i in pair) for pair in side] for side in (most, least)))
 
 
 def figures_of(report: RelatedReport) -> dict[str, Figure]:
     """Return name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
     study = report.study
-    made = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
+    figures = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
     if any(v is not None for i, row in enumerate(study.agreement.pearson) for v in row[:i]):
-        made["agreement"] = _correlations(study.agreement)
+        figures["agreement"] = _correlations(study.agreement)
     if len(study.scores) > 1 and len(report.pairs) > 1:
-        made["pairs"] = _against(report)
-    return made
+        figures["pairs"] = _against(report)
+    return figures
 
 
 def picture(report: RelatedReport) -> Chart:
@@ -240,8 +240,8 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
         cells = {study.tasks[i]: {study.tasks[j]: M[i][j] for j in places} for i in places}
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
         rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
-        made = charts.heat(cells, names, value=title, low=min(rest), high=max(rest), numbers=".2g", colors=colors)
-        views.append(View(name, made))
+        chart = charts.heat(cells, names, value=title, low=min(rest), high=max(rest), numbers=".2g", colors=colors)
+        views.append(View(name, chart))
     return Figure(metric, views)
 
 
@@ -251,32 +251,35 @@ def _is_directed(study: Study, metric: str) -> bool:
     return not np.allclose(M, M.T, rtol=1e-9, atol=0, equal_nan=True)
 
 
-def _correlations(found: Correlations) -> Figure:
+def _correlations(agreement: Correlations) -> Figure:
     """Draw the agreement of the metrics: blue is with, orange is against, as in all maps of agreement."""
-    over = span([n for i, row in enumerate(found.pairs) for n in row[:i]])
+    over = span([n for i, row in enumerate(agreement.pairs) for n in row[:i]])
     views = []
-    for name, M in (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman)):
-        cells = {a: dict(zip(found.metrics, row, strict=True)) for a, row in zip(found.metrics, M, strict=True)}
+    for name, M in (
+        ("Pearson's correlation", agreement.pearson),
+        ("Spearman's correlation, of ranks", agreement.spearman),
+    ):
+        cells = {a: dict(zip(agreement.metrics, row, strict=True)) for a, row in zip(agreement.metrics, M, strict=True)}
         value = f"{name}, over {over} pairs"
-        made = charts.heat(cells, found.metrics, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
-        views.append(View(name, made))
+        chart = charts.heat(cells, agreement.metrics, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
+        views.append(View(name, chart))
     return Figure("Agreement of metrics", views)
 
 
 def _against(report: RelatedReport) -> Figure:
     """Draw one metric against another, one point per pair of tasks; of many pairs some, evenly spaced."""
-    study, found = report.study, report.study.agreement
+    study, agreement = report.study, report.study.agreement
     kept = thinned(range(len(report.pairs)), POINTS)
     names = [", ".join(study.tasks[i] for i in report.pairs[at]) for at in kept]
     axes = [metric + (" (a distance)" if metric in study.distances else "") for metric in study.scores]
     values = [[plain(float(report.values[metric][at])) for at in kept] for metric in study.scores]
     views = []
     for i, j in combinations(range(len(axes)), 2):
-        r, rho = (M[i][j] for M in (found.pearson, found.spearman))
+        r, rho = (M[i][j] for M in (agreement.pearson, agreement.spearman))
         known = "" if r is None or rho is None else f"; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
         points = [{"name": n, "x": x, "y": y} for n, x, y in zip(names, values[i], values[j], strict=True)]
-        made = charts.scatter(points, axes[i] + known, axes[j], spoken=".3~g")
-        views.append(View(f"{axes[j]} against {axes[i]}", made))
+        chart = charts.scatter(points, axes[i] + known, axes[j], spoken=".3~g")
+        views.append(View(f"{axes[j]} against {axes[i]}", chart))
     return Figure("One metric against another", views)
 
 
@@ -296,8 +299,8 @@ def _ends(report: RelatedReport, place: int, metric: str) -> Table | None:
     others = [m for m in study.scores if m != metric]
     for at in report.ends(metric):
         a, b = (study.tasks[place] for place in report.pairs[at])
-        found = [report.ranks[m][at] for m in (metric, *others)]
-        ranks = ["–" if rank is None else str(rank) for rank in found]  # noqa: RUF001
+        places = [report.ranks[m][at] for m in (metric, *others)]
+        ranks = ["–" if rank is None else str(rank) for rank in places]  # noqa: RUF001
         rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
     head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
     return Table("", head, tuple(rows), name=f"ends-{place}", text=(1, 2)) if rows else None

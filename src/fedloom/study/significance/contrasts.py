@@ -86,7 +86,7 @@ class Contrast:
     """Seed, or client -> improvement, in the metric's units, or in percent over tasks."""
     percent: float = math.nan
     """Mean improvement in percent of the base; nan where the base is 0."""
-    found: Paired | None = None
+    change: Paired | None = None
     state: Literal["tested", "refused", "too few", "undefined"] = "tested"
     reason: str = ""
     better: float = math.nan
@@ -134,7 +134,7 @@ class Contrasts(HasTable):
         lines = []
         for t in self.tests:
             name = (t.label if many else t.method) + (f" vs {t.base}" if len(bases) > 1 else "")
-            f = t.found
+            f = t.change
             numbers = [f"[{f.low:+.4g}, {f.high:+.4g}]"] if f else [t.state]
             numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
             if f is None:
@@ -162,7 +162,7 @@ class Contrasts(HasTable):
         lines: list[tuple[Cell, ...]] = []
         for t in self.tests:
             row = ("", "delta_m", "max") if t.row is None else (t.row.task, t.row.metric, t.row.direction)
-            f = t.found
+            f = t.change
             numbers: list[float] = [math.nan] * 11
             if f is not None:
                 numbers = [f.low, f.high, t.percent, f.t, f.n - 1, f.p, t.holm]
@@ -187,9 +187,9 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
     lines, alone = [], []
     for key, named in results.against.items():
         side, base = results.sides[key], results.sides.get(named)
-        found = [] if base is None else _against(key[0], side, base, results, over)
-        lines += found
-        alone += [] if found else [" / ".join(part for part in (key[0], side.label) if part)]
+        tests = [] if base is None else _against(key[0], side, base, results, over)
+        lines += tests
+        alone += [] if tests else [" / ".join(part for part in (key[0], side.label) if part)]
     none = WORDS[over]["none"]
     if not lines:
         raise StateError(f"no method has {none} with the one it is compared with: tests compare runs of the same seed")
@@ -198,7 +198,7 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
     corrected = list(lines)
     for of_tasks in (True, False):
         at = [i for i, test in enumerate(lines) if (test.row is not None) is of_tasks]
-        ps = [math.nan if (tested := lines[i].found) is None else tested.p for i in at]
+        ps = [math.nan if (tested := lines[i].change) is None else tested.p for i in at]
         for i, p in zip(at, holm(ps), strict=True):
             corrected[i] = replace(lines[i], holm=p)
     title = WORDS[over]["title"]
@@ -246,7 +246,10 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
     # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")
     # these are percentages, so they are rounded as numbers of about 100 are
-    return [*tests, _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))]
+    return [
+        *tests,
+        _state(test, over, reason) or replace(test, change=against_zero(list(deltas.values()), NOISE * 100)),
+    ]
 
 
 def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, float], over: Over, why: str) -> Contrast:
@@ -260,7 +263,7 @@ def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, flo
     test = replace(test, gains=gains, percent=percent)
     if not why and over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in (values, others)):
         why = "one number stands for all clients"
-    return _state(test, over, why) or replace(test, found=paired(values, others))
+    return _state(test, over, why) or replace(test, change=paired(values, others))
 
 
 def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
@@ -289,12 +292,12 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
         notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, because it is 0 in some pair.")
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
         notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
-    if any(test.found is not None and test.found.is_constant for test in tests):
+    if any(test.change is not None and test.change.is_constant for test in tests):
         notes.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
     counts = {len(test.seeds) for test in tests}
     if len(counts) > 1 or min(counts) < max(len(side.runs) for side in results.sides.values()):
         notes.append("Seeds that only one of two methods has are left out.")
-    if (few := max((t.found.least for t in tests if t.found is not None), default=0)) > LEVEL:
+    if (few := max((t.change.least for t in tests if t.change is not None), default=0)) > LEVEL:
         notes.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
     return notes + (_about_training(results.sides) if over == "seeds" else [])
 
@@ -351,27 +354,27 @@ def holders(run: Run, task: str) -> set[str]:
 def _both(one: Side, base: Side, row: TaskMetric, seed: int) -> dict[str, tuple[float, float]]:
     """Return client -> its numbers of a task with the one and with the other method, at a seed where it has both."""
     mine, theirs = one.clients[seed], base.clients[seed]
-    found = {}
+    both = {}
     for client in mine:
         if client in theirs:
             first, second = (of[client].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
             if first is not None and second is not None:
-                found[client] = first, second
-    return found
+                both[client] = first, second
+    return both
 
 
 def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[Numbers, Numbers]:
     """Return, for each of the two methods, client -> task -> the mean over the seeds at which both have a number."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         for row in rows:
             for client, pair in _both(one, base, row, seed).items():
-                found[client][row.task].append(pair)
+                values[client][row.task].append(pair)
     order = [row.task for row in rows]
     mine, theirs = (
         {
-            client: {task: fmean(pair[at] for pair in found[client][task]) for task in order if task in found[client]}
-            for client in sorted(found)
+            client: {task: fmean(pair[at] for pair in values[client][task]) for task in order if task in values[client]}
+            for client in sorted(values)
         }
         for at in (0, 1)
     )
@@ -385,11 +388,11 @@ def client_gains(
 
     Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
     """
-    found: dict[TaskMetric, list[list[float]]] = defaultdict(list)
+    by_row: dict[TaskMetric, list[list[float]]] = defaultdict(list)
     for seed in seeds:
         for row in rows:
             sign = -1 if row.direction == "min" else 1
             gains = [sign * (value - other) for value, other in _both(one, base, row, seed).values()]
             if gains and all(map(math.isfinite, gains)):
-                found[row].append(gains)
-    return {row: each for row, each in found.items() if any(len(set(gains)) > 1 for gains in each)}
+                by_row[row].append(gains)
+    return {row: each for row, each in by_row.items() if any(len(set(gains)) > 1 for gains in each)}

@@ -66,7 +66,7 @@ class Ranks(HasTable):
 def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
     """Rank the methods over the blocks that every one has, of all data sets. Raises StateError for one method."""
     # (data set, task, seed or None) -> method -> its number there, of which larger is better
-    found: dict[tuple[str, str, int | None], dict[str, float]] = defaultdict(dict)
+    by_block: dict[tuple[str, str, int | None], dict[str, float]] = defaultdict(dict)
     for (data, *_), side in results.sides.items():
         for row in results.rows[data]:
             sign = -1 if row.direction == "min" else 1
@@ -74,19 +74,20 @@ def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
             if blocks == "tasks":
                 each = {None: fmean(each.values())}
             for seed, number in each.items():
-                found[data, row.task, seed][side.label] = number
+                by_block[data, row.task, seed][side.label] = number
     names = list(dict.fromkeys(side.label for side in results.sides.values()))
-    complete = [b for b in found.values() if len(b) == len(names) and all(map(math.isfinite, b.values()))]
+    complete = [b for b in by_block.values() if len(b) == len(names) and all(map(math.isfinite, b.values()))]
     if len(names) < 2:
         raise StateError(f"ranks need two methods, found {', '.join(names)}")
     if not complete:
         raise StateError(
-            f"ranks need a block of which all methods have a number, found none among {len(found)}: {', '.join(names)}"
+            f"ranks need a block of which all methods have a number, found none among {len(by_block)}: "
+            f"{', '.join(names)}"
         )
-    made = ranking(complete)
+    result = ranking(complete)
     more = []
-    if len(complete) < len(found):
-        more.append(f"Blocks left out, because not every method has a number there: {len(found) - len(complete)}.")
+    if len(complete) < len(by_block):
+        more.append(f"Blocks left out, because not every method has a number there: {len(by_block) - len(complete)}.")
     if blocks == "tasks":
         if len({(data, frozenset(s.values)) for (data, *_), s in results.sides.items()}) > len(
             {data for data, *_ in results.sides}
@@ -105,9 +106,9 @@ def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
             f"Blocks {len(complete)}, methods {len(names)}: Friedman's chi2 is an approximation for more than 10 "
             "blocks and 5 methods, and few blocks show only large differences."
         )
-    if len(names) > 2 and not made.p < LEVEL:
+    if len(names) > 2 and not result.p < LEVEL:
         more.append("Friedman's test finds no difference at 5 %, so no methods differ significantly.")
     block = "a task's mean over seeds" if blocks == "tasks" else "a task at a seed"
-    block += " of a data set" if len({data for data, *_ in found}) > 1 else ""
+    block += " of a data set" if len({data for data, *_ in by_block}) > 1 else ""
     title = f"{results.title}: mean ranks" if results.title else "Mean ranks"
-    return Ranks(title, made, results.split, block, (*results.notes, *more))
+    return Ranks(title, result, results.split, block, (*results.notes, *more))

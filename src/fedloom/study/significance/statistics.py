@@ -73,9 +73,9 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
         raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
     noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
     differences = [v - b for v, b in zip(values, base, strict=True)]
-    found = against_zero(differences, noise)
+    test = against_zero(differences, noise)
     spread = math.sqrt((variance(values) + variance(base)) / 2)
-    return replace(found, d_av=_ratio(found.mean, spread, noise))
+    return replace(test, d_av=_ratio(test.mean, spread, noise))
 
 
 def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
@@ -109,16 +109,16 @@ def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
         first = len(ranks)
         same = sum(1 for d in kept[first:] if abs(d) - abs(kept[first]) <= noise)
         ranks += [2 * first + same + 1] * same
-    found = sum(rank for rank, d in zip(ranks, kept, strict=True) if d > 0)
+    positive = sum(rank for rank, d in zip(ranks, kept, strict=True) if d > 0)
     if len(ranks) > EXACT:
-        return math.erfc(abs(found - sum(ranks) / 2) / math.sqrt(sum(rank**2 for rank in ranks) / 2))
+        return math.erfc(abs(positive - sum(ranks) / 2) / math.sqrt(sum(rank**2 for rank in ranks) / 2))
     counts = [1]  # of the sign patterns, how many have this sum of positive ranks
     for rank in ranks:
         longer = counts + [0] * rank
         for at, count in enumerate(counts):
             longer[at + rank] += count
         counts = longer
-    tail = min(sum(counts[: found + 1]), sum(counts[found:]))
+    tail = min(sum(counts[: positive + 1]), sum(counts[positive:]))
     return min(1.0, 2 * tail / 2 ** len(kept))
 
 

@@ -95,15 +95,15 @@ class Comparison(HasTable):
 
     def records(self) -> Records:
         """Return one line per run set and task, and one with the metric `delta_m`, in full precision."""
-        found: list[list[Cell]] = []
+        rows: list[list[Cell]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.lines]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
             tail = (tuple(c.runs), self.results.split, c.model, c.total("up"), c.total("down"))
             for task, metric, direction, e in lines:
-                found.append([c.label, task, metric, direction, e.mean, e.half, *tail])
-        return Records(CSV, found)
+                rows.append([c.label, task, metric, direction, e.mean, e.half, *tail])
+        return Records(CSV, rows)
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
@@ -173,8 +173,8 @@ def compare(
     excluded: list[str] = []
     alone = len(columns) == 1 and base is None
     if not alone:
-        found = [(next(iter(c.runs.values())).info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
-        excluded = at_constant(found, directions)
+        means = [(next(iter(c.runs.values())).info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
+        excluded = at_constant(means, directions)
         about_delta = [note(excluded)] if excluded else []
         counted = {task: direction for task, direction in directions.items() if task not in excluded}
         columns = [c if c is reference else _with_delta(c, reference, counted, about_delta) for c in columns]
@@ -323,13 +323,13 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def shortened(keys: Collection[str]) -> dict[str, str]:
     """Return each key with the shortest end of its own: 'training.rounds' -> 'rounds'. A name keeps its section."""
-    found = {}
+    short = {}
     for key in keys:
         ends = accumulate(reversed(key.split(".")), lambda end, part: f"{part}.{end}")
-        found[key] = next(
+        short[key] = next(
             end for end in ends if end != "name" and sum(f".{other}".endswith(f".{end}") for other in keys) == 1
         )
-    return found
+    return short
 
 
 def _is_usual(key: str, run: Run, runs: Sequence[Run]) -> bool:

@@ -66,14 +66,14 @@ class Estimate:
         return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
 
 
-def clear_best(found: Mapping[Name, Estimate], direction: str) -> set[Name]:
+def clear_best(estimates: Mapping[Name, Estimate], direction: str) -> set[Name]:
     """Return the names of the best, if no interval of another meets the interval of the best.
 
     Equal numbers share the place. A number without an interval, as of one seed, counts as it is. The result is empty
     where there is nothing to choose from, or where intervals meet.
     """
-    known = {name: of for name, of in found.items() if not math.isnan(of.mean)}
-    if len(found) < 2 or not known:
+    known = {name: of for name, of in estimates.items() if not math.isnan(of.mean)}
+    if len(estimates) < 2 or not known:
         return set()
     top = (max if direction == "max" else min)(of.mean for of in known.values())
     best = {name for name, of in known.items() if of.mean == top}

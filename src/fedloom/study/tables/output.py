@@ -290,9 +290,9 @@ class Made(HasTable):
         return self.numbers
 
 
-def json_text(found: Any) -> str:
+def json_text(value: Any) -> str:
     """Return mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
-    return json.dumps(_plain(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -139,8 +139,8 @@ class Results:
     @property
     def excluded(self) -> dict[str, list[str]]:
         """Data set -> the tasks on which no method is better than the constant prediction, where there are such."""
-        found = {data: sorted(c.task for c in columns if c.excluded) for data, columns in self.columns.items()}
-        return {data: tasks for data, tasks in found.items() if tasks}
+        by_data = {data: sorted(c.task for c in columns if c.excluded) for data, columns in self.columns.items()}
+        return {data: tasks for data, tasks in by_data.items() if tasks}
 
     def directions(self, data: str) -> dict[str, str]:
         """Return the tasks that Delta counts, each with its direction."""
@@ -153,14 +153,14 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     columns: dict[str, tuple[Column, ...]] = {}
     about_delta = []
     for data in grid.data:
-        found = columns_of(grid, data, sides)
+        columns_by_data = columns_of(grid, data, sides)
         by_method = [
-            (base if base in grid.reference_rows else "", means(found, side))
+            (base if base in grid.reference_rows else "", means(columns_by_data, side))
             for (name, base, _), side in sides.items()
             if name == data
         ]
-        out = at_constant(by_method, {c.task: c.direction for c in found if c.task})
-        columns[data] = tuple(replace(c, excluded=c.task in out) for c in found)
+        out = at_constant(by_method, {c.task: c.direction for c in columns_by_data if c.task})
+        columns[data] = tuple(replace(c, excluded=c.task in out) for c in columns_by_data)
         about_delta += [f"{data}: {note(out)}"] if out else []
     against = {
         (data, base, addon): (data, *named)
@@ -191,14 +191,14 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side],
     if not runs:
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     by_domain = grid.show == "domains"
-    found = {}
+    results = {}
     for (data, base, addon), by_seed in runs.items():
         judged = {seed: run.judged_by(grid.metric) for seed, run in by_seed.items()}
         # the round is chosen by the tasks' own metrics, whichever is shown
         finals = {seed: run.final(split, _round(grid, by_seed[seed], split)) for seed, run in judged.items()}
         values = {seed: _values(judged[seed], final, by_domain) for seed, final in finals.items()}
-        found[data, base, addon] = Side(together(base, addon), judged, finals, values, by_domain)
-    return found, missing
+        results[data, base, addon] = Side(together(base, addon), judged, finals, values, by_domain)
+    return results, missing
 
 
 def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
@@ -298,8 +298,8 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
 
 def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
     """Return task -> mean over seeds."""
-    found = {column.task: estimate(column, columns, side.runs, side.values) for column in columns if column.task}
-    return {task: number.mean for task, number in found.items() if number is not None}
+    estimates = {column.task: estimate(column, columns, side.runs, side.values) for column in columns if column.task}
+    return {task: number.mean for task, number in estimates.items() if number is not None}
 
 
 def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
@@ -337,13 +337,13 @@ def _columns(data: str, run: Run, by_domain: bool) -> tuple[Column, ...]:
     return tuple(Column(data, domain, history.metric, direction, unit=unit) for domain in history.last.values)
 
 
-def at_constant(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
+def at_constant(metrics: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
     """Return the tasks, sorted, on which no method is better than `constant`, from (method, task -> mean).
 
     A change there is one between predictions that do not depend on the input yet, so it counts in no Delta_m.
     `centralised` is no federated method and does not count. Without `constant` the result is empty.
     """
-    rows = list(found)
+    rows = list(metrics)
     constant = next((values for method, values in rows if method == "constant"), None)
     others = [values for method, values in rows if method not in get_args(Reference)]
     if constant is None or not others:

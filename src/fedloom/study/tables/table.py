@@ -104,15 +104,15 @@ class GridTable(HasTable):
 
     def records(self) -> Records:
         """Return one line per data set, base, add-on and task, and one with metric delta_m."""
-        found = []
+        rows = []
         for entry in (entry for line in self.lines for entry in line):
             c, e, side, seeds = entry.column, entry.estimate, entry.side, tuple(entry.values)
             head = (c.data, entry.base, entry.addon, entry.owner, c.task, c.metric, c.direction)
             numbers = (None, None, None) if e is None else (e.mean, e.half, e.n)
             rounds = () if side is None else tuple(side.finals[seed].round for seed in seeds)
             model = "" if side is None else side.model
-            found.append((*head, *numbers, seeds, self.split, model, self.grid.at, rounds, entry.kind))
-        return Records(CSV, found)
+            rows.append((*head, *numbers, seeds, self.split, model, self.grid.at, rounds, entry.kind))
+        return Records(CSV, rows)
 
 
 def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
@@ -227,8 +227,8 @@ class _Maker:
             return self._none(entry, base, addon)
         partial = len(values) < len(self.grid.seeds)
         if column.metric != "delta_m":
-            found = estimate(column, self.results.columns[column.data], side.runs, values)
-            return replace(entry, kind="value", estimate=found, partial=partial) if found else entry
+            number = estimate(column, self.results.columns[column.data], side.runs, values)
+            return replace(entry, kind="value", estimate=number, partial=partial) if number else entry
         reference = self.grid.reference(base)
         if not values or reference is None:  # without a reference there is no such column
             return entry
@@ -282,16 +282,16 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
                     values.setdefault(key, []).append(value)
         for key, each in values.items():
             numbers.setdefault((data, key), {})[side.label] = Estimate.of(each)
-    labels = list(dict.fromkeys(cell for found in numbers.values() for cell in found))
+    labels = list(dict.fromkeys(cell for of_cell in numbers.values() for cell in of_cell))
     about = f"{split} split; mean over the clients with the task; {about_model(grid, sides)}."
     lines = tuple(
-        (f"{data}: {metric}", *(_ranked(found, cell, metric.direction) for cell in labels))
-        for (data, metric), found in numbers.items()
+        (f"{data}: {metric}", *(_ranked(of_cell, cell, metric.direction) for cell in labels))
+        for (data, metric), of_cell in numbers.items()
     )
     records = [
         (data, cell, metric.task, metric.metric, metric.direction, e.mean, e.half, e.n)
-        for (data, metric), found in numbers.items()
-        for cell, e in found.items()
+        for (data, metric), of_cell in numbers.items()
+        for cell, e in of_cell.items()
     ]
     return Made(
         Table(grid.title or grid.name, ("mean ± 95 % t-interval (rank)", *labels), lines, (about,)),
@@ -299,15 +299,15 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
     )
 
 
-def _ranked(found: Mapping[str, Estimate], cell: str, direction: str) -> str:
+def _ranked(estimates: Mapping[str, Estimate], cell: str, direction: str) -> str:
     """Return a cell's number with its rank, equal ones alike; '' where the cell lacks the metric."""
-    if cell not in found:
+    if cell not in estimates:
         return ""
     sign = 1 if direction == "min" else -1
-    mine = sign * found[cell].mean
+    mine = sign * estimates[cell].mean
     if mine != mine:
-        return str(found[cell])
-    return f"{found[cell]} ({1 + sum(sign * other.mean < mine for other in found.values())})"
+        return str(estimates[cell])
+    return f"{estimates[cell]} ({1 + sum(sign * other.mean < mine for other in estimates.values())})"
 
 
 def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -> Made:
@@ -317,18 +317,22 @@ def of_seeds(grid: Grid, folder: Path, split: Literal["test", "val"] = "test") -
     """
     lines = [
         (cell.data, together(cell.base, cell.addon), cell.seed, row.task, row.metric, value)
-        for cell in cells(grid)
-        if is_over(path := cell.folder(folder))
-        for run in [Run.read(path)]
+        for cell, run in _finished(grid, folder)
         for values in [run.final(split).values]
         for row in run.judged
         if (value := values.get(row.task, {}).get(row.metric)) is not None
     ]
-    if not lines:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     head = ("data", "method", "seed", "task", "metric", "value")
     shown = tuple((*map(str, line[:-1]), f"{line[-1]:.4f}") for line in lines)
     return Made(Table(f"{grid.title or grid.name}: every seed", head, shown), Records(head, lines))
+
+
+def _finished(grid: Grid, folder: Path) -> list[tuple[Cell, Run]]:
+    """Return the finished runs of a grid. Raises StateError where there is none."""
+    found = [(cell, Run.read(path)) for cell in cells(grid) if is_over(path := cell.folder(folder))]
+    if not found:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -350,12 +354,9 @@ class OpenedGrid:
         """
         rows = [
             {"data": cell.data, "base": cell.base, "addon": cell.addon, **row}
-            for cell in cells(self.grid)
-            if is_over(path := cell.folder(self.folder))
-            for row in Run.read(path).rows()
+            for cell, run in _finished(self.grid, self.folder)
+            for row in run.rows()
         ]
-        if not rows:
-            raise StateError(f"no cell of grid {self.grid.name} has finished in {self.folder}")
         return need("pandas", "notebook").DataFrame(rows)
 
     def _repr_markdown_(self) -> str:
