@@ -373,8 +373,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
 
 
 class TableReport(Section):
-    """What a site among others sends of its table before the first round: nothing that fewer rows than `minimum` make
-    up."""
+    """The message of one site about its table before the first round: nothing that covers fewer than `minimum` rows."""
 
     site: str | None
     minimum: Count

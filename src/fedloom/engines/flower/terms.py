@@ -159,8 +159,8 @@ class SitePolicy(Section):
     changes: tuple[str, ...] | None = None
     """Globs of keys that a run may change (--run-config changes=...); null: any, or none where `recipes` are listed."""
     statistics: Literal["allow", "forbid"] | None = None
-    """Whether counts, means and deviations of a table's columns may be sent before the first round; null: yes, but not
-    where `withhold` has examples."""
+    """Permission to send counts, means and deviations of a table's columns before the first round; null: allowed,
+    except where `withhold` has examples."""
     withhold: tuple[Beside, ...] | None = None
     """The kinds of numbers that stay at the node although the recipe records them; null: all three where the recipe has
     privacy.trust: local, else nothing."""

@@ -99,8 +99,7 @@ def usual(sizes: Iterable[float]) -> float:
 
     The median stays with the honest clients while these are more than half, however large the other updates are.
     """
-    known = [size for size in sizes if 0 < size < math.inf]
-    return statistics.median_low(known) if known else 0.0
+    return statistics.median_low([size for size in sizes if 0 < size < math.inf] or [0.0])
 
 
 def reject_outliers(

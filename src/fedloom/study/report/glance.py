@@ -33,7 +33,7 @@ class Tile:
     change: str
     interval: str
     excludes_zero: bool | None
-    """Whether the interval excludes 0; None without an interval."""
+    """True if the interval excludes 0; None without an interval."""
     best: tuple[str, str] | None
     """The best client with its number; None where all have the same."""
     worst: tuple[str, str] | None
