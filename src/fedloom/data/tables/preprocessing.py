@@ -259,8 +259,8 @@ def combine(
         total = totals[name]
         if not total.count:
             raise DataError(
-                f"{where}, column {name!r}: no site has {table.minimum} training rows with one value, so nothing of it "
-                "is sent; leave the column out, lower data.minimum, or take data.preprocess: local"
+                f"{where}, column {name!r}: no site has {table.minimum} training rows with the same value, so no site "
+                "sends counts: leave the column out, lower data.minimum, or set data.preprocess: local"
             )
         values = values or (tuple(sorted(total.values)) if kind == "category" else ())
         inputs.append(Input(column=name, kind=kind, values=values, indicator=total.missing > 0))
@@ -273,7 +273,7 @@ def combine(
             if not total.count:
                 raise DataError(
                     f"{where}, task {name!r}: no site has {table.minimum} training rows with a label; lower "
-                    "data.minimum, or take data.preprocess: local"
+                    "data.minimum, or set data.preprocess: local"
                 )
             mean, std = total.scale
             labels[name] = label.model_copy(update={"mean": mean, "std": std})
@@ -420,9 +420,9 @@ def fit(
     for name, label in tasks.items():
         if label.wants_scale:
             raise DataError(
-                f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say "
-                f"about which mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, "
-                "mean: 0, std: 1}}"
+                f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must "
+                "state the approximate mean and standard deviation of the label: data.tasks: "
+                f"{{{name}: {{kind: regression, mean: 0, std: 1}}}}"
             )
     own = {who: tuple(each) for who, each in scales.items()} or {ALL: ()}
     return empty.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": dict(tasks)})

@@ -272,7 +272,7 @@ class Node:
         if self.config.terms is not None:
             recipe = self.bench.recipe
             self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
-        built, worker = self.bench.at(self.config, str(head["tasks"]), str(head["table"]))
+        built, worker = self.bench.at(self.config, str(head["tasks"]), str(head.get("table", "")))
         expect(head, **identity(built))
         early = built.recipe.early_stopping is not None
         agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)
