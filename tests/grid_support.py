@@ -78,7 +78,11 @@ def write_run(
         "fedloom": "0.1.0",
         "method": f"{cell.base}{cell.addon}",
         "tasks": {
-            t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t]}}
+            t: {
+                "kind": t if t in ("depth", "normals") else "dense",
+                "primary": PRIMARY[t],
+                "metrics": {PRIMARY[t]: DIRECTIONS[t]},
+            }
             for t in PRIMARY
             if t in tasks
         },

@@ -52,7 +52,7 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
     assert "After 3 rounds 3 of 4 clients are better than with local (median +21 %)." in text
-    assert "interval includes 0" in text  # 20, 22, 24 and -6 %
+    assert re.search(r"\+15 % \(\S+ to \d+, includes 0\)", text)  # 20, 22, 24 and -6 %
     assert "(median +21 %). The training loss still falls by 10 % per round.Compared" in text, "two sentences"
     assert "Compared with local, which was found beside this run." in text
     assert "best c 0.6200" in text

@@ -516,7 +516,7 @@ def test_a_grid(tmp_path: Path) -> None:
     assert entries["+DEA", ""]["mean"] == pytest.approx(10.59, abs=0.01)
     check_figures(page.data["figures"])
     # seed 1 has two rounds, seed 0 only the first
-    found = drawn(view_of(page.data["figures"]["curves-0"], "NYUD: semseg (miou) ↑"))
+    found = drawn(view_of(page.data["figures"]["curves-0"], "semseg (miou) ↑"))
     assert found["FedAvg +DEA"] == {1: pytest.approx((30.78 + 23.05) / 2)}
 
 
@@ -541,6 +541,14 @@ def test_a_grid_at_a_glance(tmp_path: Path) -> None:
     }  # fmt: skip
     page = page_of(tmp_path)
     assert "FedProx is better than FedAvg (2 seeds)." in page.text
+    curves, dots = (page.data["figures"][name][0]["chart"] for name in ("curves-0", "0-0-gains"))
+    of_curves = dict(zip(*(curves["encoding"]["color"]["scale"][of] for of in ("domain", "range")), strict=True))
+    colors = (layer["encoding"].get("color", {}) for layer in dots["layer"])
+    scale = next(color["scale"] for color in colors if "scale" in color)
+    of_dots = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert of_dots["FedProx"] == of_curves["FedProx"] != of_dots["FedAvg"] == of_curves["FedAvg"]
+    key = re.findall(r'<i style="background: (#\w+)"></i>(\w+)', (tmp_path / "report.html").read_text("utf-8"))
+    assert key == [(color, name) for name, color in of_curves.items()]
     first = rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-0-0")[1]
     assert (first[0], first[1][-4:], first[2]) == ("FedProx", "1.59", "yes")
     assert page.data["about"]["runs"] == "4 of 4 begun, 4 finished, 1 combination refused"

@@ -215,7 +215,7 @@ def heat(
     shades = list(colors or (ONE_SIDED if middle is None else TWO_SIDED))
     scale = {"domain": [low, high] if len(shades) == 2 else [low, (low + high) / 2, high], "range": shades}
     # numbers in all cells need no legend
-    legend = None if has_texts and texts is None else {"format": spoken, "gradientLength": 140, "tickCount": 3}
+    legend = None if has_texts and texts is None else {"format": spoken, "gradientLength": 110, "tickCount": 3}
     shade = _number("value", value, scale=scale | {"clamp": True, "interpolate": "lab"}, legend=legend)
     tooltip = [_said("row", down), _said("column", along), _said("value", value, spoken)]
     tooltip += [_said("note", "of")] if notes else []
@@ -225,7 +225,8 @@ def heat(
         layers.append(_layer("text", None, {"fontSize": 10}, text={"field": "text"}, color=ink, tooltip=tooltip))
     long = max(map(len, names), default=0)
     axis = {"domain": False, "ticks": False, "labelOverlap": "parity" if len(names) > 40 else False}
-    slanted = {"labelAngle": 0 if long * len(names) < 40 or long <= 2 else -45}
+    is_level = long * len(names) < 40 or long <= 2
+    slanted = {"labelAngle": 0, "labelOverlap": "parity"} if is_level else {"labelAngle": -45}
     chart = {
         "data": {"values": rows},
         "encoding": {

@@ -337,8 +337,9 @@ class _Handler(BaseHTTPRequestHandler):
             if asked.path == "/run":
                 known = folders(root, RUN) | folders(root, GRID)
                 names = [*query.get("at", [""]), *query.get("base", [])]
-                if unknown := [name for name in names if name not in known]:
-                    raise StateError(f"{unknown[0]}: no run of this name in {root}")
+                for name in names:
+                    if name not in known:
+                        raise StateError(f"{name}: no run of this name in {root}")
                 path, *base = (known[name] for name in names)
                 stamps = [_stamp(each) for each in (*folders(path, RUN).values(), *base)]
                 return self._answer(HTTPStatus.OK, _report(path, base[0] if base else None, tuple(stamps)))

@@ -165,7 +165,7 @@ def about_changes(base: str) -> str:
     """Explain the numbers of a tile."""
     return (
         f"A change is the mean over the clients of the task, each compared with itself under {base}, with its 95 % "
-        f"t-interval over clients in brackets, not corrected for the number of tasks. The dashed line is {base}."
+        f"t-interval over clients, not corrected for the number of tasks. The dashed line is {base}."
     )
 
 

@@ -55,7 +55,7 @@
     show();
   });
   // runs go on: what changed is fetched, and order, filter and ticks stay
-  let last = "";
+  let last = body.innerHTML;
   const renew = async () => {
     const answer = await fetch(location.href).catch(() => null);
     const made = answer?.ok && new DOMParser().parseFromString(await answer.text(), "text/html");
