@@ -183,7 +183,7 @@ class Run:
     @property
     def constant(self) -> dict[str, float]:
         """Return task -> the score of the constant prediction by the task's own metric, where the run recorded it."""
-        found = next((record["tasks"] for _, record in self.records(CONSTANT)), {})
+        found: Mapping[str, Any] = next((record["tasks"] for _, record in self.records(CONSTANT)), {})
         primary = {task: about["primary"] for task, about in self.info["tasks"].items()}
         return {task: number_of(value) for task, (metric, value) in found.items() if primary.get(task) == metric}
 
