@@ -135,11 +135,11 @@ ABSENT = r"(file or|the) folder .* does not exist|is( not)? in /|expected a fold
 @pytest.fixture(scope="module")
 def quickly_rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Scenes are four, again and again: to render all of them would take minutes."""
-    real = scenes.examples
+    real, made = scenes.examples, dict[str, dict[str, np.ndarray[Any, Any]]]()
 
     def examples(settings: Any, numbers: range) -> dict[str, np.ndarray[Any, Any]]:
-        few = real(settings, numbers[:4]).items()
-        return {name: np.resize(array, (len(numbers), *array.shape[1:])) for name, array in few}
+        few = made.get(repr(settings)) or made.setdefault(repr(settings), real(settings, range(4)))
+        return {name: np.resize(array, (len(numbers), *array.shape[1:])) for name, array in few.items()}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -29,12 +29,14 @@ def _memory_for_training(what: str) -> Iterator[None]:
 
     Memory that nothing is written to is not taken yet.
     """
-    total = 0
+    total = asked = 0
 
     def ask(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal total
+        nonlocal total, asked
         total += 0 if parameter is None else 3 * parameter.nbytes
-        need_memory(total, f"{what}: to train its parameters")
+        if total > 1.1 * asked:  # to ask the system takes longer than to make a small parameter
+            asked = total
+            need_memory(total, f"{what}: to train its parameters")
 
     handle = register_module_parameter_registration_hook(ask)
     try:

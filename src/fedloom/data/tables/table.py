@@ -200,9 +200,8 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
 def labelled(labels: Array) -> Array:
     """Return which rows have a label: a class (-1: none), or a real number or one of some (NaN: none)."""
     known: Array = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
-    if known.ndim > 1:
-        known = np.logical_or.reduce(known, 1)
-    return known
+    rows: Array = np.asarray(known.any(1)) if known.ndim > 1 else known
+    return rows
 
 
 def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
