@@ -201,7 +201,7 @@ def open_labelled(
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
     there = (path / "splits.mat").is_file()
     note = "splits.mat found" if there else f"splits.mat is absent, so the first {EXPECTED['train']} images train"
-    annotated = {task: np.ones(len(names), bool) for task in tasks}
+    annotated: dict[str, Array] = {task: np.ones(len(names), bool) for task in tasks}
     return FileSplit(names, reader, annotated, version, (file,), (note,))
 
 
