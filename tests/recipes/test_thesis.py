@@ -28,7 +28,7 @@ def test_edges_of_files_are_measured_by_odsf_in_every_recipe_and_cell() -> None:
     every = {name: load(name) for name in RECIPES}
     every |= {f"{name}: {cell}": recipe for name in GRIDS for cell, recipe in cells(name).items()}
     asked = {where: recipe.tasks["edge"].get("ods") for where, recipe in every.items() if has_edges(recipe)}
-    assert len(asked) == 8 + 2 * (19 + 5)  # the recipes of PASCAL-Context, the cells of dense and dense-release
+    assert len(asked) == 8 + 2 * (20 + 5)  # the recipes of PASCAL-Context, the cells of dense and dense-release
     assert set(asked.values()) == {True}
 
 

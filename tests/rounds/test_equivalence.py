@@ -54,7 +54,7 @@ KINDS = {
     "a row for each task": ("matu", "separate"),
 }
 ADDED = {
-    "at the client": ("dare", "feddea"),
+    "at the client": ("dare", "feddea", "plateau"),
     "changes or weighs rows": (
         *("activated-dimensions", "clip", "domain-weights", "famo", "gradvac", "heal", "nnm", "pcgrad", "staleness"),
     ),

@@ -65,6 +65,7 @@ from fedloom.methods.merging import ties as ties
 from fedloom.methods.merging import tsv_m as tsv_m
 from fedloom.methods.peers import dfmtl as dfmtl
 from fedloom.methods.peers import dpsgd as dpsgd
+from fedloom.methods.peers import plateau as plateau
 from fedloom.methods.peers import staleness as staleness
 from fedloom.methods.personal import ditto as ditto
 from fedloom.methods.personal import fedamp as fedamp

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedloom.methods.fdse.rules import Consistency as Consistency
     from fedloom.methods.lora.rules import MergeFactors as MergeFactors
     from fedloom.methods.lora.rules import OwnRank as OwnRank
+    from fedloom.methods.peers.rules import Plateau as Plateau
     from fedloom.methods.personal.rules import Anchor as Anchor
     from fedloom.methods.personal.rules import Envelope as Envelope
     from fedloom.methods.personal.rules import TaskCoupling as TaskCoupling

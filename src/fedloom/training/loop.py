@@ -228,7 +228,7 @@ def _train(
             now = later.pop(0)
             model.module.train()
             now.freeze_others(model)
-        lr = learning_rate(training, ctx.round, epoch)
+        lr = learning_rate(training, ctx.round, epoch) * (1.0 if applied is None else applied.view.scale)
         set_rate(now.optimizer, lr)
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)

@@ -32,6 +32,7 @@ class View:
     shared    columns that are aggregated, as slices of the last dimension
     trained   columns that receive a gradient
     lr        learning rate of this step
+    scale     factor of the learning rate in this round, which a rule's `begin` may change
     step      local steps taken before this one
     optimizer settings of the local optimiser
 
@@ -56,6 +57,7 @@ class View:
     shared: tuple[Columns, ...]
     trained: tuple[Columns, ...] = ()
     lr: float = 0.0
+    scale: float = 1.0
     step: int = 0
     optimizer: Optimizer = Optimizer()
     outputs: Mapping[str, Tensor] | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fedloom import stages
-from fedloom.core.settings.section import Count, Natural, NonNegative, Share, UnitInterval, parameters
+from fedloom import stages, training
+from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Share, UnitInterval, parameters
 from fedloom.methods import registry as m
 
 
@@ -107,3 +107,29 @@ def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
     reads no weights is refused too. a = 0 changes nothing.
     """
     return method.plus(rule, at="server")
+
+
+@parameters("fedloom.methods.peers.rules:Plateau")
+class PlateauSettings:
+    """Parameters of `Plateau`."""
+
+    factor: Share = 0.5
+    patience: Count = 3
+    min_delta: BelowOne = 0.0
+
+
+@m.ADDONS.register("plateau", source="DFMTL thesis, section 4.6")
+def plateau(method: m.Method, rule: training.Plateau) -> m.Method:
+    """Lower a client's learning rate where its validation loss no longer falls.
+
+    Each client measures the model that it receives, summed over its tasks. Where the loss has not been below
+    (1 - min_delta) times its least for `patience` rounds, the learning rate is multiplied by `factor` from then on.
+
+    paper    "we adjust the learning rate based on validation progress", without numbers
+    release  warm-up and cosine by rounds, for all clients alike
+    here     as torch.optim.lr_scheduler.ReduceLROnPlateau, for each client; it multiplies the rate that
+             `training.schedule` gives
+
+    Needs validation data at each client (`partition.val_fraction`). factor = 1 changes nothing.
+    """
+    return method.with_local(rule)
