@@ -57,11 +57,7 @@ def due(context: PeerContext, round: int) -> dict[str, float]:
 
 def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
     """Return the signals by which a peer judges; all where it hears signals of others in a round without its own."""
-<<<<<<< HEAD
-    return due(context, trained.round) or context.config.similarity.due(0)
-=======
     return due(context, trained.round) or dict[str, float](context.config.similarity.signals.items())
->>>>>>> thesis
 
 
 def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
