@@ -10,7 +10,7 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.recovery import FEW, LONG, reject_outliers
-from fedloom.stages import ClipNorms, Identity, Mean, Stage
+from fedloom.stages import ClipNorms, Identity, Mean, PCGrad, Stage
 
 
 def said(norms: list[float], stage: Stage, peer: str | None = None, before: tuple[float, ...] = ()) -> list[str]:
@@ -35,6 +35,7 @@ def said(norms: list[float], stage: Stage, peer: str | None = None, before: tupl
         ([1.0, LONG + 1], Mean(), []),
         ([1.0, 1.0, LONG + 1], ClipNorms() >> Mean(), []),
         ([1.0, 1.0, LONG + 1], Identity(), []),
+        ([1.0, 1.0, LONG + 1], PCGrad(), ["c2"]),
         ([1.0, 1.0, 1.0, LONG + 1, LONG + 2], Mean(), ["c3", "c4"]),
     ],
 )
