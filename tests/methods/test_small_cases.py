@@ -8,6 +8,7 @@ import torch
 from fedloom import Method
 from fedloom.core.context import Ctx
 from fedloom.core.updates import Updates
+from fedloom.methods.clusters.centres import rebalanced
 from fedloom.methods.personal.aggregation import attention
 from fedloom.stages import ChosenClusters, DomainWeights, Mean, Stage
 
@@ -49,3 +50,9 @@ def test_clusters_move_no_model_in_a_round_without_rows() -> None:
     out, after = stage(nobody, state, Ctx(1))
     assert out.X.tolist() == [[0, 0, 0]]
     assert after == state
+
+
+def test_clients_of_no_cluster_stay_where_others_are_moved() -> None:
+    for seed in range(5):
+        moved = rebalanced([2, 0, 0, 0, 2], 2, 1, torch.Generator().manual_seed(seed))
+        assert (moved[0], moved[4], sorted(moved[1:4])) == (2, 2, [0, 0, 1])

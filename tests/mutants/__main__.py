@@ -280,7 +280,7 @@ def learn(slots: Sequence[Slot], root: Path, kept: Path, sources: Sequence[str],
                     shutil.move(slot.folder / "told.json", store)
                     known.add(json.loads(store.read_text()))
 
-                slot.start(clean(file, sources), finish, limit=1200)
+                slot.start(clean(file, sources), finish, limit=3600)
 
             yield start
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from fedloom.federation.rounds.measure import MeasuredGroup, Model, pooled
+from fedloom.federation.rounds.measure import MeasuredGroup, Model, headline, pooled, records_of
 from fedloom.federation.rounds.messages import Message
 from fedloom.federation.rounds.worker import POOL
 from fedloom.federation.runs.reader import POOLED
@@ -70,3 +71,37 @@ def test_a_client_without_a_label_of_the_task_is_left_out() -> None:
 )
 def test_there_is_none_where_it_says_nothing_new_or_a_part_is_missing(clients: tuple[str, ...], how: Any) -> None:
     assert records(*clients, **how) == []
+
+
+@pytest.mark.parametrize(
+    ("labelled", "value", "said"), [(2, 0.5, True), (2, math.nan, True), (0, 0.5, True), (0, math.nan, False)]
+)
+def test_a_task_without_labels_and_without_a_value_has_no_line(labelled: int, value: float, said: bool) -> None:
+    """Labels of a node lie elsewhere, and a model that diverged has no value."""
+    part: Any = Part(labelled)
+    part.name = "own"
+    client: Any = SimpleNamespace(id="ann", part=lambda split: part)
+    scores: Any = {"sort": {"accuracy": value, "macro_f1": math.nan}}
+    lines = records_of(client, "global", "test", scores, ["sort"])
+    assert [line["metric"] for line in lines] == (["accuracy", "macro_f1"] if said else [])
+    about = {"client": "ann", "task": "sort", "model": "global", "split": "test", "data": "own test"}
+    assert all(about.items() <= line.items() for line in lines)
+
+
+def test_the_headline_is_the_mean_of_primary_metrics_on_validation_else_on_test_data() -> None:
+    tasks = (SimpleNamespace(name="sort", primary="accuracy"), SimpleNamespace(name="far", primary="rmse"))
+    built: Any = SimpleNamespace(federation=SimpleNamespace(tasks=tasks))
+
+    def measured(task: str, metric: str, split: str, value: float) -> dict[str, Any]:
+        return {"task": task, "metric": metric, "split": split, "value": value}
+
+    test = [measured("sort", "accuracy", "test", 0.25), measured("far", "rmse", "test", 3.0)]
+    val = [
+        *(measured("sort", "accuracy", "val", value) for value in (0.5, 1.0, math.nan)),
+        measured("sort", "macro_f1", "val", 0.1),
+        measured("far", "accuracy", "val", 0.1),
+    ]
+    train = [{"loss": 1.0}, {"loss": 2.0}, {"loss": math.nan}]
+    assert headline(built, {"metrics": test + val, "train": train}) == {"training loss": 1.5, "val accuracy": 0.75}
+    assert headline(built, {"metrics": test, "train": []}) == {"test accuracy": 0.25, "test rmse": 3.0}
+    assert headline(built, {"metrics": [], "train": train[2:]}) == {}

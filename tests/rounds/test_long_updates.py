@@ -1,0 +1,52 @@
+"""When an update that is much longer than is usual is an event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.core.context import Ctx
+from fedloom.core.updates import Updates
+from fedloom.federation.rounds.recovery import FEW, LONG, reject_outliers
+from fedloom.stages import ClipNorms, Identity, Mean, PCGrad, Stage
+
+
+def said(norms: list[float], stage: Stage, peer: str | None = None, before: tuple[float, ...] = ()) -> list[str]:
+    """Return the clients of the events `long update` of a round of these norms."""
+    names = [f"c{i}" for i in range(len(norms))]
+    updates = Updates.of(torch.tensor(norms)[:, None] * torch.tensor([[0.6, 0.8]]), rows=names)
+    sizes = dict(zip(updates.rows, norms, strict=True))
+    events: list[Any] = []
+    state = {"model": torch.zeros(2), "rule": {}, "stage": {}, "buffers": None}
+    state["recent"] = {"updates": [*before], "lost": 0}
+    ctx = Ctx(3, log=lambda event, fields: events.append((event, fields)), peer=peer)
+    new = reject_outliers(updates, sizes, [], state, ctx, lambda rows, received, ctx: dict(state), stage)
+    assert new["recent"]["lost"] == 0
+    return [fields["client"] for event, fields in events if event == "long update"]
+
+
+@pytest.mark.parametrize(
+    ("norms", "stage", "who"),
+    [
+        ([1.0, 1.0, LONG + 1], Mean(), ["c2"]),
+        ([1.0, 1.0, LONG], Mean(), []),
+        ([1.0, LONG + 1], Mean(), []),
+        ([1.0, 1.0, LONG + 1], ClipNorms() >> Mean(), []),
+        ([1.0, 1.0, LONG + 1], Identity(), []),
+        ([1.0, 1.0, LONG + 1], PCGrad(), ["c2"]),
+        ([1.0, 1.0, 1.0, LONG + 1, LONG + 2], Mean(), ["c3", "c4"]),
+    ],
+)
+def test_an_update_of_more_than_50_usual_ones_is_an_event_where_no_rule_bounds_it(
+    norms: list[float], stage: Stage, who: list[str]
+) -> None:
+    assert FEW == 3
+    assert said(norms, stage) == who
+
+
+def test_a_peers_own_update_is_none_and_earlier_rounds_say_what_is_usual() -> None:
+    assert said([1.0, 1.0, LONG + 1], Mean(), peer="c2") == []
+    assert said([1.0, 1.0, LONG + 1], Mean(), peer="c0") == ["c2"]
+    assert said([1.0, 1.0, LONG + 1], Mean(), before=(2.0, 2.0)) == []

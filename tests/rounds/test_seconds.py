@@ -1,0 +1,45 @@
+"""The seconds that a run writes down are those that its parts took."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.engines.api import Result
+from fedloom.federation.rounds import messages
+from fedloom.federation.rounds.messages import Ledger
+
+Quick = Callable[..., Result]
+
+
+@pytest.mark.parametrize("changes", [(), ("model={name: mlp, hidden: [4]}", "training.stacked=true")])
+def test_all_seconds_of_a_run_are_within_those_that_passed(quick: Quick, changes: tuple[str, ...]) -> None:
+    began = time.perf_counter()
+    folder: Path = quick(*changes, "evaluation.models=[global, trained]").folder
+    passed = time.perf_counter() - began
+    lines: list[dict[str, Any]] = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if line["round"] > 0]
+    for line in rounds:
+        assert line["seconds"]
+        assert all(0 <= value < passed for value in line["seconds"].values()), line["seconds"]
+        trained = line["seconds_of"]
+        assert len(trained) > 1
+        assert all(0 < value < passed for value in trained.values()), trained
+    assert sum(sum(line["seconds_of"].values()) for line in rounds) < passed
+
+
+def test_a_phase_adds_the_time_inside_also_where_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 12.5, 20.0, 21.0])
+    monkeypatch.setattr(messages.time, "perf_counter", lambda: next(now))
+    ledger = Ledger()
+    with ledger.phase("train"):
+        pass
+    assert ledger.seconds == {"train": 2.5}
+    with pytest.raises(RuntimeError), ledger.phase("train"):
+        raise RuntimeError
+    assert ledger.seconds == {"train": 3.5}
