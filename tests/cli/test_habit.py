@@ -272,7 +272,7 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
     )
     assert not (tmp_path / "r.yaml").exists()
     (tmp_path / "r.yaml").write_text("precious")
-    assert "is there already" in fedloom_("init", table(tmp_path), "--labels", "kind", *given)[2]
+    assert "exists already" in fedloom_("init", table(tmp_path), "--labels", "kind", *given)[2]
 
 
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:

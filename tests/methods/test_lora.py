@@ -248,7 +248,7 @@ def test_refused() -> None:
             build(load_recipe(change))
     with pytest.raises(ValueError, match="already has private blocks"):
         fedsa_lora(fedper())
-    with pytest.raises(ValueError, match=r"takes the place of Plain\(step=1.0\)"):
+    with pytest.raises(ValueError, match=r"replaces Plain\(step=1.0\)"):
         fedex_lora(fedopt())
     with pytest.raises(ValueError, match="fedex-lora cannot be combined with training in phases"):
         fedex_lora(fedrep())

@@ -41,7 +41,7 @@ def test_vectors_for_each_task_go_with_some_settings_only(section: dict[str, Any
     matu, config = METHODS["matu"].make(), PeersBase(**section)
     assert matu.task_vectors
     if why:
-        with pytest.raises(RecipeError, match=f"has a vector for each task, which does not go together with {why}"):
+        with pytest.raises(RecipeError, match=f"has one vector per task, which cannot be combined with {why}"):
             at_peers(matu, config)
     else:
         assert at_peers(matu, config).weights == config.weights.kind
@@ -52,9 +52,9 @@ def test_vectors_for_each_task_go_with_some_settings_only(section: dict[str, Any
     ("method", "section", "why"),
     [
         (METHODS["local"].make(), SIZE, "local shares nothing"),
-        (Method(weights="declared"), SIZE, "method.weights is declared"),
-        (Method(turn=EachTask()), SIZE, "sends an update for each task to one model"),
-        (METHODS["colnet"].make(), {}, "does not read weights, so those of kind 'soft'"),
+        (Method(weights="declared"), SIZE, "method.weights: declared found"),
+        (Method(turn=EachTask()), SIZE, "sends one update per task to one model"),
+        (METHODS["colnet"].make(), {}, "does not read weights, so weights of kind 'soft'"),
         (METHODS["colnet"].make(), {"weights": {"kind": "metropolis"}}, "does not read weights"),
     ],
 )

@@ -274,7 +274,7 @@ def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
 CENTRAL = {
     "method=fedavg": "set method.weights: uniform",
     "method=local": "so there is nothing to protect",
-    "method={name: matu, weights: uniform}": "sends a row for each task",
+    "method={name: matu, weights: uniform}": "sends one row per task",
     "method={name: scaffold, weights: uniform}": "sends control beside the update, without noise",
     "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows after the clip",
     "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weights or mixes rows by their values",
@@ -359,7 +359,7 @@ def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rul
             "{similarity: {signals: {cross-loss: 1}}}",
             "privacy: similarity cross-loss shows other peers values from a peer's own",
         ),
-        ("{choose: {groups: {}}}", "privacy: choose.groups.fine tells others"),
+        ("{choose: {groups: {}}}", "privacy: choose.groups.fine shows other peers"),
         (
             "{mode: asynchronous, scenario: {speed: 1}}",
             "privacy: the budget counts rounds, but asynchronous peers train",

@@ -278,7 +278,7 @@ def test_show_counts_activations_and_refuses_a_device_that_is_not_there(monkeypa
     assert activations(built) > 0
     assert all(torch.equal(before[name], b) for name, b in built.module.named_buffers())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match="'cuda' asked for, but 0 CUDA devices are here"):
+    with pytest.raises(UserError, match="'cuda' found, but this machine has 0 CUDA devices"):
         plan(load_recipe("runtime.device=cuda"))
 
 

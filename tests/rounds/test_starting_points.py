@@ -102,7 +102,7 @@ def test_a_share_of_the_run_is_so_many_epochs() -> None:
 
     assert rates(warmup_share=0.2) == pytest.approx(rates(warmup=6))
     assert rates(warmup_share=0.2) != pytest.approx(rates())
-    with pytest.raises(RecipeError, match="give warmup .* or warmup_share .*, not both"):
+    with pytest.raises(RecipeError, match="expected warmup .* or warmup_share .*, found both"):
         load_recipe("training.schedule={warmup: 1, warmup_share: 0.1}")
 
 
