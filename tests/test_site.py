@@ -100,6 +100,7 @@ def test_lines_of_sources_have_at_most_a_hundred_characters(page: Path) -> None:
         words = re.sub(r"`[^`]*`", "code", re.sub(r"^ *(?:[-*]|\d+\.) +", "", line)).split()
         if len(line) > 100 and not fenced and not re.match(r"[|<#:]|\$\$", line) and len(words) > 1:
             long.append(line)
+        assert fenced or not re.match(r" *%", line), f"MyST drops a line that begins with %: {line}"
     assert long == [], f"lines of more than 100 characters; break them with: python docs/_ext/wrap.py {page.name}"
 
 

@@ -60,12 +60,12 @@ def _broken(unit: list[str]) -> list[str]:
 
 
 def _glued(atoms: list[str]) -> Iterator[str]:
-    """Yield words; what would be a marker at the beginning of a line stays with the word before it."""
+    """Yield words; what would be a marker, or MyST's %, at the beginning of a line stays with the word before it."""
     held = ""
     for i, atom in enumerate(atoms):
         following = atoms[i + 1] if i + 1 < len(atoms) else ""
         held = f"{held} {atom}" if held else atom
-        if not re.fullmatch(r"[-+*#=>|]+|\d+[.)]", following):
+        if not re.fullmatch(r"[-+*#=>|]+|\d+[.)]|%.*", following):
             yield held
             held = ""
 
