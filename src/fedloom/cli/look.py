@@ -102,7 +102,7 @@ def watch(
         typer.Option("--once", help="Print the state once and end; the default where the output is not a terminal."),
     ] = False,
     browser: Annotated[
-        bool, typer.Option("--browser", help="Serve the progress and the pages of all runs in a folder, to you only.")
+        bool, typer.Option("--browser", help="Serve one table of the runs and grids in a folder, to you only.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --browser; 0 chooses a free port.")] = 8765,
     as_json: shared.Json = False,
