@@ -42,7 +42,7 @@ CSV = (
 
 
 class Effort(Section):
-    """What a grid of claims may cost; the defaults are those of the project's own claims."""
+    """The budget of a grid of claims; the defaults are those of the project's own claims."""
 
     trials: Count = 8
     """Settings that each method is tried with on validation data."""
@@ -67,7 +67,7 @@ class Claim(Section):
     method: str
     """A base of the grid, or BASE/ADDON."""
     over: str
-    """What it is compared with, likewise."""
+    """The baseline, likewise."""
 
 
 class Claims(Section):
