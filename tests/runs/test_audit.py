@@ -41,7 +41,7 @@ def test_a_changed_line_is_found(file: Path, number: int) -> None:
 def test_lines_that_were_removed_moved_or_added_are_found(file: Path, order: list[int]) -> None:
     lines = file.read_text().splitlines()
     file.write_text("".join(f"{lines[i]}\n" for i in order))
-    with pytest.raises(StateError, match="does not follow the line before it"):
+    with pytest.raises(StateError, match="the line does not follow the one before it"):
         verified(file)
 
 
