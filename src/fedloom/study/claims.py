@@ -67,7 +67,7 @@ class Claim(Section):
     method: str
     """A base of the grid, or BASE/ADDON."""
     over: str
-    """What it is compared with, likewise."""
+    """The method that it is compared with, likewise."""
 
 
 class Claims(Section):
