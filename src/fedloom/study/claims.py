@@ -42,7 +42,7 @@ CSV = (
 
 
 class Effort(Section):
-    """What a grid of claims may cost; the defaults are those of the project's own claims."""
+    """The limits on the cost of a grid of claims; the defaults are those of the project's own claims."""
 
     trials: Count = 8
     """Settings that each method is tried with on validation data."""
