@@ -344,7 +344,7 @@ def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:
         fl.resume(tmp_path / "a")
     with pytest.raises(UserError, match=r"model: 'Linear, .*' is a Python object, .* pass it as model="):
         fl.resume(tmp_path / "a", federation=fed)
-    with pytest.raises(UserError, match="the data set is not what it was"):
+    with pytest.raises(UserError, match="the data set has changed since the run began"):
         fl.resume(tmp_path / "a", federation=federation((X, Y.flip(0))), model=net)
     fl.run("digits-tasks", tmp_path / "b", training={"rounds": 1, "epochs": 1})
     with pytest.raises(UserError, match="the run has data: digits, so federation= has no place: leave it out"):

@@ -294,7 +294,7 @@ def test_a_mistake_in_a_process_is_one_clear_error(tmp_path: Path) -> None:
     result = fedloom.run(recipe, tmp_path / "run")
     text = (result.folder / "recipe.yaml").read_text()
     (result.folder / "recipe.yaml").write_text(text.replace("width: 16", "width: 8"))
-    with pytest.raises(UserError, match="the model is not what it was"):
+    with pytest.raises(UserError, match="the model has changed since the run began"):
         fedloom.resume(result.folder)
 
 

@@ -205,5 +205,5 @@ def test_a_run_does_not_go_on_from_other_frozen_weights(tmp_path: Path) -> None:
     assert info["frozen_hash"]
     del info["check"]
     (folder / "run.json").write_text(json.dumps({**info, "frozen_hash": "0" * 16}))
-    with pytest.raises(StateError, match="the frozen part of the model is not what it was"):
+    with pytest.raises(StateError, match="the frozen part of the model has changed since the run began"):
         fedloom.resume(folder)

@@ -85,7 +85,7 @@ def test_a_folder_says_what_ran_and_that_it_was_made_in_python(quick: Quick) -> 
         fedloom.run(made.folder / "recipe.yaml", plain.folder.with_name("again"))
     with pytest.raises(RecipeError, match="method.python"):
         fedloom.plan(load(made.folder / "recipe.yaml"))
-    with pytest.raises(StateError, match="the method is not what it was"):
+    with pytest.raises(StateError, match="the method has changed since the run began"):
         fedloom.resume(made.folder, method=methods.fedavg().plus(Half(0.25)))
     assert fedloom.resume(made.folder, method=method).status == "finished"
     assert not plain.folder.with_name("again").exists()

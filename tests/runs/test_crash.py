@@ -174,9 +174,9 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("recipe.yaml", lambda t: t.replace("name: fedavg", "name: fedprox"), "the method is not what it was"),
-        ("recipe.yaml", lambda t: t.replace("width: 16", "width: 8"), "the model is not what it was"),
-        ("recipe.yaml", lambda t: t.replace("seed: 0", "seed: 1"), "the data set is not what it was"),
+        ("recipe.yaml", lambda t: t.replace("name: fedavg", "name: fedprox"), "the method has changed"),
+        ("recipe.yaml", lambda t: t.replace("width: 16", "width: 8"), "the model has changed"),
+        ("recipe.yaml", lambda t: t.replace("seed: 0", "seed: 1"), "the data set has changed"),
         ("recipe.yaml", lambda t: t.replace("rounds: 4", "rounds: four"), "training.rounds"),
         ("partition.json", lambda t: t.replace('"digit": 1.0', '"digit": 2.0'), "hash"),
         ("partition.json", lambda t: t[:100], "partition"),
