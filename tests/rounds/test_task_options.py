@@ -6,6 +6,7 @@ import pytest
 
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
+from fedloom.models.tasks.losses import depth_l1
 from tests_support import load_recipe
 
 
@@ -39,5 +40,42 @@ def test_options_reach_the_tasks_loss_metrics_and_weights():
     ],
 )
 def test_wrong_options_are_named(change, message):
+    with pytest.raises(RecipeError, match=message):
+        tasks_of(change)
+
+
+L1 = "fedloom.models.tasks.losses:depth_l1"
+
+
+def test_a_loss_and_metrics_may_be_functions_of_modules():
+    plain = tasks_of()["depth"]
+    both = tasks_of(f"tasks.depth={{loss: '{L1}', metrics: {{far: '{L1}', near: ['{L1}', min]}}}}")["depth"]
+    assert both.own_loss is depth_l1
+    assert [(m.name, m.direction) for m in both.measured] == [("far", "max"), ("near", "min")]
+    assert both.known == plain
+    only_loss, only_metrics = (
+        tasks_of(f"tasks.depth={{{change}}}")["depth"] for change in (f"loss: '{L1}'", f"metrics: {{far: '{L1}'}}")
+    )
+    assert (only_loss.own_loss, only_loss.measured) == (depth_l1, ())
+    assert (only_metrics.own_loss, len(only_metrics.measured)) == (None, 1)
+    assert tasks_of("tasks.depth={metrics: {}}")["depth"] == plain
+    assert tasks_of("tasks.depth.metric=mae")["depth"].primary == "mae"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("tasks.depth.loss=depth_l1", "tasks.depth.loss: 'depth_l1' found, expected package.module:name"),
+        ("tasks.depth.loss=3", "tasks.depth.loss: 3 found, expected package.module:name"),
+        (f"tasks.depth.loss=['{L1}', min, max]", r"tasks.depth.loss: \[.*\] found, expected package.module:name"),
+        (
+            f"tasks.depth.metrics=['{L1}']",
+            r"tasks.depth.metrics: \[.*\] found, expected \{metric: package.module:name\}",
+        ),
+        ("tasks.depth.metrics={far: 3}", "tasks.depth.metrics.far: 3 found, expected package.module:name"),
+        ("tasks.depth.metrics={far: [x, min]}", "tasks.depth.metrics.far: 'x' found, expected package.module:name"),
+    ],
+)
+def test_wrong_names_of_losses_and_metrics_are_refused(change, message):
     with pytest.raises(RecipeError, match=message):
         tasks_of(change)
