@@ -39,13 +39,16 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"attack": None, "peers": None, "privacy": None},
-    ("data",): {"signal": None},
+    ("data",): {"signal": None, "ranges": None},
     ("early_stopping",): {"relative": False},
     ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("peers",): {"mode": "synchronous", "rollback": None},
     ("peers", "choose"): {"groups": None, "recency": None},
+    ("peers", "similarity"): {
+        **{"gradient": "update", "scale": "unit", "cross_loss": "exp", "model": "trained", "samples": None}
+    },
     ("peers", "warmup"): {"alone": 1},
     ("runtime",): {"exact": True},
     ("training", "optimizer"): {"encoder_lr": None},
