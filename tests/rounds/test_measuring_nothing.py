@@ -59,11 +59,11 @@ def arrays(tmp_path: Path) -> Callable[..., fedloom.Recipe]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["evaluation.models=[personal]"], "evaluation.models: personal found, but with fedavg .* add global"),
-        (["evaluation.models=[trained]"], "evaluation.models: trained found, but with fedavg .* add global"),
+        (["evaluation.models=[personal]"], "evaluation.models: personal found, but fedavg .* add global"),
+        (["evaluation.models=[trained]"], "evaluation.models: trained found, but fedavg .* add global"),
         (["evaluation.models=[personal, trained]"], "evaluation.models: personal, trained found, .* the global model"),
-        (["method=local", "evaluation.models=[global]"], "evaluation.models: global found, but with local .* personal"),
-        (["method=fedper", "evaluation.models=[global, trained]"], "with fedper .* personal model of each client"),
+        (["method=local", "evaluation.models=[global]"], "evaluation.models: global found, but local .* personal"),
+        (["method=fedper", "evaluation.models=[global, trained]"], "fedper .* personal model of each client"),
         (["method=cfl", "evaluation.models=[global]"], "cfl produces only the personal model of each client"),
         (
             ["peers={}", "evaluation.models=[trained]"],
