@@ -71,8 +71,9 @@ GROUPS = (
     ),
     _group(
         "Without a server",
-        "Use it to simulate peers in one place; the section `peers` runs them [without a server](../../peers.md).",
-        "dpsgd dfmtl colnet staleness",
+        "Use it to simulate peers in one place, or with the section `peers`, which runs them "
+        "[without a server](../../peers.md).",
+        "dpsgd dfmtl colnet staleness plateau",
     ),
     _group(
         "Hostile clients",
