@@ -87,17 +87,17 @@ def test_the_numbers_by_hand() -> None:
     ratios = [[number("FedAvg", s, t) / number("Local", s, t) for t in ("semseg", "edge")] for s in range(5)]
     gains = [100 * (sum(each) / 2 - 1) for each in ratios]
     plain = found["NYUD", "FedAvg", "Local"]
-    assert plain.found is not None
-    assert plain.found.mean == pytest.approx(sum(gains) / 5)
-    assert plain.found.p == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    assert plain.change is not None
+    assert plain.change.mean == pytest.approx(sum(gains) / 5)
+    assert plain.change.p == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
     # Holm over the three comparisons of the family, and over nothing else
-    ps = sorted(of.found.p for of in found.values() if of.found)
+    ps = sorted(of.change.p for of in found.values() if of.change)
     assert sorted(of.holm for of in found.values()) == pytest.approx(
         [3 * ps[0], max(3 * ps[0], 2 * ps[1]), max(3 * ps[0], 2 * ps[1], ps[2])]
     )
     shared = judged(plan(), lines(range(5), ratio=0.25), RULE).comparisons["NYUD", "FedAvg", "Local"]
-    assert shared.found is not None
-    width = (shared.found.high - shared.found.low) / (plain.found.high - plain.found.low)
+    assert shared.change is not None
+    width = (shared.change.high - shared.change.low) / (plain.change.high - plain.change.low)
     assert width == pytest.approx((0.45 / 0.2) ** 0.5)  # (1/5 + 1/4) / (1/5)
 
 
@@ -115,7 +115,7 @@ def test_files_and_runs_give_the_same(tmp_path: Path) -> None:
     for key, test in tests.items():
         assert test.verdict is not None
         assert (test.change.mean, test.change.p, test.holm) == pytest.approx(  # type: ignore[union-attr]
-            (found[key].found.mean, found[key].found.p, found[key].holm)  # type: ignore[union-attr]
+            (found[key].change.mean, found[key].change.p, found[key].holm)  # type: ignore[union-attr]
         )
         assert test.verdict == found[key].verdict
     # another base has no family: all are compared with it
