@@ -21,8 +21,8 @@ _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
 RATE = 0.003
-"""Adam's rate for tables. On `heart` and `ist`, after 20 rounds, the validation AUC of .001, .003 and .01 differs by noise
-only; `fedloom tune` chooses a rate for a table."""
+"""Adam's rate for tables. On `heart` and `ist`, after 20 rounds, the validation AUC of .001, .003 and .01 differs by
+noise only; `fedloom tune` chooses a rate for a table."""
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
