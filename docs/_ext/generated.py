@@ -91,7 +91,8 @@ def _write(file: Path, text: str) -> None:
 
 def _methods(home: Path, results: Path) -> None:
     grids = _in_grids()
-    measured = {page: _with_tables(page) for page in sorted(results.glob("*.md"))}
+    pages = (page for page in sorted(results.glob("*.md")) if page.name != "verdicts.md")  # that is a part of a page
+    measured = {page: _with_tables(page) for page in pages}
     lines = ["# Methods and add-ons", "", _raw(f"<p>{prose.inline(LETTERS)}</p>"), "", GLOSSARY, ""]
     entries = {entry.name: (registry, entry) for registry in (METHODS, ADDONS) for entry in registry}
     for group in uses.GROUPS:
