@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from fedloom.errors import RecipeError
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, FlowerSettings, Privacy, Runtime
+from fedloom.federation.rounds.privacy import terms_of
 from fedloom.methods.peers.config import AdaptiveScope, Choose, GroupsSection, PeersBase, Warmup, Weights
 from fedloom.models.signal import Signal
 from fedloom.training import Optimizer, Schedule, Training
@@ -183,3 +185,15 @@ def test_a_private_run_stops_at_its_budget_or_else_at_its_epsilon(
 ) -> None:
     noise = None if epsilon else 1.0
     assert Privacy(clip=1.0, delta=0.1, noise=noise, epsilon=epsilon, budget=budget).bound == bound
+
+
+@pytest.mark.parametrize(
+    ("clients", "delta", "fits"), [(1, 0.9, True), (2, 0.5, False), (2, 0.49, True), (4, 0.25, False)]
+)
+def test_delta_is_less_than_one_over_the_number_of_clients(clients: int, delta: float, fits: bool) -> None:
+    section, training = Privacy(clip=1.0, noise=1.0, delta=delta), Training(rounds=1)
+    if fits:
+        assert terms_of(section, training, clients).noise == 1.0
+    else:
+        with pytest.raises(RecipeError, match="expected less than one over the number of clients"):
+            terms_of(section, training, clients)

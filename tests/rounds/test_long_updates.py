@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from fedloom.core.context import Ctx
 from fedloom.core.updates import Updates
-from fedloom.federation.rounds.recovery import FEW, LONG, reject_outliers
+from fedloom.federation.rounds.recovery import BLAMED, FEW, LONG, reject_outliers
 from fedloom.stages import ClipNorms, Identity, Mean, PCGrad, Stage
 
 
@@ -50,3 +51,23 @@ def test_a_peers_own_update_is_none_and_earlier_rounds_say_what_is_usual() -> No
     assert said([1.0, 1.0, LONG + 1], Mean(), peer="c2") == []
     assert said([1.0, 1.0, LONG + 1], Mean(), peer="c0") == ["c2"]
     assert said([1.0, 1.0, LONG + 1], Mean(), before=(2.0, 2.0)) == []
+
+
+def test_a_round_that_failed_is_done_again_without_the_rows_to_blame_and_what_came_with_them() -> None:
+    names, norms = ["c0", "c1", "c2"], [1.0, 1.0, 2 * BLAMED]
+    updates = Updates.of(torch.tensor(norms)[:, None] * torch.tensor([[0.6, 0.8]]), rows=names)
+    payloads: Any = [SimpleNamespace(row=row, buffers=None) for row in [*updates.rows, ("c9", None)]]
+    state = {"model": torch.zeros(2), "rule": {}, "stage": {}, "buffers": None}
+    tried: list[tuple[list[str], list[str]]] = []
+    events: list[str] = []
+
+    def step(rows: Updates, received: Any, ctx: Ctx) -> Any:
+        tried.append(([client for client, _ in rows.rows], [payload.row[0] for payload in received]))
+        return {**state, "model": torch.full((2,), 1e7 if "c2" in tried[-1][0] else 1.0)}
+
+    ctx = Ctx(3, log=lambda event, fields: events.append(f"{event} {fields.get('client', '')}".strip()))
+    new = reject_outliers(updates, dict(zip(updates.rows, norms, strict=True)), payloads, state, ctx, step, Mean())
+    assert tried == [(names, names), (["c0", "c1"], ["c0", "c1"])]
+    assert events == ["round rolled back", "update dropped c2"]
+    assert new["model"].tolist() == [1.0, 1.0]
+    assert new["recent"] == {"updates": [1.0], "lost": 0, "without": ["c2", "c9"]}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedloom.engines.api import Result
-from fedloom.federation.rounds import messages
+from fedloom.federation.rounds import messages, worker
 from fedloom.federation.rounds.messages import Ledger
 
 Quick = Callable[..., Result]
@@ -43,3 +43,18 @@ def test_a_phase_adds_the_time_inside_also_where_that_fails(monkeypatch: pytest.
     with pytest.raises(RuntimeError), ledger.phase("train"):
         raise RuntimeError
     assert ledger.seconds == {"train": 3.5}
+
+
+def test_waiting_for_batches_is_a_part_of_the_time_of_training(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    real = worker.Worker.train
+
+    def noting(self: Any, job: Any, evaluate_trained: bool = False) -> Any:
+        done = real(self, job, evaluate_trained)
+        assert 0 <= done.result.waiting <= done.seconds
+        waited.append(done.result.waiting)
+        return done
+
+    monkeypatch.setattr(worker.Worker, "train", noting)
+    quick("training.rounds=1")
+    assert sum(waited) > 0
