@@ -36,10 +36,12 @@ TINY = (
     "training.epochs=null",
 )
 DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
+CLAIMS = "grids: {}\nclaims: [{paper: A, claim: Better, grid: benchmarks/digits, method: FedAvg, over: Local}]\n"
 LISTS: dict[str, tuple[str, ...]] = {
     "papers activated": ("{run}",),
     "flower audit": ("{audit}",),
     "study benchmark": ("{benchmark}",),
+    "study claims": ("{claims}",),
     "compare": ("{run}", "{run2}"),
     "compare ": ("{benchmark}", "--metrics"),
     "data statistics": ("{table}", "--labels", "kind", "--clients", "site"),
@@ -104,13 +106,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data.
     """
     home = tmp_path_factory.mktemp("habit")
+    (home / "claims.yaml").write_text(CLAIMS, encoding="utf-8")
     hca = ("method={name: fedhca2, add: {activated-dimensions: {}}}", *TINY, *DIGITS)
     found = {"run": fedloom.run(load_recipe(*hca, recipe="digits-domains"), home / "run").folder}
     found["run2"] = fedloom.run(load_recipe("method=local", *TINY, *DIGITS, recipe="digits-domains"), home / "b").folder
     matu = ("method=matu", *TINY, "data.tasks=[digit,holes]")
     found["matu"] = fedloom.run(load_recipe(*matu), home / "matu").folder
     benchmark(home / "benchmark")
-    found["benchmark"] = home / "benchmark"
+    found["benchmark"], found["claims"] = home / "benchmark", home / "claims.yaml"
     found["nyud"], found["table"] = nyud(home), table(home)
     save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
     found["image"] = home / "image.png"

@@ -15,7 +15,7 @@ from fedloom.federation.runs.recorded import checksum
 from fedloom.study.grid import Cell, load_grid
 from tests_support import load_recipe
 
-CONSTANT = ("method=constant", "training.rounds=1")
+TOGETHER = ("method=centralised", "training.rounds=1")
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +53,13 @@ def test_grids(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_read_and_resumed(tmp_path: Path) -> None:
-    folder = fedloom.run(load_recipe(*CONSTANT), tmp_path / "run").folder
+    folder = fedloom.run(load_recipe(*TOGETHER), tmp_path / "run").folder
     now, text = Run.read(folder), (folder / "recipe.yaml").read_text("utf-8")
-    (folder / "recipe.yaml").write_text(text.replace("constant", "trivial", 1), "utf-8")
+    (folder / "recipe.yaml").write_text(text.replace("centralised", "joint", 1), "utf-8")
     info = json.loads((folder / "run.json").read_text("utf-8"))
     del info["check"], info["files"]
-    info = {**info, "method": "trivial", "recipe_text": info["recipe_text"].replace("constant", "trivial", 1)}
+    info = {**info, "method": "joint", "recipe_text": info["recipe_text"].replace("centralised", "joint", 1)}
     (folder / "run.json").write_text(json.dumps({**info, "check": checksum(info)}), "utf-8")
     then = Run.read(folder)
-    assert (then.label, then.group) == ("constant", now.group)
+    assert (then.label, then.group) == ("centralised", now.group)
     assert fedloom.resume(folder, rounds=2).run.last_round == 2

@@ -533,7 +533,9 @@ def test_the_settings_of_matu_can_be_drawn(alpha):
 
 @pytest.mark.parametrize("change", ["name: iid, clients: 1000000000", "name: one-task, all_task_clients: 1000000000"])
 def test_more_clients_than_examples_are_refused_before_they_are_made(change: str) -> None:
-    with pytest.raises(RecipeError, match=r"clients: 1000000000 found, but the data set has \d+ examples"):
+    with pytest.raises(
+        RecipeError, match=r"clients: 1000000000 found, but the data set has only \d+ training examples"
+    ):
         build(load_recipe(f"partition={{{change}}}"))
 
 

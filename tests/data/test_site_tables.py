@@ -178,7 +178,7 @@ def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
     assert found["tasks"]["x"]["std"] > 0
     for change, message in (
         ({"inputs": {"kind": "category"}}, "the recipe must list the categories"),
-        ({"tasks": {"x": {"kind": "regression"}}}, "must say about which mean and standard deviation"),
+        ({"tasks": {"x": {"kind": "regression"}}}, "must state the approximate mean and standard deviation"),
     ):
         params = DATASETS["table"].params.model_validate({"path": str(tmp_path / "t.csv"), **found, **change})
         with pytest.raises(DataError, match=message):

@@ -85,9 +85,9 @@ def test_a_pool_is_split_by_task(table):
     ("params", "message"),
     [
         ({"features": "z_{split}"}, "no key 'z_train'"),
-        ({"features": "task_{split}"}, "'task_train' expected numbers N x F"),
-        ({"task_by": "y_{split}"}, "'y_train' expected one integer per example"),
-        ({"kind": "classification"}, "'y_train' expected one integer per example"),
+        ({"features": "task_{split}"}, "'task_train': expected numbers N x F"),
+        ({"task_by": "y_{split}"}, "'y_train': expected one integer per example"),
+        ({"kind": "classification"}, "'y_train': expected one integer per example"),
         ({"targets": "y"}, "in all keys"),
         ({"target_names": "names", "targets": "label_{split}"}, "a name for each of 1 targets, found score, age"),
     ],
@@ -100,8 +100,8 @@ def test_what_does_not_fit_is_named(table, params, message):
 @pytest.mark.parametrize(
     ("kind", "label", "message"),
     [
-        ("classification", 40_000, "'label_train' expected labels from 0 to 32767, or -1, found 40000"),
-        ("regression", 1e300, "'y_train' expected numbers that float32 can hold, found 1e\\+300"),
+        ("classification", 40_000, "'label_train': expected labels from 0 to 32767, or -1, found 40000"),
+        ("regression", 1e300, "'y_train': expected numbers that float32 can hold, found 1e\\+300"),
     ],
 )
 def test_labels_that_would_become_others_are_refused(table, tmp_path, kind, label, message):

@@ -185,6 +185,6 @@ def test_settings():
     assert resolve(True) == Augment()
     assert resolve(False) is None
     assert resolve(Augment(flip=0)) == Augment(flip=0)
-    with pytest.raises(ValidationError, match="smaller factor first"):
+    with pytest.raises(ValidationError, match=r"expected \(smallest, largest\) factor, found \[2\.0, 1\.0\]"):
         Augment(scale=(2, 1))
     assert padded((425, 560), 32) == (448, 576)

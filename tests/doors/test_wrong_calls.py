@@ -236,7 +236,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "no client holds the task 'odd'",
     ),
     "a task without labels": (
-        lambda: run(fl.model(nn.Linear(4, 3), "linear"), federation((X, {"sort": Y}), TWO, None)),
+        lambda: run(fl.model(nn.Linear(4, 3), "linear"), federation((X, {"sort": Y}), TWO, None, tasks=["sort", "odd"])),
         "client 'ann' has no labelled example of its task 'odd'",
     ),
     "keys of labels as text": (

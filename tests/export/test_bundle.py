@@ -57,7 +57,7 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
         export(run, tmp_path / "x", task="nope")
     with pytest.raises(StateError, match="not empty"):
         export(run, tmp_path / "one")
-    with pytest.raises(StateError, match="no exported model"):
+    with pytest.raises(StateError, match="is not an exported model"):
         Bundle.read(run)
 
 

@@ -128,7 +128,7 @@ def test_models_that_are_refused(trained: tuple[Path, list[Path]], tmp_path: Pat
         assert not out.exists()
 
     refused("1 model found, expected at least two", models=folders[:1])
-    refused("no exported model", StateError, [run, *folders])
+    refused("is not an exported model", StateError, [run, *folders])
     refused("not a run folder|recipe.yaml is absent", StateError, base=tmp_path)
     with pytest.raises(UserError, match="--scale nan found"):
         merge(folders, run, out, scale=float("nan"))

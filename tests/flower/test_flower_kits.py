@@ -82,7 +82,7 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
     [
         ({"address": "a b; rm -rf /"}, "address"),
         ({"sites": {"../up": {}}}, "sites"),
-        ({"sites": {"server": {}}}, "'server' found"),
+        ({"sites": {"server": {}}}, "the name 'server' is reserved"),
         ({"sites": {"a": {"terms": {"rounds": 0}}}}, "rounds"),
         ({"recipe": "no-such-recipe"}, "no-such-recipe"),
     ],

@@ -571,7 +571,7 @@ def test_peers_that_hear_fewer_than_the_clusters_ask_for_are_refused() -> None:
         build(load_recipe(*rings))
     build(load_recipe(*rings, "method.least=1"))
     build(load_recipe(*rings, "peers.graph=full"))
-    with pytest.raises(RecipeError, match="hears at most 1 others"):
+    with pytest.raises(RecipeError, match="hears at most 1 other peers"):
         build(load_recipe(*rings, "peers.graph=full", "peers.choose={top: 1}"))
 
 

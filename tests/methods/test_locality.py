@@ -334,11 +334,11 @@ def test_a_stage_that_knows_nothing_of_presence_is_refused_where_rows_may_lack_b
 
 @pytest.mark.parametrize("name", ["fedamp", "fedmtl"])
 def test_models_with_blocks_that_nobody_trained_are_not_compared(name: str) -> None:
-    with pytest.raises(RecipeError, match=rf"{name}: .* does not say how .*share: encoder"):
+    with pytest.raises(RecipeError, match=rf"{name}: .* does not declare how .*share: encoder"):
         build(load_recipe("model.heads=own", f"method={name}"))
     build(load_recipe("model.heads=own", f"method={{name: {name}, share: encoder}}"))
 
 
 def test_presence_is_one_of_three_words() -> None:
-    with pytest.raises(ValueError, match="presence is block, row, coupled or None, found 'rows'"):
+    with pytest.raises(ValueError, match="presence: expected block, row, coupled or None, found 'rows'"):
         Traits(presence="rows")  # type: ignore[arg-type]

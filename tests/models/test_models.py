@@ -122,7 +122,7 @@ def test_model_depends_on_the_seed_alone():
         (["a.b"], r"task name 'a\.b': expected letters, digits"),
         (["a*"], "expected letters, digits"),
         (["type"], "'type' cannot be used: torch.nn.ModuleDict has an attribute of that name. .*'type_task'"),
-        (["a", "a"], "task name 'a' occurs twice"),
+        (["a", "a"], "expected different task names, found 'a' twice"),
     ],
 )
 def test_task_names_that_cannot_be_used(names, message):

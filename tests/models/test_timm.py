@@ -182,7 +182,7 @@ def test_weights_files_that_cannot_be_read(tmp_path):
         (tmp_path / name).write_bytes(b"no weights at all")
         with pytest.raises(UserError, match=name):
             encoder(SMALL, weights=str(tmp_path / name))
-    with pytest.raises(UserError, match=r"weights file .*absent\.pth is absent"):
+    with pytest.raises(UserError, match=r"weights file .*absent\.pth does not exist"):
         encoder(SMALL, weights=str(tmp_path / "absent.pth"))
     stray = save({"layers.9.attn.relative_position_bias_table": torch.ones(3, 1)}, tmp_path / "stray.pth")
     with pytest.raises(UserError, match="do not fit this architecture"):

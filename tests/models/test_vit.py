@@ -152,7 +152,7 @@ def test_weights_that_do_not_fit(tmp_path):
     model = tiny(width=16, depth=1)
     state = model.state_dict()
     file = tmp_path / "w.safetensors"
-    with pytest.raises(UserError, match=r"weights file .*w\.safetensors is absent"):
+    with pytest.raises(UserError, match=r"weights file .*w\.safetensors does not exist"):
         load_weights(model, file)
     save_file({k: v for k, v in state.items() if k != "net.pos_embed"} | {"more": torch.ones(1)}, file)
     with pytest.raises(UserError, match=r"w\.safetensors: missing 'net\.pos_embed'; unexpected 'more'"):

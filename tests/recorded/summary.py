@@ -68,6 +68,8 @@ def logged(folder: Path) -> dict[str, list[float]]:
     for log in LOGS:
         for text in (folder / log).read_text().splitlines() if (folder / log).exists() else ():
             line = json.loads(text)
+            # the constant prediction says nothing of the method
+            line["records"] = [record for record in line.get("records", []) if record["kind"] != "constant prediction"]
             for kind in ("up", "down", "train", "records", "diagnostics"):
                 some = [
                     x for path, x in sorted(leaves(line.get(kind, []), "")) if kind != "train" or path.endswith("loss")

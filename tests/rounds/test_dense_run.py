@@ -101,5 +101,5 @@ def test_a_picture_needs_dense_tasks_and_a_finished_run(tmp_path: Path) -> None:
         predictions(result.folder)
     result = fedloom.run(recipe(), tmp_path / "run")
     (result.folder / "model.safetensors").unlink()
-    with pytest.raises(StateError, match="the run is not finished"):
+    with pytest.raises(StateError, match="has no model.safetensors: the run has not finished"):
         predictions(result.folder)

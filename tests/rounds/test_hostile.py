@@ -60,10 +60,13 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected at least one honest client"),
         (
             ["attack=mimic", "peers={mode: asynchronous, scenario: {speed: 1}}"],
-            r"attack: mimic needs .* among asynchronous peers there is none",
+            r"attack: mimic needs .* among asynchronous peers has no such place",
         ),
         (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* with runtime.exact: false"),
-        (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
+        (
+            ["attack=alie", "peers={}", "runtime.engine=flower"],
+            r"alie needs .* among peers with runtime.engine: flower has no such place",
+        ),
         (["attack=alie", "method=matu"], r"attack: alie needs unpacked rows, but Unified"),
         (["attack=replay", "method=centralised"], r"attack: clients of centralised send nothing"),
         (

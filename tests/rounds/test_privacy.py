@@ -108,7 +108,7 @@ def test_delta_is_less_than_one_over_the_clients() -> None:
     for few in (1, 9):
         assert terms_of(recipe.privacy, recipe.training, few) is not None
     for many in (10, 11):
-        with pytest.raises(RecipeError, match=f"less than one over the {many} clients"):
+        with pytest.raises(RecipeError, match=rf"less than one over the number of clients \({many}\)"):
             terms_of(recipe.privacy, recipe.training, many)
 
 
@@ -171,7 +171,7 @@ def test_a_run_stops_before_its_budget_is_overdrawn(quick: Quick, dp: object) ->
 
 
 def test_what_rounds_cost_cannot_change_behind_their_back() -> None:
-    with pytest.raises(StateError, match="the 2 rounds that are done had no privacy"):
+    with pytest.raises(StateError, match="the 2 finished rounds had no privacy"):
         terms().agree({"round": 2})
     with pytest.raises(StateError, match=r"had \{'noise': 2.0\}"):
         terms().agree({"round": 2, "privacy": {**vars(terms()), "noise": 2.0}})
@@ -265,7 +265,7 @@ def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
 
 
 def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
-    with pytest.raises(StateError, match=r"the 0 rounds that are done had \{'noise': 2.0\}"):
+    with pytest.raises(StateError, match=r"the 0 finished rounds had \{'noise': 2.0\}"):
         terms().agree({"round": 0, "privacy": {**vars(terms()), "noise": 2.0}})
     with pytest.raises(RecipeError, match=r"runtime.checkpoint_every: 2 found, .* expected 1"):
         build(load_recipe(FEDPER, GIVEN, "runtime.engine=flower", "runtime.checkpoint_every=2"))
@@ -282,12 +282,12 @@ CENTRAL = {
     "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
     "method={name: rr-cluster, weights: uniform}": "starts with groups that it computes from the rows",
     "method={name: fedspd}": "sends share0, share1 beside the update",
-    "method={name: ifca, weights: uniform, first: noise, add: {pcgrad: }}": "looks at the columns of all",
+    "method={name: ifca, weights: uniform, first: noise, add: {pcgrad: }}": "reads the columns of all rows",
     "early_stopping={patience: 1}": "it reads clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
     "runtime={engine: flower, flower: {enough: 2}}": "one more client displaces another",
-    "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the 5 clients",
+    "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the number of clients (5)",
 }
 
 

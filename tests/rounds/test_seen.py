@@ -41,7 +41,7 @@ CASES: list[tuple[tuple[str, ...], list[str]]] = [
     (("method=fedavg", "peers={}"), ["each peer gets the rows themselves of those it hears", COUNTS]),
     (("method=dfmtl",), ["SimilarityMix needs rows", ALL, COUNTS]),
     (("method=cfl",), ["SplittingClusters needs rows", "no row follows from the personal mixes of all", COUNTS]),
-    (("method=ifca",), ["ChosenClusters needs rows", "not known before the run (it looks at cluster)", COUNTS]),
+    (("method=ifca",), ["ChosenClusters needs rows", "not known before the run (it reads cluster)", COUNTS]),
 ]
 
 

@@ -95,6 +95,10 @@ REFUSED = [
     ("method=fedga | partition.val_fraction=0 | evaluation.splits=[test]", "measures models on validation data"),
     (f"peers={{choose: {{groups: {{fine: 0.5}}}}}} | {UNJUDGED}", "choose.groups.fine judges models on validation"),
     (f"peers={{similarity: {{signals: {{cross-loss: 1}}}}}} | {UNJUDGED}", "similarity cross-loss judges models"),
+    (
+        "method.add.by-task={} | model={name: resnet10, width: 4, norm: batch}",
+        "fedavg + by-task trains each task alone, so running statistics cannot be shared",
+    ),
     ("method=separate | evaluation.models=[global, trained]", "trains a model for each task of a client"),
     (f"{MOVED} | peers={{graph: ring, weights: {{kind: uniform}}}}", "which hears at most 2 other"),
     (

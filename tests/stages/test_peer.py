@@ -55,7 +55,7 @@ def test_the_conflict_averse_mix_is_the_functions_where_all_have_blocks() -> Non
     rows = {name: X[i, :2] for i, name in enumerate("abc")}
     torch.testing.assert_close(mixed[:2], conflict_averse_mix("a", rows, safeguards=stage.safeguards).update)
     torch.testing.assert_close(mixed[2], (2 * X[1, 2] + X[2, 2]) / 3)
-    with pytest.raises(ValueError, match="for one peer"):
+    with pytest.raises(ValueError, match="expected one peer as the target"):
         stage.on(X)
 
 

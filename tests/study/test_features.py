@@ -174,7 +174,7 @@ def test_tables_and_files(runs: dict[str, Path], tmp_path: Path) -> None:
 
 def test_runs_that_lack_something(tmp_path: Path, runs: dict[str, Path]) -> None:
     (run,) = read([runs["fedavg"]])
-    with pytest.raises(StateError, match="the run has no feature modules"):
+    with pytest.raises(StateError, match="expected a run with feature modules"):
         part_accuracy(run, run.views[0])
     with pytest.raises(StateError, match="no task 'digits'.*Tasks: digit"):
         read([runs["f2dc"]], task="digits")

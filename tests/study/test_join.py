@@ -141,7 +141,7 @@ def test_a_client_takes_up_a_task_that_the_run_knows(run: Path) -> None:
     assert (found.client, found.examples) == ("digit-0", clients["digit-0"]["train"])
     new = join(run, "parity", client="digit-0", steps=1, rounds=1, data=[WHOLE])
     assert new.examples == clients["digit-0"]["train"]
-    with pytest.raises(RecipeError, match="client 'digit-0' has the task 'digit' already"):
+    with pytest.raises(RecipeError, match="client 'digit-0' already has the task 'digit'"):
         join(run, "digit", client="digit-0")
     with pytest.raises(RecipeError, match=r"no client 'digit-9' in the run\. Did you mean 'digit-0'"):
         join(run, "large", client="digit-9")

@@ -184,7 +184,7 @@ def test_an_unfinished_run_and_unknown_metrics(matu: Path, tmp_path: Path) -> No
         relatedness(matu, ["cosin"])
     copy = shutil.copytree(matu, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
-    with pytest.raises(StateError, match="the run is not finished"):
+    with pytest.raises(StateError, match="the run has not finished"):
         relatedness(copy)
 
 
