@@ -236,7 +236,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "no client holds the task 'odd'",
     ),
     "a task without labels": (
-        lambda: run(fl.model(nn.Linear(4, 3), "linear"), federation((X, {"sort": Y}), TWO, None, tasks=["sort", "odd"])),
+        lambda: run(fl.model(nn.Linear(4, 3), "linear"),
+                    fl.Federation({"ann": fl.Client((X, {"sort": Y}), tasks=["sort", "odd"])}, TWO)),
         "client 'ann' has no labelled example of its task 'odd'",
     ),
     "keys of labels as text": (

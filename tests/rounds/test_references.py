@@ -243,7 +243,7 @@ def test_a_task_alone_in_one_place_is_its_only_holder_alone(quick: Quick) -> Non
 def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
     with pytest.raises(
         RecipeError,
-        match="centralised needs the examples of all clients in one place|but centralised trains more or less than that",
+        match="centralised needs the examples of all clients in one place|but centralised trains more or less than",
     ):
         build(load_recipe("method=centralised", change))
 
