@@ -47,7 +47,11 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
     ("peers",): {"mode": "synchronous", "rollback": None},
     ("peers", "choose"): {"groups": None, "recency": None},
     ("peers", "similarity"): {
-        **{"gradient": "update", "scale": "unit", "cross_loss": "exp", "model": "trained", "samples": None}
+        "gradient": "update",
+        "scale": "unit",
+        "cross_loss": "exp",
+        "model": "trained",
+        "samples": None,
     },
     ("peers", "warmup"): {"alone": 1},
     ("runtime",): {"exact": True},

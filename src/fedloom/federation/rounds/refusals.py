@@ -163,7 +163,7 @@ def attacked(built: Built) -> None:
         if where:
             raise RecipeError(
                 f"attack: {recipe.attack.name} needs all honest clients' updates in one place before any is used, but "
-                f"{where} has no such place; use a server (exact: true), or synchronous peers in one process"
+                f"a run {where} has no such place; use a server (exact: true), or synchronous peers in one process"
             )
         if built.method.codec.stays_packed:
             raise RecipeError(
