@@ -129,9 +129,9 @@ def test_the_head_is_that_of_the_papers():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Normals("n", 1), "task 'n': expected 3 channels for normals, found 1"),
-        (lambda: Depth("d", 3), "task 'd': expected 1 channels for depth, found 3"),
-        (lambda: Saliency("s", 3), "task 's': expected 1 or 2 channels for saliency, found 3"),
+        (lambda: Normals("n", 1), "task 'n', channels: expected 3 for normals, found 1"),
+        (lambda: Depth("d", 3), "task 'd', channels: expected 1 for depth, found 3"),
+        (lambda: Saliency("s", 3), "task 's', channels: expected 1 or 2 for saliency, found 3"),
     ],
 )
 def test_channels_that_make_no_sense_are_errors(make, message):

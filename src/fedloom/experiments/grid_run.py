@@ -49,7 +49,7 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 
 
 class Watch:
-    """Is told how a grid goes on, and says nothing; those of fedloom.experiments.grid_progress speak."""
+    """The observer of a grid. It prints nothing; those of fedloom.experiments.grid_progress print progress."""
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""

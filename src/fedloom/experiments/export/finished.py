@@ -17,7 +17,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.models.multitask import MultiTask
 
 Tell = Callable[[int, int, str], None]
-"""Is told (steps done, of how many, what comes next)."""
+"""A function of (steps done, of how many, the next step)."""
 
 
 class Steps:

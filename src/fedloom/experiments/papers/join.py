@@ -40,7 +40,7 @@ NEW = "new"
 """The name of a newcomer that is not a client of the run."""
 
 Tell = Callable[[int, int], None]
-"""Is told (trainings done, of how many)."""
+"""A function of (trainings done, of how many)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,7 @@ def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, An
         places = {id(g.members[0][0].part(split)) for g, _ in parts}
         kept = [kept[task] for _, kept in parts if task in kept]
         whole = all(task in kept or not len(g.members[0][0].part(split).of(task)) for g, kept in parts)
-        if len(parts) == 1 or len(places) < len(parts) or len(kept) < 2 or not whole:
+        if len(places) < len(parts) or len(kept) < 2 or not whole:
             continue
         metric = known.metric()
         for output, target in kept:

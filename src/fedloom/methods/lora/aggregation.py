@@ -49,7 +49,7 @@ class FactorProducts(Stage):
 
     B A is the product that the row started from, as a rule 0. The columns of factors are zero afterwards, so they stay
     where they are, and the products are computed in float64. Rows of all ranks are in one space then: that of W. A
-    client that `ranks` names is told its number of components; all others train all. Wang et al.: FLoRA, NeurIPS 2024.
+    client that `ranks` names receives its number of components; all others train all. Wang et al.: FLoRA, NeurIPS 2024.
     """
 
     scale: float = 1.0

@@ -175,7 +175,7 @@ class Robust(RobustSettings, Stage):
             yield from ((columns, group[rows]) for columns, rows in parts if len(rows))
 
     def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
-        """Return (the problems with enough rows, whether no row is in two problems). Of problems without is told."""
+        """Return (the problems with enough rows, whether no row is in two problems), and log those with too few."""
         fit, all_ = [], list(self._problems(updates, together=ctx.peer is not None))
         once = sum(len(members) for _, members in all_) <= len(updates)
         for columns, members in all_:

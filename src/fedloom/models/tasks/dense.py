@@ -72,7 +72,7 @@ class DenseTask(Task):
         if self.widths and self.channels not in self.widths:
             expected = " or ".join(map(str, self.widths))
             raise RecipeError(
-                f"task {self.name!r}: expected {expected} channels for {self.kind}, found {self.channels}"
+                f"task {self.name!r}, channels: expected {expected} for {self.kind}, found {self.channels}"
             )
 
     def head(self, features: int) -> nn.Module:
