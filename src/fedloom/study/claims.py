@@ -212,6 +212,17 @@ class Verdicts(HasTable):
             lines.append((claim.claim, claim.paper, method, over, where, *said))
         return Table("Verdicts", HEAD, tuple(lines), tuple(self._notes()))
 
+    def to_markdown(self) -> str:
+        """Return claims and verdicts in two columns, which a phone can show, and the whole table folded below them."""
+        whole = self.as_table()
+        lines = ["| claim | verdict |", "|---|---|"]
+        for claim, *_, gain, _, verdict in whole.lines:
+            mark = {"yes": "✓ ", "no": "✗ ", "cannot": "? "}.get(verdict.replace(",", " ").split(" ")[0], "")
+            percent = f": {gain.replace(' (', ' % (', 1)}" if gain else ""
+            lines.append(f"| {claim} | {mark}**{verdict}**{percent} |")
+        folded = f"<details><summary>Grids, seeds and numbers</summary>\n\n{whole.to_markdown()}\n</details>\n"
+        return "\n".join(lines) + "\n\n" + folded
+
     def _notes(self) -> list[str]:
         smallest = sorted({of.grid.smallest for of in self.grids.values()})
         notes = [ABOUT.format(smallest=" or ".join(f"{of:g}" for of in smallest))] if smallest else []
