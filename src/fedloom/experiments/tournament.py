@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from fedloom.core.errors import RecipeError, StateError, UserError, parsing
+from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.settings.registry import Registered
-from fedloom.core.settings.section import Count, Section, explain, strict
+from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
-from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.core.settings.yaml import read_section, to_yaml
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared, until_decided
 from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
 from fedloom.federation.recipes.loader import load
@@ -74,13 +74,7 @@ def opened(folder: Path) -> Tournament:
     file = folder / TOURNAMENT
     if not file.is_file():
         raise StateError(f"{folder} is not a tournament's folder: {TOURNAMENT} is absent")
-    with parsing(f"{file} cannot be read"):
-        value = parse(file.read_text("utf-8"), str(file))
-    try:
-        return strict(Tournament, value)
-    except ValidationError as error:
-        path, message = explain(error, Tournament)[0]
-        raise StateError(f"{file}, {path}: {message}") from None
+    return read_section(Tournament, file, StateError)
 
 
 def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Mapping[str, Changes], seeds: int) -> Grid:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from fedloom.core.errors import RecipeError, nearest, parsing
-from fedloom.core.settings.section import Count, Section, explain, strict
-from fedloom.core.settings.yaml import parse
+from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.yaml import read_section
 from fedloom.study.benchmark import Sensitivity, sensitivity
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.significance.statistics import NOISE, Paired, against_zero, holm, p_text
@@ -80,13 +80,7 @@ class Claims(Section):
 
 def load_claims(file: Path) -> Claims:
     """Return the content of a file of claims. Raises RecipeError where it is none."""
-    with parsing(f"{file} cannot be read"):
-        value = parse(file.read_text("utf-8"), str(file))
-    try:
-        return strict(Claims, value)
-    except ValidationError as error:
-        path, message = explain(error, Claims)[0]
-        raise RecipeError(f"{file}, {path}: {message}") from None
+    return read_section(Claims, file)
 
 
 def file_of(claims: Path, grid: Grid, kind: str) -> Path:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+from pydantic import ValidationError
 
-from fedloom.core.errors import RecipeError
+from fedloom.core.errors import RecipeError, UserError, parsing
+from fedloom.core.settings.section import M, explain, strict
 
 LONGEST = 100
 """Digits of a whole number."""
 MOST, DEEPEST = 100_000, 100
 """Values of a document, and how deep they may be nested."""
+
+
+def read_section(model: type[M], file: Path, kind: type[UserError] = RecipeError) -> M:
+    """Return the section that a file holds. Raises `kind`, with the key, where its values do not fit."""
+    with parsing(f"{file} cannot be read"):
+        value = parse(file.read_text("utf-8"), str(file))
+    try:
+        return strict(model, value)
+    except ValidationError as error:
+        path, message = explain(error, model)[0]
+        raise kind(f"{file}, {path}: {message}") from None
 
 
 def to_yaml(value: Any) -> str:
