@@ -133,7 +133,7 @@ def test_what_is_missing_beside_the_rest_is_an_event(arrays: Callable[..., fedlo
     assert first["events"] == [{"event": "not measured", "why": gap} for gap in gaps]
     notes = fedloom.plan(recipe).notes
     assert [f"not measured: {gap}" for gap in gaps] == notes[:2]
-    assert "not measured: personal models, for fedavg has only global ones" in notes
+    assert "personal models are not measured: fedavg has none" in notes
     again = Heard()
     fedloom.resume(result.folder, progress=again)
     assert again.events == []

@@ -20,9 +20,10 @@ from fedloom.stages import Mean
 from tests_support import load_recipe
 
 PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3"
-SUMS = "Mean needs sums; the server gets the rows themselves"
-ALL = "the rows of all-0, digit-0, holes-0, large-0, parity-0 follow from the personal mixes of all"
-COUNTS = "tells how many examples of each class a client has, in digit, parity, large, holes (median correlation 0.99"
+SEES = "the server sees individual updates; of these "
+SUMS = f"{SEES}Mean needs only their sum"
+ALL = "the personal mixes together reveal the updates of all-0, digit-0, holes-0, large-0, parity-0:"
+COUNTS = "reveals how many examples of each class a client has, in digit, parity, large, holes (median correlation 0.99"
 CASES: list[tuple[tuple[str, ...], list[str]]] = [
     (("method=local",), []),
     (("method=fedavg",), [SUMS, COUNTS]),
@@ -30,18 +31,27 @@ CASES: list[tuple[tuple[str, ...], list[str]]] = [
     (("method={name: fedavg, add: {feddea: }}",), [SUMS, COUNTS]),
     (
         ("method={name: fedavg, add: {multi-krum: {f: 0}}}",),
-        [f"MultiKrum needs the Gram matrix or extras, {SUMS}", COUNTS],
+        [f"{SEES}MultiKrum needs their inner products or extras, Mean needs only their sum", COUNTS],
     ),
-    (("method={name: fedavg, add: {median: {f: 0}}}",), ["Median needs rows, Mean needs sums", COUNTS]),
+    (
+        ("method={name: fedavg, add: {median: {f: 0}}}",),
+        ["Median needs each of them, Mean needs only their sum", COUNTS],
+    ),
     (
         ("method={name: fedavg, weights: uniform}", PRIVATE + "}"),
-        ["PrivateMean needs sums", "clipping and noise at the server do not"],
+        ["PrivateMean needs only their sum", "clipping and noise at the server do not"],
     ),
-    (("method=fedavg", PRIVATE + ", trust: local}"), ["Mean needs sums; the server gets rows with noise"]),
-    (("method=fedavg", "peers={}"), ["each peer gets the rows themselves of those it hears", COUNTS]),
-    (("method=dfmtl",), ["SimilarityMix needs rows", ALL, COUNTS]),
-    (("method=cfl",), ["SplittingClusters needs rows", "no row follows from the personal mixes of all", COUNTS]),
-    (("method=ifca",), ["ChosenClusters needs rows", "not known before the run (it reads cluster)", COUNTS]),
+    (
+        ("method=fedavg", PRIVATE + ", trust: local}"),
+        ["individual updates, with noise; of these Mean needs only their sum"],
+    ),
+    (("method=fedavg", "peers={}"), ["each peer sees individual updates of the peers it hears", COUNTS]),
+    (("method=dfmtl",), ["SimilarityMix needs each of them", ALL, COUNTS]),
+    (
+        ("method=cfl",),
+        ["SplittingClusters needs each of them", "the personal mixes together reveal no single update", COUNTS],
+    ),
+    (("method=ifca",), ["ChosenClusters needs each of them", "not known before the run (it reads cluster)", COUNTS]),
 ]
 
 
@@ -89,7 +99,7 @@ def test_rows_are_tried_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None
     built = replace(built, method=Method(stage=stage))
     _, found, counts = visibility(built)
     # all-0 is brought together with digit-0, which has no other head than its own
-    assert "the rows of all-0, holes-0, large-0, parity-0 follow from the personal mixes of all" in found
+    assert "the personal mixes together reveal the updates of all-0, holes-0, large-0, parity-0:" in found
     ((updates, ctx),) = stage.given
     assert (ctx.round, len(ctx.targets)) == (1, 5)
     assert not updates.base.any()

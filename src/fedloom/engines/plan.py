@@ -101,7 +101,7 @@ def plan_of(built: Built) -> Plan:
         memory["frozen parameters (per worker)"] = workers * sum(p.nbytes for p in built.frozen.values())
     notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
-        notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
+        notes.append(f"{missing[0]} models are not measured: {built.method.name} has none")
     if built.method.private is not None and not built.method.private_part(layout).blocks:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:

@@ -178,7 +178,8 @@ def nothing_received(state: State, ctx: Ctx) -> State:
     clients = {client for client, _ in ctx.targets or ()}
     if len(clients) < 2 or ctx.peer is not None:
         return state
-    return lost(state, ctx, f"none of {len(clients)} clients has a usable update; if all fail, so may the model")
+    why = f"none of {len(clients)} clients has a usable update: check the model, the learning rate and the data"
+    return lost(state, ctx, why)
 
 
 def _wrong(new: State, before: State, known: float) -> str | None:

@@ -23,10 +23,10 @@ _NAMED = 5
 
 
 def needed(stage: Stage) -> str:
-    """Return what a stage needs of the rows to do its work, by its traits."""
+    """Return what a stage needs of the clients' updates to do its work, by its traits."""
     if stage.traits.hides or stage.replaceable:
-        return "sums"
-    return "the Gram matrix or extras" if stage.traits.kind == "mix" else "rows"
+        return "only their sum"
+    return "their inner products or extras" if stage.traits.kind == "mix" else "each of them"
 
 
 def visibility(built: Built) -> list[str]:
@@ -34,15 +34,16 @@ def visibility(built: Built) -> list[str]:
     method, peers = built.method, built.recipe.peers
     if method.turn.pool or method.shares_nothing:
         return []
-    gets = "rows with noise" if built.terms is not None and built.terms.trust == "local" else "the rows themselves"
+    local = built.terms is not None and built.terms.trust == "local"
+    sees = "individual updates, with noise" if local else "individual updates"
     counts = _label_counts(built)
     if peers is not None:
-        return [f"who sees what: each peer gets {gets} of those it hears", *counts]
+        return [f"who sees what: each peer sees {sees} of the peers it hears", *counts]
     stages = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
     until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages))
     needs = ", ".join(f"{type(stage).__name__} needs {needed(stage)}" for stage in stages[: until + 1])
     mixes = [] if method.stage.traits.reduces else [f"who sees what: {_given_away(built)}"]
-    return [f"who sees what: {needs}; the server gets {gets}", *mixes, *counts]
+    return [f"who sees what: the server sees {sees}; of these {needs}", *mixes, *counts]
 
 
 def _label_counts(built: Built) -> list[str]:
@@ -58,8 +59,8 @@ def _label_counts(built: Built) -> list[str]:
         return []
     despite = "; clipping and noise at the server do not hide it" if built.terms is not None else ""
     return [
-        f"who sees what: the update of a head's bias tells how many examples of each class a client has, in "
-        f"{', '.join(tasks)} ({LABELS}{despite}); heads that stay with the clients tell nothing"
+        f"who sees what: the update of a head's bias reveals how many examples of each class a client has, in "
+        f"{', '.join(tasks)} ({LABELS}{despite}); it does not where heads stay with the clients (fedper)"
     ]
 
 
@@ -68,12 +69,12 @@ def _given_away(built: Built) -> str:
     try:
         rows = _tried(built)
     except _UnknownError as why:
-        return f"each client gets a mix of its own; whether these give rows away is not known before the run ({why})"
+        return f"each client receives its own mix; whether these reveal updates is not known before the run ({why})"
     if not rows:
-        return "no row follows from the personal mixes of all (tried with random rows)"
+        return "the personal mixes together reveal no single update (tried with random ones)"
     names = [row_key(row).replace("\x1f", "/") for row in rows]
     some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"the rows of {some} follow from the personal mixes of all, so hiding them from the server would be void"
+    return f"the personal mixes together reveal the updates of {some}: hiding them from the server would not help"
 
 
 class _UnknownError(Exception):
