@@ -10,6 +10,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     class_folders,
     combine,
     digits,
+    embedded,
     nyud,
     pascal_context,
     scenes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +15,13 @@ from pydantic import AfterValidator, Field
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count
-from fedloom.data.prepare import DATASETS, SPLITS, Array, at_nodes, cache_folder, channel_statistics, kept
-from fedloom.models.encoders import ENCODERS
+from fedloom.data.prepare import DATASETS, SPLITS, Array, at_nodes, channel_statistics
 from fedloom.models.signal import sized
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset, Examples
-    from fedloom.models.nets import Encoder
 
 BATCH = 128  # images that pass an encoder together
 TASK = "label"
@@ -371,87 +368,3 @@ def joined_domains(
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
     return replace(joined, redrawn=redrawn)
-
-
-@DATASETS.register("embedded", source="the linear-probe protocol: features of an encoder that does not change")
-def embedded(
-    seed: int,
-    *,
-    of: Annotated[dict[str, Any], AfterValidator(DATASETS.fits)],
-    encoder: Annotated[dict[str, Any], AfterValidator(ENCODERS.fits)],
-    weights: str | None = None,
-) -> Dataset:
-    """Replace the inputs of the data set `of`, {name: a data set, its parameters}, by an encoder's features.
-
-    `encoder` is {name: an encoder, its parameters}, for example {name: vit, architecture: tf_efficientnet_lite0,
-    pretrained: true}; `weights` is a file with its weights, as of `model.weights`. An encoder with neither is drawn
-    from the seed. It sees each input once, as evaluation does (nothing is augmented), normalised as its weights want
-    it where that is known. Of an encoder with feature maps the features are the mean of the last one over positions.
-
-    Features are N x F, float32, each scaled to mean 0 and deviation 1 over the train part. They are kept in
-    FEDLOOM_CACHE, so that only the first run computes them. Raises DataError for dense tasks, which features without
-    positions cannot answer, and for data sets whose inputs differ in shape.
-    """
-    import torch
-
-    from fedloom.data.dataset import Dataset, Labelled, TensorExamples
-    from fedloom.models.build import build_model
-
-    data = load(seed, of)
-    if dense := [task.name for task in data.tasks if task.dense]:
-        raise DataError(f"embedded: features have no positions, but the dense task {dense[0]!r} needs them")
-    if not (isinstance(data.train, Labelled) and isinstance(data.test, Labelled)):
-        raise DataError(f"embedded: data {data.name!r} has inputs of several shapes, expected one; see `many`")
-    params = {key: value for key, value in encoder.items() if key != "name"}
-    model = build_model(encoder["name"], params, data.input_shape, data.tasks, seed, weights, signal=data.signal)
-    net = model.encoder.eval()
-    train, test = (_features(net, part) for part in (data.train, data.test))
-    std, mean = torch.std_mean(train, 0, correction=0)
-
-    def part(rows: Tensor, of: Labelled) -> Examples:
-        labels = of.columns(torch.arange(len(rows)), torch.device("cpu"), [task.name for task in data.tasks])
-        return TensorExamples((rows - mean) / std.clamp(min=1e-6), labels, of.domain)
-
-    both = part(train, data.train), part(test, data.test)
-    return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, redrawn=data.redrawn)
-
-
-def _features(net: Encoder, part: Examples) -> Tensor:
-    """Compute the encoder's features of each input of a part, N x F, or take them from the cache."""
-    import torch
-
-    from fedloom.data.dataset import contents, tensor_digest
-
-    def computed() -> dict[str, Array]:
-        rows = []
-        with torch.inference_mode():
-            for index in torch.arange(len(part)).split(BATCH):
-                out: Tensor | list[Tensor] = net(_seen(net, part, index))
-                # Of feature maps, finest first, the last one tells most about the whole image.
-                rows.append(out[-1].mean((2, 3)) if isinstance(out, list) else out)
-        return {"features": torch.cat(rows).numpy()}
-
-    digest = hashlib.sha256(repr(net).encode())  # the encoder, its weights and the data
-    for name, value in net.state_dict().items():
-        digest.update(name.encode() + tensor_digest(value))
-    digest.update(part.fingerprint() + contents(part))
-    place = cache_folder() / "embedded" / digest.hexdigest()[:20]
-    return torch.from_numpy(kept(place, computed)["features"])
-
-
-def _seen(net: Encoder, part: Examples, index: Tensor) -> Tensor:
-    """Return the inputs at `index`, normalised as the encoder's weights want it where that is known."""
-    import torch
-
-    from fedloom.data.dataset import normal
-
-    x, _ = part.batch(index, torch.device("cpu"), None, ())
-    if net.seen is None:
-        return x
-    if x.shape[1] != len(net.seen[0]):
-        raise DataError(f"embedded: the encoder's weights are for {len(net.seen[0])} channels, found {x.shape[1]}")
-    shape = (-1, x.shape[1], *(1,) * (x.ndim - 2))
-    if (own := normal(part, index)) is not None:
-        x = x * own[1].to(x).view(shape) + own[0].to(x).view(shape)
-    mean, std = (torch.tensor(list(value)).view(shape) for value in net.seen)
-    return (x - mean) / std
