@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import sys
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from typer.main import get_command
 import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import PANELS, app
+from fedloom.engines import processes
 from fedloom.federation.recipes import Recipe, dump, load
 from fedloom.federation.rounds.progress import Lines, Progress, progress
 from fedloom.federation.runs.reader import Run
@@ -115,6 +118,21 @@ def test_quiet_means_no_progress(api, fedloom_):
     assert api.calls[0][2] == Path("x")
     assert type(api.calls[0][3]) is Progress
     assert fedloom_("resume", "x", "-q")[2] == ""
+
+
+@pytest.mark.parametrize(("workers", "prepared"), [("2", 1), ("1", 0), ("auto", 0)])
+def test_workers_load_torch_while_this_process_does(api, fedloom_, monkeypatch, workers, prepared):
+    calls = []
+    monkeypatch.setattr(processes, "prepare", lambda: calls.append(len(api.calls)))
+    fedloom_("run", "digits-tasks", f"runtime.workers={workers}", "--quiet")
+    assert calls == [0] * prepared  # before the run begins
+
+
+def test_the_interpreter_ends_without_a_search_for_garbage(fedloom_, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    fedloom_("--version")
+    assert gc.freeze in at_exit
 
 
 def test_a_folder_is_never_overwritten(api, fedloom_):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import traceback
 from typing import Annotated, Any
@@ -22,6 +24,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the app: an error that the user can correct ends in one message and exit code 2, a bug in a traceback."""
+    atexit.register(gc.freeze)  # else the interpreter searches all that torch made for garbage before it ends
     try:
         app()
     except Exception as error:

@@ -15,7 +15,7 @@ from fedloom.cli.grid import grid
 from fedloom.cli.look import report
 from fedloom.cli.tables import compare
 from fedloom.core.errors import StateError, UserError
-from fedloom.engines import cluster
+from fedloom.engines import cluster, processes
 
 if TYPE_CHECKING:
     from fedloom.federation.recipes.schema import MethodSection
@@ -62,6 +62,8 @@ def run(
     if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
         raise StateError(f"{folder} is not empty: {resume}choose another folder with --out")
+    if checked.runtime.engine == "process" and checked.runtime.workers not in (1, "auto"):
+        processes.prepare()
     with _watched(folder, quiet or bool(rank)) as progress:
         from fedloom.engines import api
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -31,6 +31,14 @@ def context() -> BaseContext:
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(list(LOADED))
     return server
+
+
+def prepare() -> None:
+    """Start the server of all children, which loads torch while this process does something else."""
+    if sys.platform == "linux":
+        context()
+        with _safe_path(), _undisturbed(), _no_main():
+            forkserver.ensure_running()
 
 
 def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) -> BaseProcess:
