@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 SCALES = (0.5, 1.0, 2.0, 4.0)
-RULES = {**dict.fromkeys(("mean", "ties", "consensus", "iso-c", "tsv-m"), SCALES), "emr": (1.0,)}
+RULES = {**dict.fromkeys(("mean", "ties", "consensus", "iso-c", "tsv-m", "wudi", "fedrpca"), SCALES), "emr": (1.0,)}
 
 
 def scores(built: Any, folders: Sequence[Path], split: str) -> dict[str, float]:

@@ -38,7 +38,7 @@ ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-m
 TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")
 """Add-ons of the extra `methods`, which are refused without it."""
 
-MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
+MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m", "wudi", "fedrpca")
 """Add-ons that merge updates as task vectors are merged."""
 
 

@@ -52,7 +52,7 @@ GROUPS = (
     _group(
         "Task vectors and model merging",
         "Use it where a client trains several tasks from one pretrained model, and the updates of tasks are merged.",
-        "matu by-task ties dare consensus iso-c tsv-m",
+        "matu by-task ties dare consensus iso-c tsv-m wudi fedrpca",
     ),
     _group(
         "Conflicts between updates",

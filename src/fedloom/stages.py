@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from fedloom.methods.merging.aggregation import ConsensusMask as ConsensusMask
     from fedloom.methods.merging.aggregation import ElectedMean as ElectedMean
     from fedloom.methods.merging.aggregation import IsotropicMerge as IsotropicMerge
+    from fedloom.methods.merging.aggregation import LeastInterference as LeastInterference
+    from fedloom.methods.merging.aggregation import LowRankAndSparse as LowRankAndSparse
     from fedloom.methods.merging.aggregation import SingularMerge as SingularMerge
     from fedloom.methods.peers.aggregation import AtPeer as AtPeer
     from fedloom.methods.peers.aggregation import ConflictAverseMix as ConflictAverseMix

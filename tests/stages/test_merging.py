@@ -7,7 +7,18 @@ import torch
 
 from fedloom.core.layout import Block, Layout
 from fedloom.methods import dare, fedavg, feddea, ties
-from fedloom.stages import ConsensusMask, ElectedMean, IsotropicMerge, Mean, SingularMerge, Stage, TopMagnitude
+from fedloom.methods.merging.aggregation import sparse_part
+from fedloom.stages import (
+    ConsensusMask,
+    ElectedMean,
+    IsotropicMerge,
+    LeastInterference,
+    LowRankAndSparse,
+    Mean,
+    SingularMerge,
+    Stage,
+    TopMagnitude,
+)
 
 LAYOUT = Layout((Block("w", (6, 4)), Block("conv", (3, 2, 2, 2)), Block("b", (5,))))
 N = [1.0, 2, 5]
@@ -59,7 +70,8 @@ def test_a_tensor_that_one_row_trained_is_that_rows() -> None:
     """A decoder in a model that all clients share: the other rows are zeros there, which are no votes."""
     X, support = rows(2), torch.tensor([[True, True, False], [True, True, False], [True, True, True]])
     X[:2, -5:] = 0
-    for stage in (ElectedMean(), ConsensusMask(), IsotropicMerge(), SingularMerge()):
+    matrices = (IsotropicMerge(), SingularMerge(), LeastInterference(), LowRankAndSparse())
+    for stage in (ElectedMean(), ConsensusMask(), *matrices):
         np.testing.assert_allclose(on(stage, X, support=support)[-5:], X[2, -5:])
     assert not on(ConsensusMask(), X)[-5:].any()
 
@@ -116,6 +128,81 @@ def test_tsv_m_of_one_row_of_equal_rows_and_of_rows_without_a_common_direction()
     other = np.outer([0, 0, 1.0, 0], [0, 0, 0, 5.0]).reshape(1, -1)
     both = SingularMerge().on(torch.tensor(np.concatenate([rank_one, other])), layout=layout)[0]
     np.testing.assert_allclose(both.numpy(), rank_one + other, atol=1e-12)
+
+
+def test_wudi_is_the_closed_form_of_its_objective() -> None:
+    """U = sum_k D_k C_k (sum_k C_k)^-1 with C_k = D_k'D_k / |D_k|^2, whatever the weights."""
+    X = rows(8)
+    found = in_blocks(on(LeastInterference(), X))
+    for i in (0, 1):
+        D = [in_blocks(x)[i] for x in X]
+        C = [M.T @ M / (M**2).sum() for M in D]
+        expected = sum(M @ c for M, c in zip(D, C, strict=True)) @ np.linalg.pinv(sum(C), rcond=1e-10)
+        np.testing.assert_allclose(found[i], expected, rtol=1e-7, atol=1e-9)
+        assert np.abs(sum((found[i] - M) @ c for M, c in zip(D, C, strict=True))).max() < 1e-9
+    np.testing.assert_allclose(found[2], in_blocks(P @ X)[2])
+
+
+def test_wudi_of_equal_rows_and_of_rows_that_react_to_other_inputs() -> None:
+    X = np.concatenate([rows(9, 1), rows(9, 1), np.zeros((1, LAYOUT.d))])
+    X[2, -5:] = X[0, -5:]  # biases get the mean, so they must not be zero
+    np.testing.assert_allclose(on(LeastInterference(), X), X[0], atol=1e-12)
+    layout = Layout((Block("w", (4, 4)),))
+    apart = np.zeros((2, 4, 4))
+    apart[0, :, :2], apart[1, :, 2:] = rows(10)[0, :8].reshape(4, 2), rows(11)[0, :8].reshape(4, 2)
+    found = LeastInterference().on(torch.tensor(apart.reshape(2, -1)), layout=layout)[0]
+    np.testing.assert_allclose(found[0].numpy(), apart.sum(0).flatten(), atol=1e-12)
+
+
+SIGNS = np.where(np.random.default_rng(12).random(16) < 0.5, -1.0, 1.0)
+COMMON = np.outer(np.ones(4), SIGNS)  # four clients that agree
+OWN = np.zeros((4, 16))
+OWN[0, 3], OWN[2, 7] = 5.0, -3.0  # and two that have learned something alone
+
+
+def test_robust_pca_finds_a_split_that_is_known() -> None:
+    np.testing.assert_allclose(sparse_part(torch.tensor(COMMON + OWN)).numpy(), OWN, atol=1e-4)
+    for scale in (1e-6, 1e6):
+        np.testing.assert_allclose(
+            sparse_part(torch.tensor(scale * (COMMON + OWN))).numpy(), scale * OWN, atol=scale / 1e4
+        )
+    assert not sparse_part(torch.zeros(3, 5, dtype=torch.float64)).any()
+
+
+def test_no_split_is_better_than_that_of_robust_pca() -> None:
+    rng = np.random.default_rng(13)
+
+    def objective(M: np.ndarray, S: np.ndarray) -> float:
+        return np.linalg.norm(M - S, "nuc") + np.abs(S).sum() / np.sqrt(max(M.shape))
+
+    for k, n in ((4, 30), (6, 5)):
+        M = rng.normal(size=(k, 1)) @ rng.normal(size=(1, n)) + rng.normal(size=(k, n)) * (rng.random((k, n)) < 0.3)
+        S = sparse_part(torch.tensor(M)).numpy()
+        best = objective(M, S)
+        assert 0 < (S == 0).mean() < 1
+        for step in (1e-3, 0.1, 1.0):
+            any_way = rng.normal(size=(k, n))
+            for other in (any_way, M - S, -S, any_way * (S == 0)):
+                assert objective(M, S + step * other) > best * (1 - 1e-5)
+
+
+def test_fedrpca_adds_what_is_common_and_what_is_sparse_times_beta() -> None:
+    layout = Layout((Block("w", (4, 4)), Block("b", (2,))))
+    X, p = np.concatenate([COMMON + OWN, np.arange(8.0).reshape(4, 2)], 1), np.array([1.0, 2, 2, 3]) / 8
+
+    def found(stage: Stage) -> np.ndarray:
+        return stage.on(torch.tensor(X), n=8 * p, layout=layout)[0][0].numpy()
+
+    own = np.sqrt(((COMMON + OWN) ** 2).sum() / 34)  # |M| / |S|, |S|^2 = 25 + 9
+    for stage, beta in ((LowRankAndSparse(2.5), 2.5), (LowRankAndSparse(), own)):
+        np.testing.assert_allclose(found(stage)[:16], p @ COMMON + beta * p @ OWN, atol=1e-3)
+        np.testing.assert_allclose(found(stage)[16:], p @ X[:, 16:])  # a bias gets the mean
+    np.testing.assert_allclose(found(LowRankAndSparse(1.0)), p @ X, atol=1e-12)
+    X[0, 3] = COMMON[0, 3] + 0.1 * np.sign(COMMON[0, 3])
+    X[2, 7] = COMMON[2, 7]
+    assert np.sqrt((X[:, :16] ** 2).sum()) / 0.1 > 10  # beyond the limit of beta
+    np.testing.assert_allclose(found(LowRankAndSparse()), found(LowRankAndSparse(10.0)), atol=1e-9)
+    assert np.abs(found(LowRankAndSparse()) - found(LowRankAndSparse(1.0))).max() > 0.1 * p[0] * 8.9
 
 
 def test_dare_is_a_random_choice_that_is_right_on_average() -> None:

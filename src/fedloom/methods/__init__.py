@@ -60,9 +60,11 @@ from fedloom.methods.matu import by_task as by_task
 from fedloom.methods.matu import matu as matu
 from fedloom.methods.merging import consensus as consensus
 from fedloom.methods.merging import dare as dare
+from fedloom.methods.merging import fedrpca as fedrpca
 from fedloom.methods.merging import iso_c as iso_c
 from fedloom.methods.merging import ties as ties
 from fedloom.methods.merging import tsv_m as tsv_m
+from fedloom.methods.merging import wudi as wudi
 from fedloom.methods.peers import dfmtl as dfmtl
 from fedloom.methods.peers import dpsgd as dpsgd
 from fedloom.methods.peers import plateau as plateau

@@ -1,9 +1,9 @@
-"""Rules by which task vectors are merged, as add-ons: TIES, DARE, consensus masks, Iso-C, TSV-M."""
+"""Rules by which task vectors are merged, as add-ons: TIES, DARE, consensus masks, Iso-C, TSV-M, WUDI, FedRPCA."""
 
 from __future__ import annotations
 
 from fedloom import stages
-from fedloom.core.settings.section import BelowOne, Count, NonNegative, Share, parameters
+from fedloom.core.settings.section import BelowOne, Count, NonNegative, Positive, Share, parameters
 from fedloom.methods import registry as m
 
 
@@ -132,3 +132,66 @@ def tsv_m(method: m.Method) -> m.Method:
     (heal) and with methods that have no plain mean to replace.
     """
     return method.combined_by(stages.SingularMerge())
+
+
+@m.ADDONS.register("wudi", source="WUDI-Merging: Cheng, Xiong, Wei et al., ICML 2025")
+def wudi(method: m.Method) -> m.Method:
+    """Merge each matrix so that it does to the inputs that a client's update reacts to what that update does.
+
+    u = argmin_U sum_k |(U - Delta_k) Delta_k'|^2 / |Delta_k|^2, of those the shortest
+    u = sum_k Delta_k C_k (sum_k C_k)^+,  C_k = Delta_k' Delta_k / |Delta_k|^2   for every matrix of the model; other
+    tensors get the mean. The rows of Delta_k span the inputs by which client k trained the layer, so they stand for
+    its data.
+
+    Acts at the server; beside the update one yes or no per tensor is sent. No state. `fedloom study merge --rule wudi`
+    merges finished models once.
+
+    paper    the objective for each linear layer, once; the text was not at hand, the objective is the release's
+    release  from the sum of the task vectors 300 steps of Adam, learning rate 2e-5 (of language models); ports have
+             1e-5, and the mean of other tensors, or none of them
+    here     in every round, on updates; the minimum itself, by least squares in float64; a convolution is a matrix with
+             a row for each output channel. In matrices clients count alike, whatever their weights
+
+    Equal updates, and one participant, give the update, but for round-off; updates of clients whose inputs have no
+    common direction add up, where a mean would divide them by K: compare with `server-step`. With FedDEA: `feddea` acts
+    at the client, so first. With pcgrad, gradvac: after them. Refused with rules that set weights of coordinates (heal)
+    and with methods that have no plain mean to replace.
+    """
+    return method.combined_by(stages.LeastInterference())
+
+
+@parameters("fedloom.methods.merging.aggregation:LowRankAndSparse")
+class LowRankAndSparseSettings:
+    """Parameters of `LowRankAndSparse`."""
+
+    beta: Positive | None = None
+
+
+@m.ADDONS.register("fedrpca", source="FedRPCA: Jhunjhunwala et al., 2025 (arXiv 2506.01194)")
+def fedrpca(method: m.Method, rule: stages.LowRankAndSparse) -> m.Method:
+    """Split the clients' updates into what they have in common and what is a client's own, and raise the latter.
+
+    M = the K updates of one tensor, a row each (K x n);  L + S = M by robust PCA:
+    min |L|_* + |S|_1 / sqrt(max(K, n)),  |L|_* the sum of the singular values, |S|_1 that of the absolute values
+    u = sum_k p_k L_k + beta sum_k p_k S_k,  beta = min(|M| / |S|, 10) unless it is given
+
+    A mean divides by K what one client alone has learned; beta gives it back. Acts at the server; beside the update one
+    yes or no per tensor is sent. No state. `fedloom study merge --rule fedrpca` merges finished models once. With
+    `model.lora` the factors A and B of each layer are a matrix M each.
+
+    paper    for low-rank factors: the low-rank parts are averaged, the sparse ones averaged and scaled. Only its
+             abstract and summaries by others could be read; these say that the scale is adapted in every round
+    release  none found
+    here     for any tensor. The solver is that of Candes et al. (J. ACM 2011): alternating directions, mu = K n / (4
+             |M|_1), to 1e-6 of |M|, at most 1000 steps, in float64, with singular values by the K x K Gram matrix.
+             Ours are: a matrix M for each tensor, beta as the inverse of the share that S has in |M|, its limit, and
+             the method's weights p_k, which robust PCA does not see
+
+    Tensors of one dimension get the mean, and what one client alone has and trained comes out as it is. beta = 1 is the
+    mean, but for round-off. Equal updates have no sparse part where no value is more than sqrt(K) times their root mean
+    square; where K is small and updates share little, nearly all of M is sparse, and beta near 1. About 200 to 600
+    products of K x n by K x K per tensor and round: for models of millions of weights use low-rank factors. With
+    FedDEA: what the clients drop is zero in M, so little is left for L. With pcgrad, gradvac: after them. Refused with
+    rules that set weights of coordinates (heal) and with methods that have no plain mean to replace.
+    """
+    return method.combined_by(rule)

@@ -1,4 +1,5 @@
-"""Rules that merge task vectors into one: elected signs, consensus masks, equal and whitened singular values.
+"""Rules that merge task vectors into one: elected signs, consensus masks, equal and whitened singular values, least
+interference, low-rank and sparse parts.
 
 Rules of model merging, for any rows: each tensor is merged over the rows that trained it, so a decoder that belongs to
 one row comes out as that row's. Rows count by `weight`; the papers' rules are those of equal weights.
@@ -6,6 +7,7 @@ one row comes out as that row's. Rows count by `weight`; the papers' rules are t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +18,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import shares
-from fedloom.methods.merging import ConsensusMaskSettings
+from fedloom.methods.merging import ConsensusMaskSettings, LowRankAndSparseSettings
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,72 @@ class SingularMerge(Merging):
         factors = [tuple(x[:most] for x in (U.t(), S, V)) for U, S, V in map(_svd, matrices)]
         U, S, V = (torch.cat(side) for side in zip(*factors, strict=True))
         return (_orthonormal(U.t()) * S @ _orthonormal(V)).flatten()
+
+
+@dataclass(frozen=True)
+class LeastInterference(Merging):
+    """Of each matrix the shortest U with the least sum_j |(U - M_j) M_j'|^2 / |M_j|^2 over rows j (WUDI: ICML 2025).
+
+    Rows that are zero do not count. Cheng, Xiong, Wei et al., Whoever Started the Interference Should End It.
+    """
+
+    def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
+        if len(shape) < 2:
+            return p @ parts
+        some = parts[parts.any(1)].double()
+        matrices = some.reshape(len(some), shape[0], -1)
+        unit = matrices / some.norm(dim=1)[:, None, None]
+        # with M_j' / |M_j| side by side as A, and M_j M_j' / |M_j| as B, it is the least |U A - B|
+        inputs, outputs = unit.flatten(0, 1), (unit @ matrices.mT).flatten(0, 1)
+        return (torch.linalg.pinv(inputs) @ outputs).t().flatten().to(parts)
+
+
+@dataclass(frozen=True)
+class LowRankAndSparse(LowRankAndSparseSettings, Merging):
+    """The mean of the rows' low-rank parts and beta times that of their sparse parts, by robust PCA (FedRPCA, 2025).
+
+    Without `beta` it is min(|M| / |S|, 10), M being the rows of a tensor and S their sparse parts.
+    """
+
+    def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
+        1).
+        """
+        if len(shape) < 2 or len(parts) < 2:
+            return p @ parts
+        sparse = sparse_part(parts.double())
+        beta = self.beta
+        if beta is None:
+            beta = min(float(parts.double().norm()) / (float(sparse.norm()) or math.inf), _LIMIT)
+        return p @ parts + (beta - 1) * (p.double() @ sparse).to(p)
+
+
+_LIMIT = 10.0
+
+
+def sparse_part(M: Tensor) -> Tensor:
+    """Return S of M = L + S (k x n, float64) for which |L|_* + |S|_1 / sqrt(max(k, n)) is least: robust PCA.
+
+    By alternating directions: Candes, Li, Ma, Wright, J. ACM 58, 2011, Algorithm 1, with steps 1.6 times as long (Boyd
+    et al., 2011, section 3.4.3), until neither |M - L - S| nor a step of S is above 1e-6 of |M|, at most 1000 times.
+    Singular values are those of the k x k Gram matrix.
+    """
+    S = Y = torch.zeros_like(M)
+    shrink, size = 4 * float(M.abs().mean()), 1e-6 * float(M.norm())
+    least = shrink / math.sqrt(max(M.shape))
+    for _ in range(1000 if shrink else 0):
+        A = M - S + Y
+        squares, U = torch.linalg.eigh(A @ A.t())
+        L = U * (1 - shrink / squares.clamp(min=0).sqrt()).clamp(min=0) @ (U.t() @ A)
+        rest = M - 1.6 * L - (1 - 1.6) * (M - S) + Y
+        before, Y = S, rest.clamp(-least, least)
+        S = rest - Y
+        if max(float((M - L - S).norm()), float((S - before).norm())) <= size:
+            break
+    return S
 
 
 def _svd(matrix: Tensor) -> Sequence[Tensor]:
