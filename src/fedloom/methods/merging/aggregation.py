@@ -139,9 +139,8 @@ class LeastInterference(Merging):
         """
         if len(shape) < 2:
             return p @ parts
-        some = parts[parts.any(1)].double()
-        matrices = some.reshape(len(some), shape[0], -1)
-        unit = matrices / some.norm(dim=1)[:, None, None]
+        matrices = parts.double().reshape(len(parts), shape[0], -1)
+        unit = matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         # with M_j' / |M_j| side by side as A, and M_j M_j' / |M_j| as B, it is the least |U A - B|
         inputs, outputs = unit.flatten(0, 1), (unit @ matrices.mT).flatten(0, 1)
         return (torch.linalg.pinv(inputs) @ outputs).t().flatten().to(parts)
