@@ -1,6 +1,6 @@
 """Prediction heads of dense tasks.
 
-Tasks with one answer per pixel: their losses, metrics and default weights are those of the NYUD and PASCAL
+Tasks with one prediction per pixel: their losses, metrics and default weights are those of the NYUD and PASCAL
 benchmarks that FedHCA2 and FedDEA use.
 
 Predictions are B x channels x H x W before any activation; labels have the same B, H and W, and 255 for no label."""
@@ -59,7 +59,7 @@ Label = Literal["classes", "binary", "normals", "depth"]
 
 @dataclass(frozen=True)
 class DenseTask(Task):
-    """A task with one answer per pixel."""
+    """A task with one prediction per pixel."""
 
     dense: ClassVar[bool] = True
     label: ClassVar[Label]

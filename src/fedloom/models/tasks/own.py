@@ -148,7 +148,7 @@ class Own(Task):
                 f"task {self.name!r}, loss: {what} found, expected a tensor with one number, or with one for each of "
                 f"{len(target)} examples"
             )
-        # Where nothing is trained, a view of a parameter (a constant answer) still says that it wants a gradient.
+        # Where nothing is trained, a view of a parameter (a constant prediction) still says that it wants a gradient.
         trained = torch.is_grad_enabled() and output.requires_grad
         if not loss.is_floating_point() or trained > loss.requires_grad:
             raise DataError(
