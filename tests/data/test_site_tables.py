@@ -353,6 +353,26 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
 
 
+def test_a_labels_kind_is_chosen_on_the_command_line(tmp_path: Path) -> None:
+    """Numbers of visits are classes unless a kind is named; a rare one is refused with the way out."""
+    visits = [0, 1, 2, 3] * 30
+    table = pandas.DataFrame(
+        {"site": list("ab") * 60, "x": [i % 37 for i in range(120)], "visits": [*visits[:-1], 6], "a=b": visits}
+    )
+    table.to_csv(tmp_path / "t.csv", index=False)
+    options = [str(tmp_path / "t.csv"), "--clients", "site", "--out", str(tmp_path / "r.yaml")]
+    refused = CliRunner().invoke(app, ["init", *options, "--labels", "visits"])
+    assert "--labels 'visits=regression'" in str(refused.exception)
+    for labels, kinds in (
+        ("visits=regression,a=b", {"visits": "regression", "a_b": "classification"}),
+        ("visits=regression,a=b=ordinal", {"visits": "regression", "a_b": "ordinal"}),
+    ):
+        assert CliRunner().invoke(app, ["init", *options, "--labels", labels]).exit_code == 0
+        tasks = yaml.safe_load((tmp_path / "r.yaml").read_text())["data"]["tasks"]
+        assert {name: task["kind"] for name, task in tasks.items()} == kinds
+        (tmp_path / "r.yaml").unlink()
+
+
 def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
     from fedloom.experiments.export.table import predict
 

@@ -189,7 +189,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                                "0, 1, FALSE, TRUE found for yes and no; write all yes alike"),
     "a code for missing among labels": (changed(4, lambda i, ill: "-9" if i % 8 == 0 else ill),
                                         "'ill': 12 cells are -9 and no other is below 0"),
-    "a line of totals": (text(rows()) + "Total,5400,270,,45\n", "'ill': one row only has the label '45'"),
+    "a line of totals": (text(rows()) + "Total,5400,270,,45\n", "if labels are amounts, use --labels 'ill=regression'"),
     "lines above the names": ("# made in 2020\n" + text(rows()), "line 2: expected 1 cells like the first line"),
     "separators at the end of rows alone": (text(rows()).replace("\n", ",\n").replace(",\n", "\n", 1),
                                             "line 2: expected 5 cells like the first line"),

@@ -37,7 +37,9 @@ def init(
     labels: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="The columns to predict, a task each; several yes/no columns as one: TASK=A+B."
+            metavar="NAME,...",
+            help="The columns to predict, a task each; NAME=KIND for another kind, such as visits=regression; "
+            "TASK=A+B for several yes/no columns as one task.",
         ),
     ] = None,
     clients: Annotated[
@@ -134,16 +136,21 @@ def _of_table(
 
 
 def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Return what `--labels` says of each task: of a column nothing, of TASK=A+B that it has several labels."""
+    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or that it has several labels
+    (TASK=A+B)."""
+    from fedloom.data.tables.columns import KINDS
     from fedloom.data.tables.read import read
 
     tasks: dict[str, dict[str, Any]] = {}
     for name in _listed(text) or []:
+        column, _, kind = name.rpartition("=")
         task, several, columns = name.partition("=")
-        if several and name not in read(path, None).frame.columns:
-            tasks[task.strip()] = {"kind": "multilabel", "columns": [each.strip() for each in columns.split("+")]}
-        else:
+        if not several or name in read(path, None).frame.columns:
             tasks[name] = {}
+        elif kind in KINDS:
+            tasks[column.strip()] = {"kind": kind}
+        else:
+            tasks[task.strip()] = {"kind": "multilabel", "columns": [each.strip() for each in columns.split("+")]}
     return tasks
 
 

@@ -27,6 +27,8 @@ CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
 """Numbers that are often written for a missing value."""
 LONG = 200
 """A text with more characters is no category."""
+KINDS = ("binary", "classification", "ordinal", "regression")
+"""Kinds of a label that is one column."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
 _ROWS = 20_000
@@ -201,11 +203,10 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         raise DataError(
             f"{about}: dates found, expected a label: convert them to numbers, such as days since admission"
         )
-    if kind not in (None, "binary", "classification", "ordinal", "regression"):
-        expected = "binary, classification, ordinal, multilabel or regression"
-        raise DataError(f"{about}: kind {kind!r} found, expected {expected} for a column")
+    if kind not in (None, *KINDS):
+        raise DataError(f"{about}: kind {kind!r} found, expected multilabel, {' or '.join(KINDS)} for a column")
     if kind is None and count is None and (code := _code_in(column)):
-        raise DataError(f"{about}: {code}; if it is a label, say so with fl.task(kind=...) or classes=")
+        raise DataError(f"{about}: {code}; if it is a label, say so with fl.task(kind=...) or --labels NAME=KIND")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
@@ -273,6 +274,7 @@ def _refuse_strange_classes(column: Column) -> None:
         raise DataError(
             f"{about}: one row only has the label {distinct[once[0]]!r}, so it cannot be learned and tested; correct "
             f"it, or if it means missing, name it with --missing '{distinct[once[0]]}'"
+            + ("" if column.not_numbers else f", or if labels are amounts, use --labels '{column.name}=regression'")
         )
 
 
