@@ -10,11 +10,14 @@ import numpy as np
 import pandas
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import fedloom as fl
+from fedloom.cli.app import app
 from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError
+from fedloom.experiments.export.table import predict
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.folder import RunFolder
@@ -91,6 +94,29 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     }  # fmt: skip
     lines = [json.loads(line) for line in (folder.parent / "nodes" / "bonn" / "audit.jsonl").read_text().splitlines()]
     assert [line["columns"] for line in lines if line["what"] == "statistics"] == [["x", "kind", "score"]]
+
+
+def test_one_sites_section_serves_all_and_the_run_predicts(folder: Path, tmp_path: Path) -> None:
+    """`fedloom init` at one site writes it; another site has no value of an input, and keeps its file's path."""
+    home = tmp_path / "bonn.yaml"
+    wanted = ["init", folder / "bonn.csv", "--labels", "ill,score=regression", "--clients", "1", "--out", home]
+    assert CliRunner().invoke(app, list(map(str, wanted))).exit_code == 0
+    data = yaml.safe_load(home.read_text())["data"]
+    lacking = pandas.read_csv(folder / "cologne.csv").assign(x=np.nan)
+    lacking.to_csv(folder / "cologne.csv", index=False)
+    configs = homes(folder)
+    for config in configs.values():
+        file = Path(config["home"]) / "node.yaml"
+        node = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**node, "data": {**data, "path": node["data"]["path"]}}))
+    recipe = load({**RECIPE, **MODEL})
+    result = run(recipe, tmp_path / "run", engine=OverGrid(LocalGrid(client_app(recipe), configs), tmp_path / "run"))
+    about = json.loads((result.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in about.items()}["cologne"] == ["ill"]
+    for site in SITES:
+        found = predict(result.folder, folder / f"{site}.csv")
+        assert found["p(ill=1)"].between(0, 1).all()
+        assert found["score"].between(100, 400).all()
 
 
 def test_a_run_over_tables_at_nodes_goes_on(folder: Path, tmp_path: Path) -> None:
