@@ -32,7 +32,7 @@ def named(name: str) -> str:
     return f"name: {name}{more.get(name, '')}"
 
 
-ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-mean", "median")
+ROBUST = ("krum", "multi-krum", "mda", "nnm", "rfa", "centred-clip", "clip", "trimmed-mean", "median")
 """Add-ons that need several clients with the same tasks, unless f is 0."""
 
 TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")

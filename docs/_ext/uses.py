@@ -79,7 +79,7 @@ GROUPS = (
         "Hostile clients",
         "Use it where some clients may send wrong updates on purpose: "
         "[hostile clients](../../robust.md) says which rule to choose.",
-        "krum multi-krum nnm rfa centred-clip clip trimmed-mean median",
+        "krum multi-krum mda nnm rfa centred-clip clip trimmed-mean median",
     ),
 )
 

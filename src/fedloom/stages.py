@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from fedloom.methods.robust.aggregation import GeometricMedian as GeometricMedian
     from fedloom.methods.robust.aggregation import Krum as Krum
     from fedloom.methods.robust.aggregation import Median as Median
+    from fedloom.methods.robust.aggregation import MinimumDiameter as MinimumDiameter
     from fedloom.methods.robust.aggregation import MultiKrum as MultiKrum
     from fedloom.methods.robust.aggregation import NearestMix as NearestMix
     from fedloom.methods.robust.aggregation import TrimmedMean as TrimmedMean

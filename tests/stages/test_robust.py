@@ -23,6 +23,7 @@ from fedloom.stages import (
     Krum,
     Mean,
     Median,
+    MinimumDiameter,
     MultiKrum,
     NearestMix,
     Stage,
@@ -34,6 +35,7 @@ K, D = 9, 40
 RULES: list[Robust] = [
     Krum(),
     MultiKrum(),
+    MinimumDiameter(),
     NearestMix(),
     GeometricMedian(),
     CentredClip(),
@@ -63,6 +65,14 @@ def multi_krum(X: Rows, f: int) -> Rows:
     return np.tile(X[np.argsort(scores(X, f))[: len(X) - f]].mean(0), (len(X), 1))
 
 
+def mda(X: Rows, f: int) -> Rows:
+    def diameter(chosen: tuple[int, ...]) -> float:
+        return max(float(np.linalg.norm(X[i] - X[j])) for i, j in itertools.combinations(chosen, 2))
+
+    best = min(itertools.combinations(range(len(X)), len(X) - f), key=diameter)
+    return np.tile(X[[*best]].mean(0), (len(X), 1))
+
+
 def nnm(X: Rows, f: int) -> Rows:
     return np.stack([X[np.argsort([((x - y) ** 2).sum() for y in X])[: len(X) - f]].mean(0) for x in X])
 
@@ -87,6 +97,7 @@ def trimmed(X: Rows, f: int) -> Rows:
 GOLDEN: list[tuple[Stage, Any]] = [
     (Krum(2), krum),
     (MultiKrum(2), multi_krum),
+    (MinimumDiameter(2), mda),
     (NearestMix(2), nnm),
     (ClipNorms(2), clip),
     (CentredClip(2), centred_clip),
@@ -156,6 +167,7 @@ def test_the_same_as_byzfl(f: int) -> None:
     oracles = {
         Krum(f): byzfl.Krum(f),
         MultiKrum(f): byzfl.MultiKrum(f),
+        MinimumDiameter(f): byzfl.MDA(f),
         TrimmedMean(f): byzfl.TrMean(f),
         Median(f): byzfl.Median(),
         GeometricMedian(f): byzfl.GeometricMedian(nu=1e-9, T=1000),
@@ -164,6 +176,18 @@ def test_the_same_as_byzfl(f: int) -> None:
     for rule, oracle in oracles.items():
         np.testing.assert_allclose(rule.on(X)[0][0].numpy(), oracle(X), atol=1e-5, err_msg=repr(rule))
     np.testing.assert_allclose(NearestMix(f).on(X)[0].numpy(), byzfl.NNM(f)(X), atol=1e-5)
+
+
+def test_the_smallest_diameter_by_hand_and_too_many_sets_of_rows_are_refused() -> None:
+    X = torch.tensor([[0.0], [1.0], [3.0], [4.0], [100.0]], dtype=torch.float64)
+    assert MinimumDiameter(1).on(X)[0].flatten().tolist() == [2.0] * 5  # 0, 1, 3, 4
+    assert MinimumDiameter(2).on(X)[0].flatten().tolist() == [4 / 3] * 5  # 0, 1, 3 before 1, 3, 4, as wide
+    updates = Updates.of(torch.from_numpy(rows(20)))
+    [why] = MinimumDiameter().unfit(updates)
+    assert "would try 167,960 sets of 11 of 20 rows, expected at most 100,000: f may be up to 7 here" in why
+    assert not [*MinimumDiameter(7).unfit(updates)]
+    assert not [*MinimumDiameter().unfit(updates, most=15)]
+    assert [*MinimumDiameter(8).unfit(updates)]
 
 
 @each

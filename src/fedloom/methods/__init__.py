@@ -89,6 +89,7 @@ from fedloom.methods.registry import METHODS as METHODS
 from fedloom.methods.robust import centred_clip as centred_clip
 from fedloom.methods.robust import clip as clip
 from fedloom.methods.robust import krum as krum
+from fedloom.methods.robust import mda as mda
 from fedloom.methods.robust import median as median
 from fedloom.methods.robust import multi_krum as multi_krum
 from fedloom.methods.robust import nnm as nnm

@@ -8,7 +8,7 @@ from fedloom import stages
 from fedloom.core.settings.section import Count, Natural, Positive, parameters
 from fedloom.methods import registry as m
 
-RULES = ("Krum", "MultiKrum", "NearestMix", "GeometricMedian", "ClipNorms", "TrimmedMean", "Median")
+RULES = ("Krum", "MultiKrum", "MinimumDiameter", "NearestMix", "GeometricMedian", "ClipNorms", "TrimmedMean", "Median")
 
 
 @parameters(*(f"fedloom.methods.robust.aggregation:{rule}" for rule in RULES))
@@ -55,6 +55,23 @@ def multi_krum(method: m.Method, rule: stages.MultiKrum) -> m.Method:
     here     m = K - f
 
     With 6 clients of one task and 2 of another, all honest, f = 2 and `within: all`, the smaller task gets weight 0.
+    """
+    return method.combined_by(rule >> stages.Mean())
+
+
+@m.ADDONS.register("mda", source="MDA: El-Mhamdi, Guerraoui, Guirguis, Hoang, Rouault, PODC 2020")
+def mda(method: m.Method, rule: stages.MinimumDiameter) -> m.Method:
+    """Average, of the clients with the same tasks, the K - f updates that lie closest together.
+
+    u = the mean over S,  S = argmin over sets of K - f rows of max_{i, j in S} |Delta_i - Delta_j|
+    For groups, `f`, `within`, what is refused and what is not guarded see krum.
+
+    paper    minimum-diameter averaging, among all clients; the text was not at hand, the rule is as byzfl has it
+    release  none; byzfl tries all sets, and takes the first of those with the least diameter
+    here     as byzfl, from the Gram matrix; clients of a set in order, sets by their first clients. A group with more
+             than 100,000 sets (20 clients with f = 9 have 167,960) is refused: name f where fewer are hostile
+
+    Of all rules here its mean has the least error in the worst case, and its cost grows fastest with f.
     """
     return method.combined_by(rule >> stages.Mean())
 
