@@ -353,6 +353,15 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
 
 
+@pytest.mark.parametrize(("rows", "clients", "size"), [(1600, 1, 32), (1601, 1, 64), (3200, 2, 32), (60000, 1, 1024)])
+def test_larger_sites_train_in_larger_batches(tmp_path: Path, rows: int, clients: int, size: int) -> None:
+    """At most 50 steps per epoch of a site, up to the largest size."""
+    pandas.DataFrame({"x": np.arange(rows) % 37, "ill": np.arange(rows) % 2}).to_csv(tmp_path / "t.csv", index=False)
+    options = ["--labels", "ill", "--clients", str(clients), "--out", str(tmp_path / "r.yaml")]
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "t.csv"), *options]).exit_code == 0
+    assert yaml.safe_load((tmp_path / "r.yaml").read_text())["training"]["batch_size"] == size
+
+
 def test_a_labels_kind_is_chosen_on_the_command_line(tmp_path: Path) -> None:
     """Numbers of visits are classes unless a kind is named; a rare one is refused with the way out."""
     visits = [0, 1, 2, 3] * 30
