@@ -21,7 +21,7 @@ from fedloom.stages import Stage
 
 POOLED = ("centralised", "constant")
 """Methods that need the examples of all clients in one place, and so one process."""
-QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
+QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null", "runtime.checkpoint_every=1")
 
 
 def named(name: str) -> str:

@@ -283,3 +283,8 @@ class SharedFolder(RunFolder):
         whole = self.member.gathered(state)
         if self.folder is not None:
             self.folder.save(whole, name)
+
+    def agreed(self, decision: bool) -> bool:
+        """Return what rank 0 has decided."""
+        agreed: bool = self.member.comm.from_first([decision] * self.member.comm.size)
+        return agreed

@@ -331,7 +331,7 @@ class Node:
         digest = self.digests[f"{run}/{name}"] = digest_of((folder.path / f"{name}.json").read_text())
         self.audit.note("checkpoint", run=run, round=round_, digest=digest)
         recipe = self.bench.recipe
-        back = 2 * recipe.runtime.checkpoint_every - 1  # to the last checkpoint, and to the one before it
+        back = 2 * (recipe.runtime.saved_every or 1) - 1  # to the last checkpoint, and to the one before it
         if recipe.early_stopping and recipe.early_stopping.restore_best:
             back += recipe.early_stopping.patience * recipe.evaluation.every
         known = int(marker.get("node", 0))

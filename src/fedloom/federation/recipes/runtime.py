@@ -54,7 +54,9 @@ class Runtime(Section):
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
-    checkpoint_every: Count = 1
+    checkpoint_every: Count | Literal["auto"] = "auto"
+    """Save the state after every so many rounds, and after the last. auto: as often as saving takes at most 5 % of the
+    time; with the engine flower after each round, because nodes keep no older states."""
     mirror: str | None = None
     """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the
     name of the run's folder. What is damaged comes back from it; where the run's folder is lost, resume the copy."""
@@ -80,6 +82,13 @@ class Runtime(Section):
         if self.workers != "auto":
             return self.workers
         return max(1, cores() // self.threads) if set(self.devices) == {"cpu"} else len(self.devices)
+
+    @property
+    def saved_every(self) -> int | None:
+        """`checkpoint_every` as a number; None where the time decides."""
+        if self.checkpoint_every != "auto":
+            return self.checkpoint_every
+        return 1 if self.engine == "flower" else None
 
     @property
     def devices(self) -> tuple[str, ...]:

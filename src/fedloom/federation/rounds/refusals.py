@@ -237,7 +237,7 @@ def unprotected(built: Built) -> None:
             "expected "
             "fixed, or all clients in each round"
         )
-    if built.deployed and recipe.runtime.checkpoint_every > 1:
+    if built.deployed and recipe.runtime.saved_every != 1:
         raise RecipeError(
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that continues "
             "after "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -204,6 +205,31 @@ def status(state: State) -> str:
     return NOTHING if state.get("idle", 0) == state["round"] > 0 else stopped(state) or "finished"
 
 
+class Saving:
+    """Saves the states of a run: after every so many rounds or, with `every` None, as soon as the time since the last
+    save is so long that saving takes at most SHARE of it."""
+
+    SHARE = 0.05
+
+    def __init__(self, folder: RunFolder, every: int | None) -> None:
+        self.folder, self.every = folder, every
+        self._next = 0.0
+        """The time from which on the next state is saved."""
+
+    def save(self, state: State) -> None:
+        """Save a state."""
+        begun = time.monotonic()
+        self.folder.save(state)
+        now = time.monotonic()
+        self._next = now + (now - begun) * (1 / self.SHARE - 1)
+
+    def due(self, round: int) -> bool:
+        """Return whether the state after this round is to be saved, the same in all processes of a run."""
+        if self.every is not None:
+            return round % self.every == 0
+        return self.folder.agreed(time.monotonic() >= self._next)
+
+
 def run_rounds(
     built: Built,
     executor: Executor,
@@ -225,8 +251,10 @@ def run_rounds(
         state = observer.begin(state)
     rounds = min(recipe.training.rounds, *(observer.last for observer in observers))
     secret = new_secret() if built.deployed else None
+    saving = Saving(folder, recipe.runtime.saved_every)
     if state["round"] == 0:
         _measure_start(built, executor, folder, state, progress)
+        saving.save(state)
     while state["round"] < rounds and not stopped(state):
         now = Round(built, state["round"] + 1, progress, secret=secret, before=state)
         last = now.number == rounds
@@ -241,8 +269,8 @@ def run_rounds(
             state = observer.after(state, now)
         line = now.line
         folder.write_round(line, now.ledger.bytes)
-        if last or stopped(state) or now.number % recipe.runtime.checkpoint_every == 0:
-            folder.save(state)
+        if last or stopped(state) or saving.due(now.number):
+            saving.save(state)
         progress.round(now.number, headline(built, line))
     return state
 
@@ -256,4 +284,3 @@ def _measure_start(built: Built, executor: Executor, folder: RunFolder, state: S
         start.record(CONSTANT, {"tasks": {task: list(score) for task, score in scores.items()}})
     start.metrics = measure(built, executor, state, record=start.record)
     folder.write_round(start.line, start.ledger.bytes)
-    folder.save(state)

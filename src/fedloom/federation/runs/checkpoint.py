@@ -6,18 +6,19 @@ strings, empty containers) and the checksum of the tensor file, and below it the
 
 from __future__ import annotations
 
-import errno
 import filecmp
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.errors import StateError, naming
@@ -91,42 +92,66 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     At every instant one of NAME.next, NAME, NAME.prev is a whole pair, possibly with its two halves under
     different names; `load` finds it by checksum.
     """
-    skeleton, tensors = split_tree(tree)
+    skeleton, tensors = split_tree(tree, once=True)
     # tensors before the text that names their checksum, and both on the disk before any old file is moved
     fresh, now, before = (n.format(name) for n in _NAMES)
-    save_tensors(tensors, folder / f"{fresh}.safetensors")
-    _sync(folder / f"{fresh}.safetensors")
-    text = json.dumps(
-        {**labels, "format": _FORMAT, "sha256": sum_of(folder / f"{fresh}.safetensors")[1], "tree": skeleton}
-    )
+    digest = save_tensors(tensors, folder / f"{fresh}.safetensors")
+    text = json.dumps({**labels, "format": _FORMAT, "sha256": digest, "tree": skeleton})
     write_text(folder / f"{fresh}.json", f"{text}\n{digest_of(text)}\n")
     for kind in ("safetensors", "json"):
         if (folder / f"{now}.{kind}").exists():
             os.replace(folder / f"{now}.{kind}", folder / f"{before}.{kind}")
     for kind in ("safetensors", "json"):
         os.replace(folder / f"{fresh}.{kind}", folder / f"{now}.{kind}")
-    _sync(folder)
+    sync(folder)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file, its labels in order: the library writes them in a random one.
+_DTYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What a tensor holds -> its name in a file, in the order in which the format puts them: large ones first."""
+_PIECE = 1 << 18
 
-    Raises OSError where the system refuses, as writing other files does.
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file to the disk; return its checksum, which is computed meanwhile.
+
+    Nothing is copied and the file is not read again, which `safetensors.torch.save_file` and `sum_of` would do; nor are
+    labels in a random order. Raises OSError where the system refuses, as writing other files does.
     """
-    try:
-        save_file(_apart(tensors), file, metadata=None if labels is None else dict(labels))
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error), str(file)) from None
-    if labels is None:
-        return
-    with naming(file), file.open("r+b") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        head = json.loads(opened.read(size))
-        head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
-        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:
-            opened.seek(8)
-            opened.write(text.ljust(size))
+    order = list(_DTYPES)
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    head: dict[str, Any] = {} if labels is None else {"__metadata__": dict(sorted(labels.items()))}
+    end = 0
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        kind = _DTYPES[tensors[name].dtype]
+        head[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    digest = hashlib.sha256()
+    parts: Iterator[Any] = (_raw(tensors[name]).numpy() for name in names)
+    with naming(file), file.open("wb") as opened:
+        for data in chain((len(text).to_bytes(8, "little"), text), parts):
+            for at in range(0, len(data), _PIECE):
+                opened.write(data[at : at + _PIECE])
+                digest.update(data[at : at + _PIECE])
+        opened.flush()
+        os.fsync(opened.fileno())
+    return digest.hexdigest()
 
 
 def load(
@@ -181,19 +206,13 @@ def write_text(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, copied if two share memory or one is only a part of its storage: safetensors refuses both."""
-    apart: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, t in tensors.items():
-        storage = t.untyped_storage()
-        whole = storage.nbytes() == t.nbytes and storage.data_ptr() not in seen
-        apart[name] = t if whole else t.clone()
-        seen.add(storage.data_ptr())
-    return apart
+def _raw(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -205,8 +224,7 @@ def _sync(path: Path) -> None:
 def same(a: Any, b: Any) -> bool:
     """Return whether two trees are equal, tensors bit for bit."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_raw(a), _raw(b))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -66,9 +66,9 @@ _UNKNOWN = hashlib.sha256().hexdigest()[:16]
 class RunFolder:
     """Reads and writes one run folder.
 
-    A round's lines are appended (and synced) before its checkpoint. So a crash between the two leaves too many lines,
-    never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it and of
-    the partition, run.json its own: what is read back is what was written, or it is said.
+    A round's lines are appended, and synced before the next checkpoint. So a crash between the two leaves too many
+    lines, never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it
+    and of the partition, run.json its own: what is read back is what was written, or it is said.
     """
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
@@ -90,6 +90,8 @@ class RunFolder:
         """Events between two sessions, for the next round's line."""
         self._written: dict[str, tuple[int, Any]] = {}
         """Log -> (bytes, running checksum) of what it holds."""
+        self._unsynced: set[str] = set()
+        """Logs with lines that may not be on the disk yet."""
         self._lock = ExitStack()
         self._lock.enter_context(locked(path / LOCK, path))
 
@@ -103,7 +105,8 @@ class RunFolder:
         """Let other processes open the folder. `ok` is False if an error ended the run."""
         if self.tracker is not None:
             self.tracker.close(ok)
-        self._lock.close()
+        with self._lock:
+            self._sync()
 
     @staticmethod
     def create(
@@ -148,6 +151,7 @@ class RunFolder:
             self._append(_METRICS, {**last, "events": [*last.get("events", ()), *self._events]})
             self._note_events(last["round"], self._events)
             self._events = []
+        self._sync()
         final_round = round_ if final_round is None else final_round
         value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
         if self.changes:
@@ -284,10 +288,14 @@ class RunFolder:
             text = f"{json.dumps(_finite(line), allow_nan=False)}\n".encode()
         with naming(self.path / name), (self.path / name).open("ab") as opened:
             opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
+        self._unsynced.add(name)
         digest.update(text)
         self._written[name] = size + len(text), digest
+
+    def _sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        while self._unsynced:
+            checkpoint.sync(self.path / self._unsynced.pop())
 
     def _log(self, name: str) -> tuple[int, Any]:
         """Return (bytes, running checksum) of a log."""
@@ -318,6 +326,7 @@ class RunFolder:
         """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
         the round's number, and stays until no checkpoint of the rest asks for it."""
         round_ = state["round"]
+        self._sync()
         # peers first: the rest names their round, so a crash in between leaves a checkpoint that has all it names
         for peer, own in state.get("peers", {}).items():
             home = _peer(self.path, peer)
@@ -354,6 +363,10 @@ class RunFolder:
         kept = sorted(number for number in files if number <= round_)[-2:]
         for path in (path for number in files.keys() - set(kept) for path in files[number]):
             path.unlink(missing_ok=True)
+
+    def agreed(self, decision: bool) -> bool:
+        """Return a decision that all processes of a run take together."""
+        return decision
 
     def load(self, name: str = "state", home: Path | None = None) -> tuple[State, dict[str, Any], list[str]] | None:
         """Return the newest whole checkpoint, its labels and the problems met, or None if none was ever written.
