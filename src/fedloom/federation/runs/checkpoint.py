@@ -122,7 +122,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What a tensor holds -> its name in a file, in the order in which the format puts them: large ones first."""
+"""Dtype -> its name in a file, in the order in which the format puts tensors: large numbers first."""
 _PIECE = 1 << 18
 
 
