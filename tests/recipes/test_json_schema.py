@@ -44,7 +44,8 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
         assert list(check.iter_errors({**read("digits-tasks").value, **wrong})), wrong
     assert list(check.iter_errors({"name": "mine", "data": "digits"}))
     assert not list(check.iter_errors({"like": "digits-tasks", "training.rounds": 3}))
-    assert not list(check.iter_errors({**read("digits-tasks").value, "data": "mine.data:digits"}))
+    for fits in ({"data": "mine.data:digits"}, {"method": "feddea"}, {"method": {"name": "feddea", "rho": 0.3}}):
+        assert not list(check.iter_errors({**read("digits-tasks").value, **fits}))
 
 
 def test_the_shipped_schema_is_the_one_that_the_command_prints():

@@ -8,7 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from fedloom.errors import RecipeError
+from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, FlowerSettings, Privacy, Runtime
+from fedloom.federation.recipes.schema import MethodSection
 from fedloom.federation.rounds.privacy import terms_of
 from fedloom.methods.peers.config import AdaptiveScope, Choose, GroupsSection, PeersBase, Warmup, Weights
 from fedloom.models.signal import Signal
@@ -197,3 +199,24 @@ def test_delta_is_less_than_one_over_the_number_of_clients(clients: int, delta: 
     else:
         with pytest.raises(RecipeError, match="expected less than one over the number of clients"):
             terms_of(section, training, clients)
+
+
+def test_an_addons_name_is_short_for_fedavg_with_it() -> None:
+    whole = MethodSection.model_validate({"name": "fedavg", "weights": "uniform", "add": {"feddea": {"rho": 0.3}}})
+    assert MethodSection.model_validate({"name": "feddea", "rho": 0.3, "weights": "uniform"}) == whole
+    assert MethodSection.model_validate("feddea").name == "fedavg"
+    assert [*MethodSection.model_validate({"name": "feddea", "add": {"pcgrad": None}}).add] == ["feddea", "pcgrad"]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"name": "feddea", "rho": 2}, r"add.feddea.rho: 2 found, expected a number greater than 0"),
+        ({"name": "feddea", "add": 3}, "3 found, expected other add-ons than feddea, which is the name"),
+        ({"name": "feddea", "add": {"feddea": {}}}, "expected other add-ons than feddea, which is the name"),
+        ({"name": ["feddea"]}, "expected a text"),
+    ],
+)
+def test_an_addons_name_with_what_does_not_fit_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load({"like": "digits-tasks", "method": section})

@@ -58,8 +58,10 @@ def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
         keys = {"name": {"const": entry.name}, **mine["properties"], **common}
         shapes.append({**mine, "properties": keys, "required": ["name", *mine.get("required", [])]})
     imported = {"type": "string", "pattern": IMPORTED}
-    shapes.append({"type": "object", "properties": {"name": imported, **common}, "required": ["name"]})
-    names = {"enum": section.registry().names}
+    short = section.short()
+    other = {"anyOf": [{"enum": short}, imported]} if short else imported
+    shapes.append({"type": "object", "properties": {"name": other, **common}, "required": ["name"]})
+    names = {"enum": [*section.registry().names, *short]}
     return {"description": own["description"], "anyOf": [{"anyOf": [names, imported]}, *shapes]}
 
 

@@ -91,6 +91,11 @@ class Named(Section):
         return registry(*cls.home)
 
     @classmethod
+    def short(cls) -> list[str]:
+        """Return names that are short for a section with another name."""
+        return []
+
+    @classmethod
     def common(cls) -> dict[str, Any]:
         """Return the keys that the section takes whatever its name is."""
         return {k: f for k, f in cls.model_fields.items() if k != "params"}
@@ -216,7 +221,7 @@ class ModelSection(Named):
 
 
 class MethodSection(Named):
-    """The federated method and what is added to it."""
+    """The federated method and what is added to it. An add-on's name is short for FedAvg with this add-on."""
 
     home = ("fedloom.methods", "METHODS")
     section = "method"
@@ -242,6 +247,24 @@ class MethodSection(Named):
     def holding(self, thing: Any, what: str) -> Self:
         """Return the section with a Method in the name's place, which stays as it was."""
         return self.model_copy(update={"python": what})._with(thing)
+
+    @classmethod
+    def short(cls) -> list[str]:
+        """Return the add-ons' names, each short for FedAvg with this add-on."""
+        return list(registry("fedloom.methods", "ADDONS").names)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        section = {"name": value} if isinstance(value, str) else value
+        if isinstance(section, Mapping) and section.get("name") in cls.short():
+            common, addon, beside = cls.common(), section["name"], section.get("add") or {}
+            if not isinstance(beside, Mapping) or addon in beside:
+                raise carry([("add", f"{found(beside)} found, expected other add-ons than {addon}, which is the name")])
+            own = {key: each for key, each in section.items() if key not in common}
+            kept = {key: each for key, each in section.items() if key in common}
+            section = {**kept, "name": "fedavg", "add": {addon: own, **beside}}
+        return section
 
     @field_validator("codec")
     @classmethod
