@@ -42,7 +42,7 @@ GROUPS = (
     _group(
         "Clusters of clients",
         "Use it where clients fall into groups that nobody knows beforehand, and one model per group fits better.",
-        "ifca rr-cluster cfl matfl fedsoft fedspd",
+        "ifca rr-cluster cfl matfl fedsoft fedspd fedmerge",
     ),
     _group(
         "Prototypes of classes",

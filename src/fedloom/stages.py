@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedloom.methods.clusters.aggregation import SplittingClusters as SplittingClusters
     from fedloom.methods.clusters.aggregation import TaskLeaders as TaskLeaders
     from fedloom.methods.clusters.centres import ChosenClusters as ChosenClusters
+    from fedloom.methods.clusters.centres import MergedModels as MergedModels
     from fedloom.methods.clusters.centres import SoftClusters as SoftClusters
     from fedloom.methods.conflict.aggregation import IMTLG as IMTLG
     from fedloom.methods.conflict.aggregation import AlignedMTL as AlignedMTL

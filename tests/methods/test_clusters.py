@@ -37,6 +37,7 @@ from fedloom.stages import (
     HistoryAttention,
     Identity,
     Mean,
+    MergedModels,
     PartlyShared,
     PCGrad,
     PerTask,
@@ -327,6 +328,68 @@ def test_cfl_is_fedavg_until_it_splits() -> None:
     assert torch.equal(one.go(20), two.go(20))
     one.go(1)
     assert set(one.server["stage"]["clusters"]) == {"00", "01"}
+
+
+# FedMerge
+
+
+@pytest.mark.parametrize("step", [0.0, 0.3])
+def test_fedmerge_by_hand(step: float) -> None:
+    """Weights of mixes by autograd through softmax and mix, models by their means, absent clients with the models."""
+    rng = np.random.default_rng(5)
+    models = torch.from_numpy(rng.normal(size=(3, 4)))
+    known = {"c0": [0.5, 0.0, -0.5], "c1": [0.0, 1.0, 0.0], "c3": [0.2, 0.1, 0.0]}
+    X, n = torch.from_numpy(rng.normal(size=(3, 4))), torch.tensor([1.0, 2, 5], dtype=torch.float64)
+    v = torch.tensor([known["c0"], known["c1"], [0.0, 0, 0]], dtype=torch.float64, requires_grad=True)
+    mixes = v.softmax(1) @ models
+    (n / 8 * (mixes * -X).sum(1)).sum().backward()
+    new_v = (v - step * v.grad / v.grad.abs().max()).detach()
+    w = new_v.softmax(1) * n[:, None]
+    new = models + (w / w.sum(0)).T @ X
+
+    stage = MergedModels(3, step=step)
+    state = {"models": list(models), "logits": known, "stages": [{}] * 3}
+    updates = Updates.of(X, n, rows=["c0", "c1", "c2"], base=mixes.detach())
+    out, after = stage(updates, state, Ctx(2))
+    assert [client for client, _ in out.rows] == ["c0", "c1", "c2", "c3"]
+    torch.testing.assert_close(torch.stack(after["models"]), new)
+    torch.testing.assert_close(torch.tensor([after["logits"][c] for c in ("c0", "c1", "c2")]).double(), new_v)
+    assert after["logits"]["c3"] == known["c3"]
+    absent = torch.tensor(known["c3"], dtype=torch.float64).softmax(0)
+    torch.testing.assert_close(out.X[:3], new_v.softmax(1) @ new - mixes.detach())
+    torch.testing.assert_close(out.X[3], absent @ new - absent @ models)
+
+
+def test_fedmerge_separates_groups_and_its_mixes_say_who_belongs_together() -> None:
+    run = Quadratics(methods.fedmerge(models=2, mu=0.0), **OPPOSITE)
+    run.go(40)
+    assert_separated(run, 0.22)  # the line between two models meets no optimum exactly, and each client has its mix
+    logits = run.server["stage"]["logits"]
+    first = {name: logits[name][0] > logits[name][1] for name in run.names}
+    assert len({first[name] for name in LEFT}) == len({first[name] for name in RIGHT}) == 1
+    assert first["c00"] != first["c01"]
+
+
+@pytest.mark.parametrize("first", ["groups", "noise"])
+def test_fedmerge_begins_with_the_model_of_one_round_of_fedavg(first: Any) -> None:
+    b = (torch.tensor(OPTIMA) + 0.5).tolist()  # noise is measured by the mean update, so the groups must not cancel
+    one, two = (Quadratics(m, **OPPOSITE | {"b": b}) for m in (methods.fedmerge(mu=0.0, first=first), methods.fedavg()))
+    one.go(1)
+    two.go(1)
+    torch.testing.assert_close(one.point, two.point, atol=1e-14, rtol=0)
+    models = torch.stack(one.server["stage"]["models"])
+    assert len(models.unique(dim=0)) == 5
+    torch.testing.assert_close(models.mean(0), two.point, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("method", [methods.fedmerge(models=1, mu=0.0), methods.fedmerge(step=0.0, mu=0.0)])
+def test_one_model_and_equal_mixes_are_fedavg(method: Method) -> None:
+    """But for rounding."""
+    one, two = (Quadratics(m, **OPPOSITE) for m in (method, methods.fedavg()))
+    one.go(8)
+    two.go(8)
+    for name in one.names:
+        torch.testing.assert_close(personal(one, name), two.point, atol=1e-12, rtol=0)
 
 
 # IFCA

@@ -48,7 +48,7 @@ KINDS = {
     "private blocks": ("fedbabu", "fedbn", "fedbone", "fedper", "fedrep", "fedsta"),
     "a model of the client's own": ("ditto", "fedamp", "fedmtl", "fedsoft", "pfedme"),
     "a row for each client": (
-        *("cfl", "colnet", "dfmtl", "dpsgd", "fdse", "fedhca2", "fedpmt", "fedspd", "ifca", "matfl"),
+        *("cfl", "colnet", "dfmtl", "dpsgd", "fdse", "fedhca2", "fedmerge", "fedpmt", "fedspd", "ifca", "matfl"),
         "rr-cluster",
     ),
     "a row for each task": ("matu", "separate"),

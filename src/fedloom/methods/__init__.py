@@ -15,6 +15,7 @@ from fedloom.methods.basic import simple as simple
 from fedloom.methods.clusters import cfl as cfl
 from fedloom.methods.clusters import colnet as colnet
 from fedloom.methods.clusters import fedbone as fedbone
+from fedloom.methods.clusters import fedmerge as fedmerge
 from fedloom.methods.clusters import fedpmt as fedpmt
 from fedloom.methods.clusters import fedsoft as fedsoft
 from fedloom.methods.clusters import fedspd as fedspd

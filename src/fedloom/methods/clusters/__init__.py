@@ -1,4 +1,6 @@
-"""Clusters of clients or tasks: CFL, IFCA, RR-Cluster, FedSoft, FedSPD, FedSTA, FedPMT, FedBone, ColNet and MaT-FL."""
+"""Clusters of clients or tasks: CFL, IFCA, RR-Cluster, FedSoft, FedSPD, FedMerge, FedSTA, FedPMT, FedBone, ColNet and
+MaT-FL.
+"""
 
 from __future__ import annotations
 
@@ -238,6 +240,49 @@ def fedspd(
         stage=stages.ChosenClusters(clusters, "noise", noise, mixed=True),
         private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
+        buffers="local",
+    )
+
+
+@m.METHODS.register("fedmerge", source="FedMerge: 2025 (arXiv 2504.06768)")
+def fedmerge(
+    *,
+    models: Count = 5,
+    step: NonNegative = 0.1,
+    mu: NonNegative = 0.02,
+    first: Literal["groups", "noise"] = "groups",
+    noise: NonNegative = 1.0,
+    share: Literal["everything", "encoder"] = "everything",
+) -> m.Method:
+    """Send each client a mix of C models of the server, by weights of its own, which the server learns.
+
+    m_k = sum_j w_kj theta_j,  w_k = softmax(v_k), v_k = 0 at first;  client k trains m_k, with loss + mu/2 |w - m_k|^2
+    v_kj <- v_kj - step s_kj / max |s|,  s_kj = p_k w_kj <theta_j - m_k, -Delta_k>, over all participants and models
+    theta_j <- theta_j + sum_k p_k w_kj Delta_k / sum_k p_k w_kj,  with the new w
+
+    s is the gradient of the clients' losses in v by the chain rule, with -Delta_k for the gradient at m_k. Only the
+    mix is sent, so a client receives and sends what it would with FedAvg. The server keeps the models and v.
+
+    paper    one objective over models and weights; only its abstract could be read
+    release  5 models, 500 rounds of 2 epochs with learning rate 0.01; models begin at random; v moves by 0.01 times p s
+             until a coordinate has moved by 0.01; s over the classifier's layers alone; 0.01 |w - m_k|^2
+    here     the largest step is exactly `step`, which is 0.1 because runs here have tens of rounds; s over all that is
+             shared. Models that start alike never part, and random ones have no mean that a client could train: round 1
+             is FedAvg, and makes the models as with ifca, shifted so that their mean is the model of round 1
+
+    A client that is absent moves with the models; one that never took part has the model of round 1. models = 1 is
+    FedAvg with the term of mu. step = 0 leaves all mixes equal. Batch norm statistics stay with the client.
+    `share: encoder` leaves decoders and heads out, as clients with different tasks need.
+
+    Add-ons at the server (pcgrad, cagrad, ...) act in each model, on rows weighed by the mixes; those that read no
+    weights (robust rules) move all models alike. A server step moves the clients' copies and not the models: leave it
+    at 1. Refused at peers, and with `privacy`. Couples tasks by design: every model is made of all clients.
+    """
+    return m.Method(
+        name="fedmerge",
+        local=(training.Proximal(mu),) if mu else (),
+        stage=stages.MergedModels(models, first, noise, step),
+        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
         buffers="local",
     )
 

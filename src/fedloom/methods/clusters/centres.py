@@ -1,10 +1,10 @@
-"""Several models at the server; each client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft)."""
+"""Several models at the server; a client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft, FedMerge)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -186,6 +186,77 @@ class ChosenClusters(Aggregation):
         least = f", moved by at least {self.least} clients each" if self.least else ""
         first = f"{self.count} clusters, first from {self.first}{least}"
         return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
+
+
+@dataclass(frozen=True)
+class MergedModels(Aggregation):
+    """Keeps `count` models theta_j, and for each client weights w_k of their mix, its model m_k, which it learns
+    (FedMerge).
+
+    m_k = sum_j w_kj theta_j, w_k = softmax(v_k), v_k = 0 at first. A row is the negative gradient at m_k: v_k moves
+    against w_kj <theta_j - m_k, -X_k> p_k, p_k the share of `weight`, so that the largest change of a round is `step`;
+    then theta_j moves by `stage` with the weights w_kj `weight`_k. The first round has one model for all, with `stage`;
+    then the models part (see `first_models`), shifted so that their mean is that model.
+    """
+
+    heading = "in each of {count} models, by the share that a client's mix has of it (learned, step {step}; first from "
+    heading += "{first})"
+    count: Count = 5
+    first: First = "groups"
+    noise: NonNegative = 1.0
+    step: NonNegative = 0.1
+    stage: Stage = Mean()
+
+    @cached_property
+    def traits(self) -> Traits:
+        traits = Traits.around(inner(self))
+        return replace(traits, kind="matrix", reads=traits.reads | {"base", "weight"}, presence="coupled")
+
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
+        """Yield that it needs a server, which knows how every client mixes the same models."""
+        if rows is None:
+            yield f"{self!r} learns how each client mixes a server's models, which no peer has"
+
+    def init(self, layout: Layout) -> State:
+        """Return a state without models."""
+        return {"models": [], "logits": {}, "stages": [self.stage.init(layout)] * self.count}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not len(updates):
+            return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
+        base = torch.zeros_like(updates.X) if updates.base is None else updates.base
+        if not state["models"]:
+            out, inner = self.stage(updates, state["stages"][0], ctx)
+            first = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx)
+            shift = base[0] + out.X[0] - torch.stack(first).mean(0)
+            return out, {"models": [m + shift for m in first], "logits": {}, "stages": [inner] * self.count}
+        before, known, stages = state["models"], state["logits"], list(state["stages"])
+        clients = [client for client, _ in updates.rows]
+        logits = torch.tensor([known.get(client, [0.0] * self.count) for client in clients], dtype=torch.float64)
+        mix, p = logits.softmax(1), (updates.weight / updates.weight.sum().clamp(min=1e-300)).cpu()
+        uphill = -torch.stack([updates.X @ (model - before[0]) for model in before], 1).double().cpu()
+        slope = p[:, None] * mix * (uphill - (mix * uphill).sum(1, keepdim=True))
+        if largest := float(slope.abs().max()):
+            logits = logits - self.step * slope / largest
+        mix, models = logits.softmax(1), []
+        for j, model in enumerate(before):
+            weight = updates.weight * mix[:, j].to(updates.weight)
+            out, stages[j] = self.stage(updates.replace(weight=weight), stages[j], ctx)
+            models.append(model + out.X[0])
+        now = dict(sorted({**known, **dict(zip(clients, logits.tolist(), strict=True))}.items()))
+        starts = {client: base[i] for i, client in enumerate(clients)}
+        moves = {}
+        for client, mine in now.items():
+            start = starts[client] if client in starts else _merged(before, known[client])
+            moves[client] = _merged(models, mine) - start
+        return for_members(updates, moves), {"models": models, "logits": now, "stages": stages}
+
+
+def _merged(models: Sequence[Tensor], logits: Sequence[float]) -> Tensor:
+    """Return the mix of models (d) by the softmax of a client's logits."""
+    mix = _used(models, torch.tensor(logits, dtype=torch.float64).softmax(0).tolist())
+    assert mix is not None
+    return mix
 
 
 @dataclass(frozen=True)
