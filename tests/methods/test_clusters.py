@@ -370,6 +370,12 @@ def test_fedmerge_separates_groups_and_its_mixes_say_who_belongs_together() -> N
     assert first["c00"] != first["c01"]
 
 
+def test_fedmerge_is_refused_at_peers() -> None:
+    build(load_recipe("method=fedmerge"))
+    with pytest.raises(RecipeError, match=r"learns how each client mixes a server's models, which no peer has"):
+        build(load_recipe("method=fedmerge", "peers={weights: {kind: uniform}}"))
+
+
 @pytest.mark.parametrize("first", ["groups", "noise"])
 def test_fedmerge_begins_with_the_model_of_one_round_of_fedavg(first: Any) -> None:
     b = (torch.tensor(OPTIMA) + 0.5).tolist()  # noise is measured by the mean update, so the groups must not cancel
