@@ -35,6 +35,11 @@ GROUPS = (
         "fedbn fedga fdse f2dc feature-modules domain-weights heal",
     ),
     _group(
+        "Clients that label only some classes",
+        "Use it where each site labels some of the organs or classes only, and the model is to know all of them.",
+        "condistfl",
+    ),
+    _group(
         "Personal models",
         "Use it where clients have different tasks, or must keep a model or some layers of their own.",
         "fedper fedrep fedbabu fedsta ditto pfedme fedamp fedmtl fedhca2 fedbone fedpmt across-tasks",

@@ -76,7 +76,19 @@ CASES: dict[str, Any] = {
     if name not in ("staleness", "activated-dimensions")
 }
 # These work on features of a model with an encoder; their stages are tested below.
-WITH_FEATURES = {"f2dc", "fdse", "fedproto", "fedrcl", "fedsa", "fedtgp", "fpl", "moon", "feature-modules", "matu"}
+WITH_FEATURES = {
+    "condistfl",
+    "f2dc",
+    "fdse",
+    "fedproto",
+    "fedrcl",
+    "fedsa",
+    "fedtgp",
+    "fpl",
+    "moon",
+    "feature-modules",
+    "matu",
+}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -41,7 +41,7 @@ POOL_CASES = [
 KINDS = {
     "no updates": ("centralised", "constant", "local", "simple"),
     "one mean": (
-        *("f2dc", "fedacg", "fedavg", "feddyn", "fedga", "fednova", "fedopt", "fedprox", "fedrcl", "moon"),
+        *("condistfl", "f2dc", "fedacg", "fedavg", "feddyn", "fedga", "fednova", "fedopt", "fedprox", "fedrcl", "moon"),
         "ntk-fedavg",
     ),
     "broadcasts": ("fedproto", "fedsa", "fedtgp", "fpl", "scaffold"),

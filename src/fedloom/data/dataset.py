@@ -339,6 +339,25 @@ class Withheld(Behind):
         return np.where(self.kept[task].numpy(), whole, -1)
 
 
+@dataclass(frozen=True, eq=False)
+class Coded(Behind):
+    """Examples whose labels become others: task -> (the table of each example, N; tables, k x 256, by label)."""
+
+    codes: Mapping[str, tuple[Tensor, Tensor]]
+
+    def batch(
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
+        """Return inputs and labels, with the labels of these tasks read in their tables."""
+        x, y = self.examples.batch(index, device, rng, tasks)
+        for task in y.keys() & self.codes.keys():
+            which, tables = self.codes[task]
+            table, labels = tables[which[index]].to(device), y[task]
+            coded = table.gather(1, labels.long().flatten(1) % tables.shape[1])  # -1 is no label, as 255 is
+            y[task] = coded.view_as(labels).to(labels.dtype)
+        return x, y
+
+
 def contents(examples: Examples) -> bytes:
     """Compute a checksum of inputs; empty where the fingerprint has it, or where the inputs lie elsewhere."""
     content: bytes = examples.contents() if hasattr(examples, "contents") else b""

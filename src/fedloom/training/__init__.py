@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedloom.methods.clusters.rules import DrawnCluster as DrawnCluster
     from fedloom.methods.clusters.rules import SoftAnchors as SoftAnchors
     from fedloom.methods.conflict.gap import ValidationLosses as ValidationLosses
+    from fedloom.methods.distill.rules import ConditionalDistillation as ConditionalDistillation
     from fedloom.methods.drift.rules import ControlVariate as ControlVariate
     from fedloom.methods.drift.rules import CountedSteps as CountedSteps
     from fedloom.methods.drift.rules import Dual as Dual

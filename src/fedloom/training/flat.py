@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,6 +55,23 @@ class FlatModel:
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 
+    def outputs_under(self, vector: Tensor, x: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Return predictions under another model, given as one vector: eval mode, no gradient.
+
+        The model in training and its buffers are not touched.
+        """
+        blocks = zip(self.layout.blocks, self.layout.slices, strict=True)
+        tensors = {block.name: vector[s].view(block.shape) for block, s in blocks}
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                outputs: dict[str, Tensor] = functional_call(self.module, tensors, (x, tuple(tasks)))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return outputs
+
     def load_integers(self, values: dict[str, Tensor]) -> None:
         """Set integer buffers (such as the batch counter of batch norm)."""
         for name, value in values.items():
@@ -88,7 +105,8 @@ class FeatureRecorder:
         """Store the encoder's input and output within this context."""
 
         def keep(_module: nn.Module, args: tuple[Tensor, ...], outputs: Any) -> None:
-            self._inputs, self._outputs = args[0], outputs
+            if torch.is_grad_enabled():  # a pass under another model is not the batch's own
+                self._inputs, self._outputs = args[0], outputs
 
         handle = self._encoder.register_forward_hook(keep)
         try:
@@ -112,14 +130,12 @@ class FeatureRecorder:
             for block, s in zip(layout.blocks, layout.slices, strict=True)
             if block.name.startswith("encoder.")
         }
-        inputs, outputs = self._inputs, self._outputs
         self._encoder.eval()
         try:
             with torch.no_grad():
-                return pooled(functional_call(self._encoder, tensors, (inputs,)))
+                return pooled(functional_call(self._encoder, tensors, (self._inputs,)))
         finally:
             self._encoder.train()
-            self._inputs, self._outputs = inputs, outputs  # the hook saw this pass too
 
 
 def pooled(outputs: Tensor | list[Tensor]) -> Tensor:

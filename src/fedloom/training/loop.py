@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import count, islice
 from operator import add
 from types import MappingProxyType
@@ -238,7 +238,7 @@ def _train(
             outputs = model.module(x, tuple(here))
             loss, losses = task_losses(outputs, targets, here)
             if applied is not None:
-                loss = applied.penalised(loss, outputs, targets)
+                loss = applied.penalised(loss, x, outputs, targets)
         loss.backward()
         if applied is not None:
             applied.edit()
@@ -267,7 +267,7 @@ class _Applied:
         self, model: FlatModel, trained: Layout, training: Training, added: Additions, memory: Mapping[str, State]
     ) -> None:
         received = model.vector.clone() if added.received is None else added.received
-        self.rules = added.rules
+        self.model, self.rules = model, added.rules
         self.view = View(
             model.params,
             model.grad,
@@ -292,9 +292,12 @@ class _Applied:
         self.view.lr, self.view.step = lr, step
         return self.view.features.recording() if self.view.features else _NOTHING
 
-    def penalised(self, loss: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
+    def penalised(
+        self, loss: Tensor, x: Tensor, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> Tensor:
         """Return the loss of a batch with the rules' penalties."""
         self.view.outputs, self.view.targets = outputs, targets
+        self.view.under = partial(self.model.outputs_under, x=x, tasks=tuple(outputs))
         for i, rule in enumerate(self.rules):
             penalty = rule.penalty(self.view, self.states[str(i)])
             loss = loss if penalty is None else loss + penalty

@@ -44,6 +44,7 @@ class View:
     buffers   float buffers of the model now
     received  parameters and buffers at the start of the round, as one vector
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
+    under     a model as one vector (parameters, buffers) -> its predictions of the batch by task, without gradient
     validate  task -> mean loss of the current model on the client's validation data
     losses    the loss of each of the client's training examples (n) under the current model
     labels    the labels of the client's training examples, as they are measured and batch by batch
@@ -67,6 +68,7 @@ class View:
     buffers: Tensor | None = None
     received: Tensor | None = None
     features: FeatureRecorder | None = None
+    under: Callable[[Tensor], Mapping[str, Tensor]] | None = None
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
     labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None

@@ -32,7 +32,7 @@ from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
 from fedloom.federation.rounds.build import assemble, method_of, with_options
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part, coded
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.privacy import terms_of
 from fedloom.federation.runs.checkpoint import write_text
@@ -216,12 +216,13 @@ def own_data(
                 f"{choices('Tasks', name, known)}"
             )
     test = np.arange(len(dataset.test), dtype=np.int64)
+    training = coded(dataset.train, known.values(), {config.client: [share.train, share.val]})
     client = BuiltClient(
         config.client,
         {name: (known[name], weight * known[name].weight) for name, weight in sorted(weights.items())},
-        Part(dataset.train, share.train, "own"),
-        Part(dataset.train, share.val, "own"),
-        Part(dataset.test, test, "own"),
+        Part(training, share.train, "own"),
+        Part(training, share.val, "own"),
+        Part(coded(dataset.test, known.values(), {config.client: [test]}), test, "own"),
         config.domain,
     )
     return dataset, client

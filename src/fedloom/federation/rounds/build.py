@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.core.errors import RecipeError, UserError, choices
+from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.layout import Layout
 from fedloom.core.settings.trust import imported, is_import
 from fedloom.data.combine import loaded
@@ -184,6 +184,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
         partition = partition.by_task(pool) if method.turn.apart else partition
     partition.check(pool, shared=True)
+    _labellers(dataset, partition)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     if recipe.privacy is not None and dataset.private is not None:
         dataset = _with_noise(recipe, recipe.privacy, dataset, len(federation.clients))
@@ -192,6 +193,15 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)
     return built
+
+
+def _labellers(dataset: Dataset, partition: Partition) -> None:
+    """Refuse clients in `labelled` that the federation does not have."""
+    clients = [share.client for share in partition.shares]
+    for task in dataset.tasks:
+        for name in getattr(task.known, "labelled", None) or ():
+            if name not in clients:
+                raise RecipeError(f"tasks.{task.name}.labelled: {unknown('client', name, clients)}")
 
 
 def _with_noise(recipe: Recipe, section: Privacy, dataset: Dataset, clients: int) -> Dataset:

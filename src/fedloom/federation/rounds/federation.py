@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.context import Row, draws
 from fedloom.core.errors import DataError
 from fedloom.core.layout import Layout
-from fedloom.data.dataset import Dataset, Examples, Withheld, apart
+from fedloom.data.dataset import Coded, Dataset, Examples, Withheld, apart
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
 from fedloom.methods.method import Pooled
 from fedloom.models.tasks.task import Task
@@ -86,6 +86,20 @@ def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
     if all(mine[positions].all() for mine in held.values()):
         return Part(examples, positions, "all")
     return Part(Withheld(examples, {task: torch.from_numpy(mine) for task, mine in held.items()}), positions, "all")
+
+
+def coded(examples: Examples, tasks: Iterable[Task], owned: Mapping[str, Sequence[Indices]]) -> Examples:
+    """Return examples with the labels of each client's own ones as its tasks say (`Task.codes`)."""
+    codes: dict[str, tuple[Tensor, Tensor]] = {}
+    for task in tasks:
+        which, tables = torch.zeros(len(examples), dtype=torch.int64), [torch.arange(256)]
+        for client, parts in owned.items():
+            if (table := task.codes(client)) is not None:
+                which[torch.from_numpy(np.concatenate(parts))] = len(tables)
+                tables.append(table)
+        if len(tables) > 1:
+            codes[task.name] = which, torch.stack(tables)
+    return Coded(examples, codes) if codes else examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +176,21 @@ class BuiltFederation:
         """
         known = {t.name: t for t in dataset.tasks}
         everything = np.arange(len(dataset.test), dtype=np.int64)
-        tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
         holders = Counter(share.domain for share in partition.shares)
-        for i, name in enumerate(dataset.domains):
-            if dataset.test.domain is not None:
-                mine = everything[dataset.test.domain.numpy() == i]
-                tests[name] = Part(dataset.test, mine, "own" if holders[name] == 1 else "shared")
+        of_domain: dict[str | None, Indices] = {}
+        if dataset.test.domain is not None:
+            numbers = dataset.test.domain.numpy()
+            of_domain = {name: everything[numbers == i] for i, name in enumerate(dataset.domains)}
+        alone = {
+            s.client: [of_domain[s.domain]]
+            for s in partition.shares
+            if holders[s.domain] == 1 and s.domain in of_domain
+        }
+        train = coded(dataset.train, dataset.tasks, {s.client: [s.train, s.val] for s in partition.shares})
+        test = coded(dataset.test, dataset.tasks, alone)
+        tests: dict[str | None, Part] = {None: Part(test, everything, "shared")}
+        for name, mine in of_domain.items():
+            tests[name] = Part(test, mine, "own" if holders[name] == 1 else "shared")
         clients = {}
         for s in partition.shares:
             if not s.tasks:
@@ -180,8 +203,8 @@ class BuiltFederation:
             clients[s.client] = BuiltClient(
                 s.client,
                 {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
-                Part(dataset.train, s.train, "own"),
-                Part(dataset.train, s.val, "own"),
+                Part(train, s.train, "own"),
+                Part(train, s.val, "own"),
                 tests.get(s.domain, tests[None]),
                 s.domain,
             )

@@ -7,8 +7,9 @@ Predictions are B x channels x H x W before any activation; labels have the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -114,29 +115,65 @@ class Semseg(DenseTask):
     """Semantic segmentation: one of `channels` classes per pixel, labels 0..channels-1.
 
     `absent` says what a class counts in mIoU that occurs in neither truth nor prediction (see `MeanIoU`).
-    `class_weights` weigh the loss of the pixels of each class.
+    `class_weights` weigh the loss of the pixels of each class. `labelled` says of clients which classes they label: in
+    their masks 0 means any other class, and the loss adds up the probabilities of these. Such a pixel has the label
+    `channels` + j, of the j-th of `sets`, in their training, validation and own test data.
     """
 
     absent: Absent = "skip"
     class_weights: tuple[float, ...] | None = None
+    labelled: Mapping[str, tuple[int, ...]] | None = None
 
     kind: ClassVar[str] = "semseg"
     label: ClassVar[Label] = "classes"
     metrics: ClassVar[Mapping[str, Direction]] = {"miou": "max", "pixel_accuracy": "max"}
     usual: ClassVar[str] = "miou"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for client, some in (self.labelled or {}).items():
+            known = range(1, self.channels)
+            if not some or len({*some}) != len(some) or not all(type(c) is int and c in known for c in some):
+                raise RecipeError(
+                    f"task {self.name!r}, labelled, client {client!r}: {list(some)} found, expected different classes "
+                    f"from 1 to {self.channels - 1}"
+                )
+        if self.channels + len(self.sets) > IGNORE:
+            raise RecipeError(
+                f"task {self.name!r}: {self.channels} classes and {len(self.sets)} different sets in labelled found, "
+                f"expected at most {IGNORE} together"
+            )
+
+    def _rest(self, some: Sequence[int]) -> tuple[int, ...]:
+        return tuple(c for c in range(self.channels) if c not in some)
+
+    @cached_property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of classes, each with 0, of which some client's labels say no more than that it is one of them."""
+        return tuple(sorted({rest for some in (self.labelled or {}).values() if len(rest := self._rest(some)) > 1}))
+
+    def codes(self, client: str) -> Tensor | None:
+        """Return labels with those outside the client's classes replaced by their set's."""
+        rest = self._rest((self.labelled or {}).get(client) or range(1, self.channels))
+        if rest not in self.sets:
+            return None
+        codes = torch.arange(IGNORE + 1)
+        codes[list(rest)] = self.channels + self.sets.index(rest)
+        return codes
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return `losses.cross_entropy`."""
-        return losses.cross_entropy(output, target, weights=self.class_weights)
+        return losses.cross_entropy(output, target, weights=self.class_weights, sets=self.sets)
 
     def metric(self) -> Measures:
         """Return mIoU and pixel accuracy."""
-        return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
+        return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent, sets=self.sets))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Count how often each pixel is of each class (C x H x W), and how often it has a label."""
         y = read_classes(target, _like(self, target))
         valid = (y != IGNORE).double()
+        y = torch.where((y >= self.channels) & (y != IGNORE), 0, y)
         counts = torch.zeros(self.channels, *y.shape[1:], dtype=torch.float64)
         return counts.scatter_add_(0, torch.where(y == IGNORE, 0, y), valid), valid.sum(0, keepdim=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -80,22 +80,31 @@ class Measures(Metric):
 class _ConfusionMeasure(Measure):
     """A confusion matrix, truth x prediction, of classes over valid pixels."""
 
-    def __init__(self, classes: int, ignore: int = IGNORE, absent: Absent = "skip") -> None:
+    def __init__(
+        self, classes: int, ignore: int = IGNORE, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()
+    ) -> None:
         if absent not in ("skip", "zero"):
             raise ValueError(f"absent: expected 'skip' or 'zero', found {absent!r}")
-        self.ignore, self.absent = ignore, absent
+        self.ignore, self.absent, self.sets = ignore, absent, sets
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
 
     def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take logits and class numbers; a label of no class that is neither `ignore` nor -1 is a DataError."""
+        """Take logits and class numbers; a label of no class that is neither `ignore` nor -1 is a DataError.
+
+        Label `classes` + j means one of the classes `sets[j]`: it counts as class 0, and so does a prediction of any.
+        """
         classes = len(self.matrix)
         if pred.shape[1] != classes:
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
         truth = read_classes(target, pred, self.ignore).cpu()
+        guess = pred.detach().max(1).indices.cpu()  # argmax takes five times as long
+        for j, some in enumerate(self.sets):
+            here = truth == classes + j
+            guess = torch.where(here & torch.isin(guess, torch.tensor(some)), 0, guess)
+            truth = torch.where(here, 0, truth)
         valid = truth != self.ignore
         if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
             raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
-        guess = pred.detach().max(1).indices.cpu()  # argmax takes five times as long
         cell = torch.where(valid, truth * classes + guess, classes**2)
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes)
 

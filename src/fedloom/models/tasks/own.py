@@ -165,6 +165,16 @@ class Own(Task):
         """Return the result of the base task."""
         return self.base.sums(target)
 
+    def codes(self, client: str) -> Tensor | None:
+        """Return the result of the base task. Raises RecipeError where the user's functions would see its codes."""
+        codes = self.base.codes(client)
+        if codes is not None and (self.own_loss is not None or self.measured):
+            raise RecipeError(
+                f"task {self.name!r}: labelled= found beside a loss or metrics of one's own, which do not know labels "
+                "that mean one of several classes; leave one of them out"
+            )
+        return codes
+
     def constant(self, mean: Tensor) -> Tensor:
         """Return the result of the base task."""
         return self.base.constant(mean)
@@ -209,6 +219,7 @@ class Description:
     class_weights: tuple[float, ...] | None
     ignore: float | None
     columns: tuple[str, ...] | None = None
+    labelled: Mapping[str, tuple[int, ...]] | None = None
 
     def named(self, name: str) -> Task:
         """Return the task of this name."""
@@ -231,6 +242,8 @@ class Description:
                 raise RecipeError(f"task {base.name!r}: {len(self.class_weights)} class_weights found, expected "
                                   f"{base.channels}")  # fmt: skip
             more["class_weights"] = self.class_weights
+        if self.labelled is not None:
+            more["labelled"] = self.labelled
         return Own.of(replace(base, **more), self.loss, self.metrics)
 
 
@@ -251,6 +264,7 @@ def task(
     columns: Sequence[str] | None = None,
     class_weights: Sequence[float] | None = None,
     ignore: float | None = None,
+    labelled: Mapping[str, Sequence[int]] | None = None,
     loss: Loss | None = None,
     metric: str | Sequence[str] | None = None,
     metrics: Mapping[str, Any] | None = None,
@@ -272,6 +286,8 @@ def task(
     columns        the columns of a table that are the labels of a multilabel task, in the place of `classes`
     class_weights  weights of the classes in the loss, or of the positive examples of each label
     ignore         a further value of labels that means "no label"
+    labelled       of segmentation: {client: the classes that its masks tell apart}, for sites that label only some.
+                   Class 0 then means "none of these"; clients that are not named label all classes
     loss           a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss
                    of a batch or one loss per example; it never sees examples without a label
     metric         the metric that stands for the task in tables, by its name, or several, of which the first does:
@@ -317,7 +333,12 @@ def task(
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
         raise RecipeError(f"task: ignore={ignore!r} found, expected a number (for normals: None)")
+    sites = None
+    if labelled is not None:
+        if kind != "segmentation" or not isinstance(labelled, Mapping):
+            raise RecipeError(f"task: labelled={labelled!r} found, expected {{client: classes}} of a segmentation")
+        sites = {str(client): tuple(some) for client, some in labelled.items()}
     description = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
-                              None if columns is None else tuple(columns))  # fmt: skip
+                              None if columns is None else tuple(columns), sites)  # fmt: skip
     description.named("task")  # raises an error for anything but a function
     return description

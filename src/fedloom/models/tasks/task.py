@@ -115,6 +115,10 @@ class Task(ABC):
         """
         raise NotImplementedError(f"task {self.name!r}: {type(self).__name__} does not define the mean of its labels")
 
+    def codes(self, client: str) -> Tensor | None:
+        """Return what each label (0 to 255) of a client becomes (256); None where it stays as it is."""
+        return None
+
     def constant(self, mean: Tensor) -> Tensor:
         """Return the output (channels x ...) that predicts the mean (k x ...) of the labels, as `sums` adds them up."""
         return mean

@@ -1,0 +1,44 @@
+"""Distillation from other models' predictions: ConDistFL."""
+
+from __future__ import annotations
+
+from fedloom import training
+from fedloom.core.settings.section import Natural, NonNegative, Positive, parameters
+from fedloom.methods import registry as m
+
+
+@parameters("fedloom.methods.distill.rules:ConditionalDistillation")
+class ConditionalDistillationSettings:
+    """Parameters of `ConditionalDistillation`."""
+
+    lam: NonNegative = 1.0
+    temperature: Positive = 2.0
+    ramp: Natural = 10
+    together: tuple[tuple[int, ...], ...] = ()
+
+
+@m.METHODS.register("condistfl", source="ConDistFL: Wang et al., 2023 (arXiv 2308.04070) and 2024 (arXiv 2412.18833)")
+def condistfl(rule: training.ConditionalDistillation) -> m.Method:
+    r"""Distil the received model where a client's labels are silent: sites that label only some classes or organs.
+
+    At a client that labels the classes $F$, $S$ is all others, the background 0 among them. Its masks have one label
+    for all of $S$, and its loss is marginal: $-\log \sum_{c \in S} p_c$ there, $-\log p_y$ elsewhere. To this comes
+    $$\lambda \operatorname{mean}_g\Big(1 - \frac{2 \sum_i q_{ig} t_{ig}}{\sum_i q_{ig} + \sum_i t_{ig}}\Big),
+    \qquad q_{ig} = \frac{\sum_{c \in g} e^{z_{ic} / T}}{\sum_{c \in S} e^{z_{ic} / T}},$$
+    where $g$ runs over groups of classes of $S$, $z$ are logits, $t$ is the same of the received model, and $i$ runs
+    over the batch's pixels that are labelled $S$ and that the received model puts into $S$. So $q$ is the probability
+    of a group given that the class is none of the client's. The server is FedAvg.
+
+    paper    as above; the texts were read in abstracts and excerpts only, so numbers are the release's
+    release  T = 2; lambda grows from 0.01 to 1 evenly over the rounds; an organ and its tumour are one group where
+             neither is labelled; the supervised loss is Dice + cross entropy, of four depths; 1e-5 in denominators
+    here     the supervised loss is the task's own, made marginal; lambda grows from lam/100 to lam over the client's
+             first `ramp` rounds (0: at once), because clients do not know how many there will be; `together` names
+             the classes that are one group. Multilabel tasks: where a label is missing, the cross entropy with the
+             received model's probability at temperature T, averaged over the missing ones
+
+    Which classes a client labels stands in the task: `fl.task(kind="segmentation", classes=4, labelled={"north":
+    [1]})`, in recipes `tasks: {organs: {labelled: {north: [1]}}}`. The marginal loss comes with that, for every
+    method; lam = 0 is FedAvg with it, bit for bit, and so is a federation whose clients label everything.
+    """
+    return m.Method(name="condistfl", local=(rule,))
