@@ -6,6 +6,7 @@ import resource
 import time
 import warnings
 from dataclasses import asdict, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,21 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
     with pytest.raises(DataError, match="the order of all, mild, much, none, some is unknown: replace them by numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
+
+
+def test_a_data_frame_may_declare_an_order_and_have_decimals() -> None:
+    """What a database or a careful owner hands over: decimal.Decimal are numbers, an ordered Categorical is ordinal."""
+    number = np.random.default_rng(0).integers(0, 30, 120)
+    grade = pandas.Categorical(
+        np.array(["mild", "none", "severe"])[np.arange(120) % 3], ["none", "mild", "severe"], ordered=True
+    )
+    table = pandas.DataFrame({"site": list("ab") * 60, "x": [Decimal(f"{n}.5") for n in number], "grade": grade})
+    section = draft(table, ["grade"], site="site").section
+    assert section["tasks"]["grade"] == {"kind": "ordinal", "classes": ["none", "mild", "severe"]}
+    assert section["inputs"] == {"x": "number"}
+    assert Column(table.x).numbers.tolist() == [n + 0.5 for n in number]
+    fed = fl.Federation.from_table(table, site="site", tasks=["grade"])
+    assert [(task.kind, task.channels) for task in fed.tasks] == [("ordinal", 3)]
 
 
 @pytest.mark.parametrize(("rows", "clients", "size"), [(1600, 1, 32), (1601, 1, 64), (3200, 2, 32), (60000, 1, 1024)])

@@ -212,6 +212,7 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if kind is None:
         few = column.series.nunique() <= max(CLASSES, count or 0)
         kind = "classification" if texts or (few and (whole or count)) else "regression"
+        kind = "ordinal" if column.order is not None and len(distinct) > 2 else kind
     if kind == "regression":
         if texts:
             raise DataError(f"{about}: the label has numbers and {texts[0]!r}; {_perhaps_missing(column)}")
@@ -249,12 +250,12 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if kind == "binary" and len(classes) != 2:
         raise DataError(f"{about}: {len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
     if kind == "ordinal":
-        if texts:
+        if column.order is None and texts:
             raise DataError(
                 f"{about}: the order of {', '.join(classes[:5])} is unknown: replace them by numbers, or "
                 f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
             )
-        return Label(kind=kind, classes=tuple(sorted(classes, key=float)), metric=metric)
+        return Label(kind=kind, classes=tuple(column.order or sorted(classes, key=float)), metric=metric)
     two = len(classes) == 2 and known.get("kind") in (None, "binary")
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 

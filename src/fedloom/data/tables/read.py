@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,7 +108,7 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
 
 
 def _is_cell(cell: Any) -> bool:
-    plain = cell is None or isinstance(cell, str | int | float | np.generic | date)
+    plain = cell is None or isinstance(cell, str | int | float | Decimal | np.generic | date)
     return plain or cell.__class__.__module__[:6] == "pandas"
 
 
@@ -218,7 +219,7 @@ def text_of(value: Any) -> str:
     """Return a cell as text: whole numbers without a point, so that 1 and 1.0 are one class."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
-    if isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, int | float | Decimal | np.integer | np.floating):
         number = float(value)
         return str(int(value)) if number.is_integer() and abs(number) < 1e15 else repr(number)
     return " ".join(str(value).split())
@@ -279,6 +280,14 @@ class Column:
     def index(self) -> Array:
         """The number of each row's text among `distinct`, -1 where it is missing."""
         return self._texts[0]
+
+    @property
+    def order(self) -> list[str] | None:
+        """The texts in the order that the data frame declares for them (an ordered pandas.Categorical); else None."""
+        categories = getattr(self.series, "cat", None)
+        if categories is None or not categories.ordered:
+            return None
+        return [text for each in categories.categories if (text := text_of(each)) in self.distinct]
 
     def _per_row(self, values: Iterable[float], missing: float) -> Array:
         """Return the value of each row, of one value for each text."""
