@@ -18,7 +18,7 @@ from fedloom.engines.peers.rounds import synchronous_round
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.messages import Ledger
 from fedloom.federation.rounds.worker import TrainDone
-from fedloom.methods.peers.at_peers import at_peers
+from fedloom.methods.peers.aggregation import at_peers
 from fedloom.peers import Events
 from quadratics import Quadratics
 from tests_support import client_step

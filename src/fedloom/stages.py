@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from fedloom.methods.conflict.aggregation import ConFIG as ConFIG
     from fedloom.methods.conflict.aggregation import DualProj as DualProj
     from fedloom.methods.conflict.aggregation import FairGrad as FairGrad
+    from fedloom.methods.conflict.aggregation import GapWeights as GapWeights
     from fedloom.methods.conflict.aggregation import GradVac as GradVac
+    from fedloom.methods.conflict.aggregation import LossWeights as LossWeights
     from fedloom.methods.conflict.aggregation import MinNorm as MinNorm
     from fedloom.methods.conflict.aggregation import PCGrad as PCGrad
     from fedloom.methods.conflict.aggregation import UPGrad as UPGrad
     from fedloom.methods.conflict.aggregation import conflict_averse_weights as conflict_averse_weights
-    from fedloom.methods.conflict.gap import GapWeights as GapWeights
-    from fedloom.methods.conflict.gap import LossWeights as LossWeights
     from fedloom.methods.drift.aggregation import ControlVariates as ControlVariates
     from fedloom.methods.drift.aggregation import DualShift as DualShift
     from fedloom.methods.drift.aggregation import NormaliseSteps as NormaliseSteps
-    from fedloom.methods.f2dc.aggregation import DomainWeights as DomainWeights
+    from fedloom.methods.f2dc.rules import DomainWeights as DomainWeights
     from fedloom.methods.feddea.aggregation import ActivatedDimensions as ActivatedDimensions
     from fedloom.methods.feddea.aggregation import TopMagnitude as TopMagnitude
     from fedloom.methods.fedhca2.aggregation import AcrossTasks as AcrossTasks

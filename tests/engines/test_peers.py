@@ -33,8 +33,7 @@ from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
-from fedloom.methods.peers.aggregation import AtPeer
-from fedloom.methods.peers.at_peers import at_peers
+from fedloom.methods.peers.aggregation import AtPeer, at_peers
 from fedloom.methods.peers.config import SafeguardsSection
 from fedloom.peers import Safeguards, shared_columns
 from fedloom.stages import Identity, Mean, MinNorm, Split

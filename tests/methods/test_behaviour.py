@@ -16,7 +16,7 @@ from fedloom import Ctx, Method, methods, training
 from fedloom.core.layout import Select
 from fedloom.core.stage import preceded_by
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.gap import adjusted
+from fedloom.methods.conflict.aggregation import adjusted
 from fedloom.methods.personal.aggregation import attention, covariance
 from fedloom.stages import (
     AttentionAcrossTasks,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedloom import peers, server, stages, training
 from fedloom.core.settings.section import PARTS, Checked, hints_of
-from fedloom.methods.f2dc.aggregation import domain_aware_weights
-from fedloom.methods.peers.at_peers import InterCluster
+from fedloom.methods.f2dc.rules import domain_aware_weights
+from fedloom.methods.peers.aggregation import InterCluster
 from fedloom.methods.peers.config import (
     AdaptiveScope,
     ConflictAverse,

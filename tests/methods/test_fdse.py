@@ -12,7 +12,7 @@ import torch
 from fedloom.engines.api import Result, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.methods import fdse
-from fedloom.models.erased import ERASERS
+from fedloom.methods.fdse.rules import ERASERS
 from fedloom.stages import Identity, Split
 from fedloom.study.tables.results import domain_history
 from tests_support import assert_same, load_recipe

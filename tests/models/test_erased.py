@@ -13,8 +13,8 @@ from torch import nn
 import fedloom
 from fedloom.core.layout import Layout
 from fedloom.federation.rounds.build import build
+from fedloom.methods.fdse.rules import ERASERS, Erase, ErasedLayer, erased_layers, moments
 from fedloom.models.changes import changed
-from fedloom.models.erased import ERASERS, Erase, ErasedLayer, erased_layers, moments
 from fedloom.models.multitask import MultiTask
 from fedloom.tasks import Classification
 from tests_support import load_recipe

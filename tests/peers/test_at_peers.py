@@ -11,8 +11,7 @@ from fedloom.core.combine import Switch
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
 from fedloom.methods.method import EachTask, Method
-from fedloom.methods.peers.aggregation import AtPeer
-from fedloom.methods.peers.at_peers import InterCluster, at_peers
+from fedloom.methods.peers.aggregation import AtPeer, InterCluster, at_peers
 from fedloom.methods.peers.config import PeersBase
 from fedloom.peers import Safeguards
 from fedloom.stages import ConflictAverseMix, Mean

@@ -10,7 +10,7 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.stage import check_closed
 from fedloom.core.updates import Updates
-from fedloom.methods.f2dc.aggregation import domain_aware_weights, domain_discrepancy
+from fedloom.methods.f2dc.rules import domain_aware_weights, domain_discrepancy
 from fedloom.stages import DomainWeights, Mean
 
 # 80 % of each PACS domain, 30 % of that per client; 2, 3, 2, 3 clients.

@@ -12,13 +12,13 @@ from torch import nn
 from fedloom.methods.fdse.rules import (
     MOMENTUM,
     Consistency,
+    ErasedLayer,
     averaged,
     consistency,
     gaussian_divergence,
     layer_weights,
     released_consistency,
 )
-from fedloom.models.erased import ErasedLayer
 from fedloom.training.rules import View
 
 

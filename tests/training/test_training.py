@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom.core.context import Ctx, State
 from fedloom.data.dataset import TensorExamples
 from fedloom.errors import UserError
-from fedloom.methods.personal.rules import Anchor
+from fedloom.methods.personal.aggregation import Anchor
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.own import Own

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from fedloom.methods.clusters.rules import BestCluster as BestCluster
     from fedloom.methods.clusters.rules import DrawnCluster as DrawnCluster
     from fedloom.methods.clusters.rules import SoftAnchors as SoftAnchors
-    from fedloom.methods.conflict.gap import ValidationLosses as ValidationLosses
+    from fedloom.methods.conflict.aggregation import ValidationLosses as ValidationLosses
     from fedloom.methods.distill.rules import ConditionalDistillation as ConditionalDistillation
-    from fedloom.methods.drift.rules import ControlVariate as ControlVariate
-    from fedloom.methods.drift.rules import CountedSteps as CountedSteps
-    from fedloom.methods.drift.rules import Dual as Dual
+    from fedloom.methods.drift.aggregation import ControlVariate as ControlVariate
+    from fedloom.methods.drift.aggregation import CountedSteps as CountedSteps
+    from fedloom.methods.drift.aggregation import Dual as Dual
     from fedloom.methods.f2dc.rules import AttachFeatureModules as AttachFeatureModules
     from fedloom.methods.f2dc.rules import AuxiliaryHead as AuxiliaryHead
     from fedloom.methods.f2dc.rules import Corrector as Corrector
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from fedloom.methods.f2dc.rules import feature_losses as feature_losses
     from fedloom.methods.f2dc.rules import gumbel_mask as gumbel_mask
     from fedloom.methods.fdse.rules import Consistency as Consistency
-    from fedloom.methods.lora.rules import MergeFactors as MergeFactors
-    from fedloom.methods.lora.rules import OwnRank as OwnRank
-    from fedloom.methods.peers.rules import Plateau as Plateau
-    from fedloom.methods.personal.rules import Anchor as Anchor
-    from fedloom.methods.personal.rules import Envelope as Envelope
-    from fedloom.methods.personal.rules import TaskCoupling as TaskCoupling
+    from fedloom.methods.lora.aggregation import MergeFactors as MergeFactors
+    from fedloom.methods.lora.aggregation import OwnRank as OwnRank
+    from fedloom.methods.peers.aggregation import Plateau as Plateau
+    from fedloom.methods.personal.aggregation import Anchor as Anchor
+    from fedloom.methods.personal.aggregation import Envelope as Envelope
+    from fedloom.methods.personal.aggregation import TaskCoupling as TaskCoupling
     from fedloom.methods.prototypes.maths import ClusterPrototypes as ClusterPrototypes
     from fedloom.methods.prototypes.maths import PrototypeGenerator as PrototypeGenerator
     from fedloom.methods.prototypes.maths import Prototypes as Prototypes

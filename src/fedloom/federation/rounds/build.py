@@ -30,7 +30,7 @@ from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.measure import models_to_measure, unmeasured
 from fedloom.federation.rounds.privacy import share_of, terms_of
 from fedloom.methods.method import AGES, Method
-from fedloom.methods.peers.at_peers import at_peers
+from fedloom.methods.peers.aggregation import at_peers
 from fedloom.methods.private import private
 from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model

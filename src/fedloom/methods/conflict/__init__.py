@@ -318,7 +318,7 @@ def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     return method.combined_by(rule)
 
 
-@parameters("fedloom.methods.conflict.gap:LossWeights")
+@parameters("fedloom.methods.conflict.aggregation:LossWeights")
 class LossWeightsSettings:
     """Parameters of `LossWeights`."""
 
@@ -355,7 +355,7 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
     return method.with_local(training.ValidationLosses()).plus(rule, at="server")
 
 
-@parameters("fedloom.methods.conflict.gap:GapWeights")
+@parameters("fedloom.methods.conflict.aggregation:GapWeights")
 class GapWeightsSettings:
     """Parameters of `GapWeights`."""
 

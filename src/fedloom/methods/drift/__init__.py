@@ -148,7 +148,7 @@ def scaffold() -> m.Method:
     )
 
 
-@parameters("fedloom.methods.drift.rules:Dual")
+@parameters("fedloom.methods.drift.aggregation:Dual")
 class DualSettings:
     """Parameters of `Dual`."""
 

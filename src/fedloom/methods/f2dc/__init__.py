@@ -77,7 +77,7 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
     return changed  # everything but some part of the network is private, so the modules are too
 
 
-@parameters("fedloom.methods.f2dc.aggregation:DomainWeights")
+@parameters("fedloom.methods.f2dc.rules:DomainWeights")
 class DomainWeightsSettings:
     """Parameters of `DomainWeights`."""
 

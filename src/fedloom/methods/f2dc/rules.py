@@ -8,7 +8,10 @@ With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask 
 The classifier reads the mean of f~ over its area; a linear auxiliary head m reads the means of f+, f- and f*. If M is 1
 everywhere, or A_C gives 0, f~ is f.
 
-F2DC's modules in a model: attached behind stages of the encoder, trained by a local rule."""
+F2DC's modules in a model: attached behind stages of the encoder, trained by a local rule.
+
+Weights by domain discrepancy: F2DC's domain-aware aggregation.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedloom.core.context import State
+from fedloom.core.context import Ctx, State
 from fedloom.core.errors import RecipeError
-from fedloom.core.settings.section import Checked
-from fedloom.methods.f2dc import AttachFeatureModulesSettings, FeatureModulesSettings
+from fedloom.core.settings.section import Checked, Count
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.f2dc import AttachFeatureModulesSettings, DomainWeightsSettings, FeatureModulesSettings
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
@@ -359,3 +364,59 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
                     )
                     total = losses.penalty if total is None else total + losses.penalty
         return total
+
+
+Discrepancy = Literal["total", "class", "none"]
+
+
+def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:
+    """Return d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) of each client (K), from its shares B_k of each class (K x C); eq.
+    10.
+    """
+    return ((shares - 1 / domains).square().sum(1) / 2).sqrt()
+
+
+def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, beta: float = 0.4) -> Tensor:
+    """Return p_k = sigmoid(alpha s_k - beta d_k), divided by their sum (K); eq. 11, with s_k = n_k / N."""
+    # In logarithms, because a sigmoid may underflow for all clients at once.
+    return torch.softmax(torch.nn.functional.logsigmoid(alpha * size - beta * discrepancy), 0)
+
+
+@dataclass(frozen=True)
+class DomainWeights(DomainWeightsSettings, Stage):
+    """Writes weights that grow with a client's data and fall with its domain discrepancy; see `domain-weights`.
+
+    `classes` is C, the number of classes; by default the length of the extra `classes`, the number of examples of each
+    class (C). `discrepancy` "class" reads it too; a class that nobody has counts as 1/Q. "total" is
+    d_k = sqrt(C/2) |n_k/N - 1/Q|. With "none" alpha and beta have no effect.
+    """
+
+    classes: Count | None = None
+
+    @property
+    def traits(self) -> Traits:
+        reads = {"n"}
+        if self.discrepancy != "none" and self.domains is None:
+            reads.add("extra:domain")
+        if self.discrepancy == "class" or (self.discrepancy == "total" and self.classes is None):
+            reads.add("extra:classes")
+        return Traits("mix", reads, {"weight"}, separable=True, presence="coupled")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        n = updates.n
+        if not float(n.sum()) > 0:
+            return updates, state
+        size = n / n.sum()
+        if self.discrepancy == "none":
+            return updates.replace(weight=size), state
+        known = self.domains
+        if known is None:
+            seen = sorted({*state.get("domains", []), *map(str, updates.extra["domain"])})
+            state, known = {"domains": seen}, len(seen)
+        shares = size[:, None].expand(-1, self.classes or max(1, *map(len, updates.extra["classes"]), 0))
+        if self.discrepancy == "class":
+            counts = torch.stack([torch.as_tensor(c).double() for c in updates.extra["classes"]])
+            total = counts.sum(0)
+            shares = torch.where(total > 0, counts / total.clamp(min=1), 1 / known)
+        weight = domain_aware_weights(size, domain_discrepancy(shares, known), self.alpha, self.beta)
+        return updates.replace(weight=weight), state

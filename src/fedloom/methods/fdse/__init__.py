@@ -56,7 +56,7 @@ def fdse(rule: training.Consistency, mix: stages.CosineMix) -> m.Method:
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that
     set weights (heal) or replace a mean are refused.
     """
-    from fedloom.models.erased import ERASERS, Erase
+    from fedloom.methods.fdse.rules import ERASERS, Erase
 
     return m.Method(
         name="fdse",

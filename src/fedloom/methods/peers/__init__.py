@@ -109,7 +109,7 @@ def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
     return method.plus(rule, at="server")
 
 
-@parameters("fedloom.methods.peers.rules:Plateau")
+@parameters("fedloom.methods.peers.aggregation:Plateau")
 class PlateauSettings:
     """Parameters of `Plateau`."""
 

@@ -4,10 +4,16 @@ Peers in one matrix: each row is one peer, whose model becomes a mix of its own 
 
 This does in one place what peers do among themselves, for comparison with methods that have a server.
 
-Rows weighed by how old they are."""
+Rows weighed by how old they are.
+
+The local rule of peers that lower their learning rates by their own validation losses.
+
+A method that was written for a server, as it runs at peers (`at_peers`), with the regulariser between groups of peers.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,19 +22,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.combine import Switch
 from fedloom.core.context import Broadcast, Ctx, Fields, State
+from fedloom.core.errors import RecipeError
 from fedloom.core.layout import Layout
 from fedloom.core.mean import mixed_models, weighted_mean
 from fedloom.core.outline import Box
-from fedloom.core.settings.section import BelowOne, Natural
-from fedloom.core.stage import Stage, Traits
+from fedloom.core.settings.section import BelowOne, Natural, NonNegative
+from fedloom.core.stage import Stage, Traits, every
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.methods.conflict.aggregation import Rescale
-from fedloom.methods.peers import SimilarityMixSettings, StalenessSettings
+from fedloom.methods.method import Method
+from fedloom.methods.peers import PlateauSettings, SimilarityMixSettings, StalenessSettings
+from fedloom.methods.peers.config import PeersBase
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
 from fedloom.methods.peers.similarity import combined, gradient, overlap, task_weights
+from fedloom.training.rules import LocalRule, View
 
 
 @dataclass(frozen=True)
@@ -241,3 +252,95 @@ class Staleness(StalenessSettings, Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
         return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state
+
+
+@dataclass(frozen=True)
+class Plateau(PlateauSettings, LocalRule):
+    """Multiplies a client's learning rate by `factor` after `patience` rounds without a lower validation loss."""
+
+    validation = True
+
+    def init(self, base: Tensor) -> State:
+        """Return the state of a client that has not measured any model."""
+        return {"best": math.inf, "waited": 0, "scale": 1.0}
+
+    def begin(self, view: View, state: State) -> State:
+        """Measure the received model, and set the learning rate of the round."""
+        assert view.validate is not None
+        loss, best = math.fsum(view.validate().values()), float(state["best"])
+        better = loss < best * (1 - self.min_delta)
+        waited, scale = 0 if better else int(state["waited"]) + 1, float(state["scale"])
+        if waited == self.patience:
+            waited, scale = 0, scale * self.factor
+        view.scale *= scale
+        return {"best": loss if better else best, "waited": waited, "scale": scale}
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Keep the state for the next round."""
+        return state, {}
+
+
+@dataclass(frozen=True)
+class InterCluster(LocalRule):
+    """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups (`peers.inter_cluster_penalty`).
+
+    The broadcast has `others` = o and `pull`, which is mu if there are such models and 0 otherwise. Without a broadcast
+    the rule does nothing.
+    """
+
+    mu: NonNegative
+    needs = frozenset({"broadcast:others", "broadcast:pull"})
+
+    def grad(self, view: View, state: State) -> None:
+        if "pull" not in view.broadcast:
+            return
+        for s in view.shared:
+            view.grad[s].addcmul_(view.broadcast["pull"][s], view.params[s] - view.broadcast["others"][s])
+
+
+def at_peers(method: Method, config: PeersBase) -> Method:
+    """Return the method as it runs at peers. Raises RecipeError if it needs a server."""
+    if method.shares_nothing:
+        raise RecipeError(f"peers: {method.name} shares nothing, so peers would send nothing; choose another method")
+    weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
+    if weighs and "weight" not in method.stage.traits.reads:
+        raise RecipeError(
+            f"peers: {method.stage!r} does not read weights, so weights of kind {config.weights.kind!r} would have "
+            "no effect; set weights: {kind: uniform}"
+        )
+    if why := next((why for stage in every(method.stage) for why in stage.unfit(None)), None):
+        raise RecipeError(f"peers: {why}")
+    if method.weights == "declared":
+        raise RecipeError(
+            "peers: method.weights: declared found, but peers know only what other peers send; set method.max_examples"
+        )
+    by_task = method.task_vectors
+    if method.turn.by_task and not by_task:
+        raise RecipeError(f"peers: {method.name} sends one update per task to one model, which needs a server")
+    for what, there in (
+        ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
+        ("a penalty", config.penalty > 0),
+        ("metropolis or soft weights", config.weights.kind in ("metropolis", "soft")),
+        ("groups by outputs", config.choose.groups is not None and config.choose.groups.fine is not None),
+        ("weights without the peer itself", not config.weights.include_self),
+        ("judging by anything but overlap", config.judges and set(config.similarity.signals) != {"overlap"}),
+    ):
+        if by_task and there:
+            raise RecipeError(f"peers: {method.name} has one vector per task, which cannot be combined with {what}")
+    try:
+        if config.conflict_averse is not None:
+            ca = config.conflict_averse
+            guards = Safeguards(**ca.safeguards.model_dump())
+            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, guards)
+            averse = method.combined_by(mix).stage
+            method = replace(
+                method,
+                stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
+            )
+        also = frozenset({"broadcast:others", "broadcast:pull"}) if config.penalty else frozenset[str]()
+        if config.weights.kind in ("size", "uniform"):
+            method = replace(method, weights=config.weights.kind)
+        method = replace(method, stage=AtPeer(method.stage, also=also))
+        return replace(method, local=(*method.local, InterCluster(config.penalty))) if config.penalty else method
+    except ValueError as error:
+        raise RecipeError(f"peers: {error}") from error

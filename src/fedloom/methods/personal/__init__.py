@@ -29,7 +29,7 @@ def ditto(*, lam: NonNegative = 0.1) -> m.Method:
     return m.Method(name="ditto", turn=m.Beside((training.Anchor(lam),)))
 
 
-@parameters("fedloom.methods.personal.rules:Envelope")
+@parameters("fedloom.methods.personal.aggregation:Envelope")
 class EnvelopeSettings:
     """Parameters of `Envelope`."""
 
@@ -108,7 +108,7 @@ class TaskCovarianceSettings:
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
 
 
-@parameters("fedloom.methods.personal.rules:TaskCoupling")
+@parameters("fedloom.methods.personal.aggregation:TaskCoupling")
 class TaskCouplingSettings:
     """Parameters of `TaskCoupling`."""
 
