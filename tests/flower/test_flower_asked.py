@@ -18,8 +18,8 @@ from sites_support import Demand, Go, Server, events, recipe
 pytest.importorskip("flwr")
 
 from fedloom.engines.flower import client_app
-from fedloom.engines.flower.asked import MOST
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
+from fedloom.engines.flower.received import MOST
 from fedloom.engines.flower.wire import RefusedError
 
 Homes = dict[int, dict[str, str]]

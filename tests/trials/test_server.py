@@ -24,9 +24,9 @@ from trials.test_nodes import spoilt
 
 pytest.importorskip("flwr")
 
-from fedloom.engines.flower import client as client_module
-from fedloom.engines.flower.asked import MOST
+from fedloom.engines.flower import node as node_module
 from fedloom.engines.flower.node import message_tree
+from fedloom.engines.flower.received import MOST
 from fedloom.engines.flower.wire import RefusedError
 
 RUNS = {
@@ -77,7 +77,7 @@ def test_spoilt_messages(
     run: str, homes: Homes, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     bugs, words = list[str](), list[str]()
-    monkeypatch.setattr(client_module, "traceback", type("T", (), {"print_exc": lambda: bugs.append(last())}))
+    monkeypatch.setattr(node_module, "traceback", type("T", (), {"print_exc": lambda: bugs.append(last())}))
     server, rng, answered = Server(homes, *RUNS[run], f"training.rounds={SPOILT}"), random.Random(run), 0
     for round in range(1, SPOILT + 1):
         kind, tree = honest(server, rng, round)

@@ -130,7 +130,7 @@ def new(
     publisher: Annotated[str, typer.Option(help="The publisher's name in Flower.")] = "fedloom",
 ) -> None:
     """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
-    from fedloom.engines.flower.project import new as write
+    from fedloom.engines.flower.kits import new as write
 
     for path in write(out, recipe, changes or (), publisher):
         typer.echo(path)

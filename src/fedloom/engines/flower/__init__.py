@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.engines.flower.client import client_app as client_app
     from fedloom.engines.flower.engine import Flower as Flower
     from fedloom.engines.flower.engine import server_app as server_app
     from fedloom.engines.flower.node import Node as Node
+    from fedloom.engines.flower.node import client_app as client_app
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

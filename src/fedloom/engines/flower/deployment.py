@@ -26,7 +26,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.data.digits import digits
 from fedloom.engines.flower import QUIET, kits
-from fedloom.engines.flower.project import new
+from fedloom.engines.flower.kits import new
 from fedloom.engines.result import Result
 
 BIN = Path(sys.executable).parent

@@ -1,9 +1,12 @@
-"""Start kits for a server and its sites, from sites.yaml: keys, certificates, terms, and one command to start each."""
+"""The files of a deployment: an app of Flower from a recipe (`new`), and start kits for a server and its sites, from
+sites.yaml (`provision`): keys, certificates, terms, and one command to start each. Nothing is downloaded."""
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedloom._version import __version__
 from fedloom.core.errors import RecipeError, check_empty, naming
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, Section
@@ -19,9 +23,8 @@ from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.engines.flower import QUIET
 from fedloom.engines.flower.nodes import NodeConfig, checked
-from fedloom.engines.flower.project import new
 from fedloom.engines.flower.wire import public_key
-from fedloom.federation.recipes.loader import load, read
+from fedloom.federation.recipes.loader import dump, load, read
 
 x509, ec = need("cryptography.x509", "flower"), need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
 hashes, serialization = (
@@ -119,35 +122,14 @@ def supernode(server: str, port: int | str) -> list[str]:
 def connection(folder: Path, port: int) -> None:
     """Write the folder that Flower's own commands on the server's machine read (FLWR_HOME)."""
     (folder / "flwr").mkdir(parents=True, exist_ok=True)
-    lines = [
-        "[superlink]",
-        'default = "tls"',
-        "",
-        "[superlink.tls]",
-        f'address = "127.0.0.1:{port}"',
-        f'root-certificates = "{folder.resolve() / CA}"',
-    ]
-    (folder / "flwr" / "config.toml").write_text("\n".join(lines) + "\n")
+    text = _filled("config.toml", port=port, root=folder.resolve() / CA)
+    (folder / "flwr" / "config.toml").write_text(text)
 
 
-_START = """\
-#!/bin/sh
-# {about}
-cd "$(dirname "$0")" || exit 1
-export {env} FLWR_HOME="$PWD/flwr"
-"""
-_SERVER = """\
-sed -i "s|^root-certificates.*|root-certificates = \\"$PWD/ca.crt\\"|" flwr/config.toml
-{command} &
-trap 'kill $!' INT TERM EXIT
-until flwr supernode list tls >/dev/null 2>&1; do kill -0 $! || exit 1; sleep 1; done
-for key in sites/*.pub; do flwr supernode register "$key" tls >/dev/null 2>&1; done  # those of before stay registered
-echo "The server runs. Start the sites, then here: ./run.sh"
-wait
-"""
-_RUN = """\
-exec flwr run app tls --stream --run-config "folder='$PWD/runs/{recipe}'"
-"""
+def _filled(name: str, **values: object) -> str:
+    """Return the template of this name with its values."""
+    template = Path(__file__).with_name("templates") / f"{name}.txt"
+    return template.read_text("utf-8").format(**values)
 
 
 def provision(file: Path, out: Path) -> list[Path]:
@@ -179,20 +161,61 @@ def provision(file: Path, out: Path) -> list[Path]:
         (kit / "home" / "node.yaml").write_text(to_yaml(node), "utf-8")
         keys[name] = public_key(kit / "home")
         command = shlex.join(supernode(f"{about.address}:{about.port}", "PORT")).replace("PORT", '"${PORT:-9100}"')
-        start = _START.format(about=f"Start the node of {name}; Ctrl-C stops it. Nothing listens outside.", env=env)
+        start = _filled(
+            "start.sh", about=f"Start the node of {name}; Ctrl-C stops it. Nothing listens outside.", env=env
+        )
         _script(kit / "start.sh", f'{start}exec {command} --node-config "home=\\"$PWD/home\\""\n')
     listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
     app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
     authority.issue(server, "server", [about.address])
     connection(server, about.port)
-    start = _START.format(about="Start the server (a SuperLink) and admit the sites; Ctrl-C stops it.", env=env)
-    _script(server / "start.sh", start + _SERVER.format(command=shlex.join(superlink(about.port, "0.0.0.0"))))
-    start = _START.format(about="Run the recipe over the sites; run it again after a crash to continue.", env=env)
+    start = _filled("start.sh", about="Start the server (a SuperLink) and admit the sites; Ctrl-C stops it.", env=env)
+    _script(server / "start.sh", start + _filled("server.sh", command=shlex.join(superlink(about.port, "0.0.0.0"))))
+    start = _filled("start.sh", about="Run the recipe over the sites; run it again after a crash to continue.", env=env)
     name = load(next(path for path in app if path.name == "recipe.yaml")).name
-    _script(server / "run.sh", start + _RUN.format(recipe=name))
+    _script(server / "run.sh", f"{start}exec flwr run app tls --stream --run-config \"folder='$PWD/runs/{name}'\"\n")
     return [server, *(out / name for name in nodes)]
 
 
 def _script(path: Path, text: str) -> None:
     path.write_text(text, "utf-8")
     path.chmod(0o755)
+
+
+_ABOUT = {
+    "client_app": "The app of every node: it trains on the node's own data and has the client's state in its folder.",
+    "server_app": "The app of the server: rounds, aggregation, checkpoints. It sees payloads and scores, and no data.",
+}
+
+
+def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str = "fedloom") -> list[Path]:
+    """Write the app of a recipe into a new folder; returns its files. Raises UserError if the folder is not empty."""
+    check_empty(folder)
+    checked = load(recipe, [*changes, "runtime.engine=flower"])
+    if checked.training.stacked:
+        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
+    package = re.sub(r"\W", "_", folder.resolve().name.lower())
+    package = package if package.isidentifier() else f"app_{package}"
+    text = dump(checked)
+    names = {
+        "digest": hashlib.sha256(text.encode()).hexdigest(),
+        "project": package.replace("_", "-"),
+        "package": package,
+        "recipe": checked.name,
+        "publisher": publisher,
+        "version": __version__,
+        "folder": f"runs/{checked.name}",
+    }
+    texts = {
+        "pyproject.toml": _filled("pyproject.toml", **names),
+        "README.md": _filled("README.md", **names),
+        f"{package}/__init__.py": "",
+        **{f"{package}/{kind}.py": _filled("app.py", about=about, kind=kind) for kind, about in _ABOUT.items()},
+        f"{package}/recipe.yaml": text,
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(path):
+            path.write_text(text, encoding="utf-8", newline="\n")
+    return [folder / name for name in texts]

@@ -1,4 +1,6 @@
-"""A client as a node: it trains and measures on its own data, and keeps its state in its own files.
+"""A client as a node, and the ClientApp of Flower that answers for it.
+
+A node trains and measures on its client's data, and keeps its state in its own files.
 
 A home folder has node.yaml and, for each run, runs/RUN/ with the client's states, bytes.jsonl (the same entries as the
 server's), metrics.jsonl and, in the end, model.safetensors.
@@ -9,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom._version import __version__
 from fedloom.core.context import State
+from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.lazy import need
+from fedloom.core.untrusted import plain, shown
 from fedloom.data.tables.preprocessing import Preprocessing
-from fedloom.engines.flower.asked import (
-    agree_to_answer,
-    read_jobs,
-    read_message,
-    read_models,
-    read_round,
-    read_state,
-    read_turn,
-    wants_trained,
-)
 from fedloom.engines.flower.nodes import (
     NodeConfig,
     NodeReport,
@@ -40,9 +37,27 @@ from fedloom.engines.flower.nodes import (
     own_table,
     with_own_noise,
 )
+from fedloom.engines.flower.received import (
+    agree_to_answer,
+    read_jobs,
+    read_message,
+    read_models,
+    read_round,
+    read_state,
+    read_turn,
+    wants_trained,
+)
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
-from fedloom.engines.flower.terms import Beside, agree_to_statistics, agree_to_withhold, trainings, withheld
-from fedloom.engines.flower.wire import RefusedError, checksum_of, expect, reading
+from fedloom.engines.flower.terms import (
+    Beside,
+    Offer,
+    SitePolicy,
+    agree_to_statistics,
+    agree_to_withhold,
+    trainings,
+    withheld,
+)
+from fedloom.engines.flower.wire import RefusedError, checksum_of, decode, encode, expect, head_of, reading, signed
 from fedloom.engines.peers.peer import first
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.build import build, method_of
@@ -52,6 +67,7 @@ from fedloom.federation.rounds.measure import Model, Record, labels, models_for,
 from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.recorded import digest_of
@@ -363,3 +379,105 @@ def marker(round_: int, tasks: Mapping[str, Any]) -> State:
 def message_tree(message: Message) -> State:
     """Return a message as a tree; see `asked.read_message`."""
     return {f.name: getattr(message, f.name) for f in fields(message)}
+
+
+Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]]]
+
+
+def client_app(recipe: Recipe | Path | str, method: Method | None = None, built: Built | None = None) -> Any:
+    """Return a ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
+
+    `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, if
+    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already built.
+
+    A node reads its own terms first, then the text of the recipe and of the run's changes. Only what it agrees to is
+    resolved, built or imported.
+    """
+    app = need("flwr.clientapp", "flower").ClientApp()
+    offers: dict[str, Offer] = {}
+    benches: dict[str, Bench] = {}
+    audits: dict[Path, Audit] = {}
+    if built is not None:
+        offers[""], benches[""] = Offer.of(built.recipe), Bench(built.recipe, built)
+
+    def bench_of(changes: str) -> Bench:
+        if changes not in benches:
+            whole = offers[changes].resolved()
+            benches[changes] = Bench(whole if method is None else whole.holding(method=(method, method.name)))
+        return benches[changes]
+
+    def answer(what: Answer) -> Callable[[Any, Any], Any]:
+        def handle(message: Any, context: Any) -> Any:
+            flwr = need("flwr.app", "flower")
+            audit: Audit | None = None
+            try:
+                home = home_of(context.node_config)
+                audit = audits.setdefault(home, Audit(home / AUDIT))
+                config = config_of(home, context.node_config)
+                changes = str(context.run_config.get("changes", ""))
+                if changes not in offers:
+                    offers[changes] = Offer.of(recipe, changes)
+                accept(offers[changes], config.terms, audit)
+                digests = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
+                node = Node(home, config, bench_of(changes), audit, digests)
+                head = head_of(message.content)
+                tree, numbers = what(node, head, decode(message.content))
+                context.state["fedloom"] = flwr.ConfigRecord(digests)
+                about: dict[str, Any] = {k: head[k] for k in ("run", "round", "layout") if k in head}
+                if "nonce" in head:
+                    about |= signed(node.home, str(head["nonce"]), node.client)
+                    about["withheld"] = " ".join(sorted(node.withheld))
+                content = encode(tree, {**about, "client": node.client, "fedloom": __version__}, numbers)
+            except (RecipeError, RefusedError) as error:
+                if audit is not None:
+                    audit.note("refuse", why=plain(str(error), 500))
+                content = encode(None, {"error": str(error)})
+            except UserError as error:
+                content = encode(None, {"error": str(error), "again": True})
+            except Exception as error:
+                traceback.print_exc()  # for the node's operator; the server learns what happened, not where
+                content = encode(None, {"error": f"{type(error).__name__}: {error}", "again": True})
+            return flwr.Message(content, reply_to=message)
+
+        return handle
+
+    app.query("hello")(answer(_hello))
+    app.query("export")(answer(Node.export))
+    app.train("fedloom")(answer(Node.train))
+    app.train("peer")(answer(Node.peer))
+    app.evaluate("fedloom")(answer(Node.evaluate))
+    return app
+
+
+def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
+    """Agree to a run by its text, and write the text down once. Raises RefusedError for a run that may not be."""
+    (terms or SitePolicy()).agree_to_offer(offer)
+    about = {"sha256": offer.sha256, "changes": [*offer.changes]}
+    if not any(line["what"] == "recipe" and all(line.get(k) == v for k, v in about.items()) for line in audit.lines()):
+        audit.note("recipe", **about, text=offer.text)
+
+
+def _hello(node: Node, head: Mapping[str, Any], tree: Any) -> tuple[Any, Mapping[str, float]]:
+    mine = recipe_hash(node.bench.recipe)
+    if head.get("recipe") != mine:
+        raise RefusedError(f"recipe: the server's recipe has hash {shown(head.get('recipe'))}, this node's has {mine}")
+    report = node.hello()
+    node.audit.note("join", recipe=mine)
+    return None if report is None else report.model_dump(mode="json"), {}
+
+
+def home_of(config: Mapping[str, Any]) -> Path:
+    """Return the folder that a node config names. Raises RecipeError if it names none."""
+    if not config.get("home"):
+        raise RecipeError("node config: home is missing, expected the folder for this node's files")
+    return Path(str(config["home"])).expanduser()
+
+
+def config_of(home: Path, config: Mapping[str, Any]) -> NodeConfig:
+    """Read node.yaml in a node's home; without it, use the node config. Raises RecipeError for no client."""
+    file = home / "node.yaml"
+    if file.is_file():
+        return NodeConfig.read(file)
+    if not config.get("client"):
+        raise RecipeError(f"node config: client is missing, and {file} does not exist, which could name it")
+    return NodeConfig(client=str(config["client"]), device=str(config.get("device", "cpu")))
