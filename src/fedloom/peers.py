@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from fedloom.methods.peers.config import Safeguards as Safeguards
     from fedloom.methods.peers.graph import TOPOLOGIES as TOPOLOGIES
     from fedloom.methods.peers.graph import Graph as Graph
     from fedloom.methods.peers.graph import candidates as candidates
@@ -17,17 +18,13 @@ if TYPE_CHECKING:
     from fedloom.methods.peers.neighbours import alignment as alignment
     from fedloom.methods.peers.neighbours import coarse_clusters as coarse_clusters
     from fedloom.methods.peers.neighbours import fine_clusters as fine_clusters
-    from fedloom.methods.peers.neighbours import inter_cluster_penalty as inter_cluster_penalty
-    from fedloom.methods.peers.neighbours import leader as leader
     from fedloom.methods.peers.neighbours import next_scope as next_scope
     from fedloom.methods.peers.neighbours import recent as recent
     from fedloom.methods.peers.neighbours import similar_enough as similar_enough
     from fedloom.methods.peers.neighbours import soft_weights as soft_weights
     from fedloom.methods.peers.neighbours import task_groups as task_groups
     from fedloom.methods.peers.neighbours import top_k as top_k
-    from fedloom.methods.peers.neighbours import uniform_weights as uniform_weights
     from fedloom.methods.peers.safeguards import Mixed as Mixed
-    from fedloom.methods.peers.safeguards import Safeguards as Safeguards
     from fedloom.methods.peers.safeguards import conflict_averse_mix as conflict_averse_mix
     from fedloom.methods.peers.scenario import Arrival as Arrival
     from fedloom.methods.peers.scenario import Events as Events

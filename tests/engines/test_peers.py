@@ -34,7 +34,6 @@ from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer, at_peers
-from fedloom.methods.peers.config import SafeguardsSection
 from fedloom.peers import Safeguards, shared_columns
 from fedloom.stages import Identity, Mean, MinNorm, Split
 from peers_support import Valleys
@@ -481,7 +480,7 @@ def test_the_penalty_is_to_the_mean_of_all_that_are_not_chosen() -> None:
 
 UNEQUAL = ([[1.0, 1], [1000, 1000]], [[1.0, 2], [-1, -2]], {"steps": 5, "optimizer": {"name": "sgd", "lr": 1.5e-3}})
 OPPOSING = ([[1.0, 1], [1, 1]], [[1.0, 2], [-1, -2]], {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.5}})
-NONE: dict[str, Any] = dict.fromkeys(SafeguardsSection.model_fields)
+NONE: dict[str, Any] = dict.fromkeys(Safeguards.model_fields)
 
 
 def farthest(
@@ -509,10 +508,6 @@ def test_exactly_opposing_tasks_stay_finite() -> None:
         assert held < 12
     first = peers.recorded("conflict-averse")[0]
     assert first["weights"] == pytest.approx({"c00": 0.5, "c01": 0.5})
-
-
-def test_the_recipe_has_all_safeguards() -> None:
-    assert Safeguards(**SafeguardsSection().model_dump()) == Safeguards()
 
 
 @pytest.mark.parametrize(

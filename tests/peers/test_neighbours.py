@@ -14,15 +14,12 @@ from fedloom.peers import (
     alignment,
     coarse_clusters,
     fine_clusters,
-    inter_cluster_penalty,
-    leader,
     next_scope,
     recent,
     similar_enough,
     soft_weights,
     task_groups,
     top_k,
-    uniform_weights,
 )
 
 NAN = math.nan
@@ -67,8 +64,6 @@ def test_soft_weights() -> None:
     # eq. 4.11: a part of the way to the neighbours
     half = soft_weights("a", SIMILARITY, ["b", "c"], step=0.5)
     assert half == pytest.approx({"a": 1 - 0.7 / 2.4, "b": 0.45 / 2.4, "c": 0.25 / 2.4})
-    assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.0) == {"a": 0.0, "b": 1.0}
-    assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.1) == pytest.approx({"a": 0.1, "b": 0.9})
     # The release: the neighbours' mean replaces the own model.
     assert soft_weights("a", SIMILARITY, ["b", "c"], include_self=False) == pytest.approx(
         {"a": 0, "b": 0.9 / 1.4, "c": 0.5 / 1.4}
@@ -77,14 +72,8 @@ def test_soft_weights() -> None:
 
 @pytest.mark.parametrize("include_self", [True, False])
 def test_without_anybody_to_trust_the_own_model_stays(include_self: bool) -> None:
-    alone = soft_weights("a", SIMILARITY, [], include_self=include_self)
-    assert alone == uniform_weights("a", [], include_self=include_self) == {"a": 1.0}
+    assert soft_weights("a", SIMILARITY, [], include_self=include_self) == {"a": 1.0}
     assert soft_weights("a", SIMILARITY, ["e", "f"], include_self=include_self) == {"a": 1.0, "e": 0.0, "f": 0.0}
-
-
-def test_uniform_weights() -> None:
-    assert uniform_weights("b", ["c", "a"]) == pytest.approx({"b": 1 / 3, "a": 1 / 3, "c": 1 / 3})
-    assert uniform_weights("b", ["c", "a"], include_self=False) == {"b": 0.0, "a": 0.5, "c": 0.5}
 
 
 @given(
@@ -94,39 +83,17 @@ def test_uniform_weights() -> None:
     st.booleans(),
 )
 def test_weights_are_a_convex_combination(similarity: dict[str, float], k: int, step: float, include: bool) -> None:
-    for weights in (
-        soft_weights("a", similarity, top_k(similarity, k), step=step, include_self=include),
-        uniform_weights("a", top_k(similarity, k), include_self=include),
-    ):
-        assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-14)
-        assert min(weights.values()) >= 0
+    weights = soft_weights("a", similarity, top_k(similarity, k), step=step, include_self=include)
+    assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-14)
+    assert min(weights.values()) >= 0
 
 
 def test_weights_refuse_nonsense() -> None:
     with pytest.raises(ValueError, match="'a' is among its own neighbours"):
         soft_weights("a", {"a": 1.0}, ["a"])
-    for wrong in ({"step": 0.0}, {"step": 1.5}, {"own_similarity": -1.0}, {"own_similarity": NAN}):
+    for step in (0.0, 1.5):
         with pytest.raises(ValueError, match="expected 0 < step <= 1"):
-            soft_weights("a", {"b": 1.0}, ["b"], **wrong)  # type: ignore[arg-type]
-
-
-def test_inter_cluster_penalty() -> None:
-    w = torch.tensor([1.0, 2.0], requires_grad=True)
-    others = torch.tensor([[1.0, 0], [5, 2]])
-    # 0.1 / 2 * (4 + 16) / 2
-    penalty = inter_cluster_penalty(w, others, mu=0.1)
-    assert penalty.item() == pytest.approx(0.5)
-    penalty.backward()
-    # 0.1 * (w - mean), mean (3, 1)
-    assert w.grad is not None
-    assert w.grad.tolist() == pytest.approx([-0.2, 0.1])
-    assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([0.3, 0.0]), 0.1)) == pytest.approx(0.2)
-    assert float(inter_cluster_penalty(w.detach(), others)) == pytest.approx(0.05)  # mu = 0.01
-    assert float(inter_cluster_penalty(w.detach(), others[:0])) == 0
-    assert float(inter_cluster_penalty(w.detach(), others, mu=0.0)) == 0
-    for weights, mu in ((torch.zeros(2), 1.0), (torch.ones(3), 1.0), (None, -1.0)):
-        with pytest.raises(ValueError, match="expected"):
-            inter_cluster_penalty(w, others, weights, mu)
+            soft_weights("a", {"b": 1.0}, ["b"], step=step)
 
 
 def blocks(sizes: list[int], inside: float, between: float) -> torch.Tensor:
@@ -191,15 +158,9 @@ def test_fine_clusters() -> None:
     assert fine_clusters([], torch.zeros(0, 0)) == ()
 
 
-def test_groups_and_leaders_of_colnet() -> None:
+def test_groups_of_colnet() -> None:
     groups = task_groups({"c": "seg", "a": "seg", "b": "depth"})
     assert groups == {"depth": ("b",), "seg": ("a", "c")}
-    assert [leader(groups["seg"], r) for r in (1, 2, 3)] == ["a", "c", "a"]
-    assert [leader(groups["seg"], r, rotate=False) for r in (1, 2)] == ["a", "a"]
-    assert leader(["c"], 1) == "c"  # the first is absent
-    assert leader(["c", "a", "b"]) == "a"
-    with pytest.raises(ValueError, match="expected a group with members"):
-        leader([])
 
 
 def test_scope_has_hysteresis_and_full_is_safe() -> None:

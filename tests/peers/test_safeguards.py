@@ -13,7 +13,7 @@ from fedloom.methods.peers.safeguards import bounded, equalising, shortening, sm
 from fedloom.peers import Mixed, Safeguards, conflict_averse_mix
 from fedloom.stages import CAGrad
 
-OFF = Safeguards(None, None, None, None, None, None, None)
+OFF = Safeguards(**dict.fromkeys(Safeguards.model_fields))
 NAN, INF = math.nan, math.inf
 
 
@@ -56,15 +56,13 @@ def test_loss_scales_of_one_to_a_thousand() -> None:
     assert off.update.tolist() == pytest.approx([-258.362069, 0])
     assert off.weights == pytest.approx({"a": 1, "b": 0})
     # Shortened to 10: g_0 = -4.5
-    clip = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, 10.0, None, None, None))
+    clip = conflict_averse_mix("a", given, safeguards=OFF.model_copy(update={"clip": 10.0}))
     assert clip.update.tolist() == pytest.approx([-2.7 / 1.16, 0])
-    release = conflict_averse_mix(
-        "a", given, rescale="1.5+c^2", safeguards=Safeguards(None, None, 10, None, None, None)
-    )
+    release = conflict_averse_mix("a", given, rescale="1.5+c^2", safeguards=OFF.model_copy(update={"clip": 10}))
     assert release.update.tolist() == pytest.approx([-2.7 / 1.66, 0])
     assert clip.acted == {"clip": {"b": pytest.approx(0.01)}}
     # Of one length: exactly opposing.
-    policy = Safeguards(None, "own-norm", None, None, None, None)
+    policy = OFF.model_copy(update={"normalise": "own-norm"})
     same = conflict_averse_mix("a", given, safeguards=policy)
     assert same.update.tolist() == pytest.approx([0, 0], abs=1e-7)
     assert same.acted == {"normalise": {"a": 1.0, "b": pytest.approx(0.001)}}
@@ -94,7 +92,7 @@ def test_exactly_opposing_updates(policy: Safeguards) -> None:
 def test_almost_opposing_updates_are_not_blown_up() -> None:
     given = rows([1.0, 1e-4], [-1.0, 1e-4])
     off = conflict_averse_mix("a", given, safeguards=OFF)
-    ridged = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, None, 1e-3, None, None))
+    ridged = conflict_averse_mix("a", given, safeguards=OFF.model_copy(update={"ridge": 0.001}))
     # g_0 = g_w = (0, 1e-4): at full length 1.4 of it; the ridge's norm is sqrt(1e-8 + 1e-3 / 2) instead of 1e-4
     assert off.update.tolist() == pytest.approx([0, 1.4e-4 / 1.16])
     assert ridged.update.tolist() == pytest.approx([0, 1e-4 * (1 + 0.4e-4 / math.sqrt(1e-8 + 5e-4)) / 1.16], rel=1e-5)
@@ -129,7 +127,7 @@ def test_where_nothing_needs_a_safeguard_none_acts() -> None:
 
 def test_updates_too_long_for_float32_squares() -> None:
     given = rows([1.0, 0.0], [0.0, 1e30])
-    mixed = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, 1.0, None, None, None))
+    mixed = conflict_averse_mix("a", given, safeguards=OFF.model_copy(update={"clip": 1.0}))
     expected = conflict_averse_mix("a", rows([1.0, 0.0], [0.0, 1.0]), safeguards=OFF)
     torch.testing.assert_close(mixed.update, expected.update)
 
@@ -161,7 +159,7 @@ def test_rows_are_shortened_after_they_are_made_alike() -> None:
     given = {name: row.double() for name, row in rows([3.0, 4.0], [0.0, -40.0], [2.5, 0.0]).items()}
     by_hand = {"a": 2 / 5, "b": 2 / 40, "c": 2 / 2.5}
     short = {name: row * by_hand[name] for name, row in given.items()}
-    policy = Safeguards(None, "own-norm", 2.0, None, None, None)
+    policy = OFF.model_copy(update={"normalise": "own-norm", "clip": 2.0})
     mixed = conflict_averse_mix("a", given, safeguards=policy)
     expected = conflict_averse_mix("a", short, safeguards=OFF)
     torch.testing.assert_close(mixed.update, expected.update)
@@ -188,7 +186,7 @@ def test_bounded() -> None:
 
 def test_bounds_limit_what_one_neighbour_counts() -> None:
     given = rows([1.0, 0.0], [-1000.0, 0.0])
-    mixed = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, None, None, (0.2, 0.8), None))
+    mixed = conflict_averse_mix("a", given, safeguards=OFF.model_copy(update={"bounds": (0.2, 0.8)}))
     assert mixed.weights == pytest.approx({"a": 0.8, "b": 0.2})
     assert mixed.acted["bounds"]["from"] == pytest.approx({"a": 1, "b": 0})
     agrees(mixed, given)
@@ -206,7 +204,7 @@ def test_smoothed() -> None:
 
 def test_weights_move_slowly_over_rounds() -> None:
     given = rows([1.0, 0.0], [-1000.0, 0.0])
-    policy = Safeguards(None, None, None, None, None, 0.9)
+    policy = OFF.model_copy(update={"ema": 0.9})
     before: dict[str, float] = {"a": 0.0, "b": 1.0}
     seen = []
     for _ in range(3):
@@ -224,7 +222,7 @@ def test_ridge_draws_to_equal_weights() -> None:
     given["a"] = given["a"] * 3
     apart = []
     for ridge in (None, 1e-3, 1.0, 1e3):
-        mixed = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, None, ridge, None, None))
+        mixed = conflict_averse_mix("a", given, safeguards=OFF.model_copy(update={"ridge": ridge}))
         apart.append(sum((w - 0.25) ** 2 for w in mixed.weights.values()))
         agrees(mixed, given)
     assert apart == sorted(apart, reverse=True)
@@ -234,7 +232,7 @@ def test_ridge_draws_to_equal_weights() -> None:
 
 def test_the_result_is_shortened() -> None:
     given = random_rows()
-    policy = Safeguards(None, None, None, None, None, None, clip_result=0.5)
+    policy = OFF.model_copy(update={"clip_result": 0.5})
     few = {name: row / 100 for name, row in given.items()}  # shorter than that already
     unchanged = conflict_averse_mix("a", few, safeguards=policy)
     assert unchanged.acted == {}

@@ -32,8 +32,9 @@ from fedloom.methods.clusters import (
 )
 from fedloom.methods.conflict.aggregation import PCGrad
 from fedloom.methods.fdse import CosineMixSettings
+from fedloom.methods.peers.config import Safeguards
 from fedloom.methods.peers.neighbours import task_groups
-from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
+from fedloom.methods.peers.safeguards import conflict_averse_mix
 
 Linkage = Literal["average", "complete", "single"]
 

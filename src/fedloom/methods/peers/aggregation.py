@@ -34,10 +34,10 @@ from fedloom.core.updates import EVERYONE, Updates
 from fedloom.methods.conflict.aggregation import Rescale
 from fedloom.methods.method import Method
 from fedloom.methods.peers import PlateauSettings, SimilarityMixSettings, StalenessSettings
-from fedloom.methods.peers.config import PeersBase
+from fedloom.methods.peers.config import PeersBase, Safeguards
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k
-from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
+from fedloom.methods.peers.safeguards import conflict_averse_mix
 from fedloom.methods.peers.similarity import combined, gradient, overlap, task_weights
 from fedloom.training.rules import LocalRule, View
 
@@ -282,7 +282,10 @@ class Plateau(PlateauSettings, LocalRule):
 
 @dataclass(frozen=True)
 class InterCluster(LocalRule):
-    """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups (`peers.inter_cluster_penalty`).
+    """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups: what draws groups together.
+
+    The thesis asks for a regularisation between clusters (section 1.1) that keeps knowledge shared across tasks, and
+    gives no formula. This one is ours: the proximal term of FedProx with the other groups' models as its anchor.
 
     The broadcast has `others` = o and `pull`, which is mu if there are such models and 0 otherwise. Without a broadcast
     the rule does nothing.
@@ -330,8 +333,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     try:
         if config.conflict_averse is not None:
             ca = config.conflict_averse
-            guards = Safeguards(**ca.safeguards.model_dump())
-            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, guards)
+            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, ca.safeguards)
             averse = method.combined_by(mix).stage
             method = replace(
                 method,

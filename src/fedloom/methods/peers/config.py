@@ -137,16 +137,33 @@ class Weights(Section):
         return self
 
 
-class SafeguardsSection(Section):
-    """See `fedloom.peers.Safeguards`; null switches a part off."""
+class Safeguards(Section):
+    """What keeps a conflict-averse mix from exploding; null switches a part off. They act in this order."""
 
     nonfinite: Literal["leave-out"] | None = "leave-out"
+    """Layer 4: rows with nan or inf are left out, and where the solver has no finite answer, all rows count alike.
+    Without the own row the neighbours' are mixed; without any row the update is zero."""
     normalise: Literal["own-norm"] | None = None
+    """Every row gets the norm of the peer's own update (the median of the others' if that is zero), so that no task
+    counts more for the unit of its loss. The thesis normalises to norm 1; this keeps the length of a step. It was what
+    dense tasks needed beside the layers."""
     clip: Positive | None = 10.0
+    """Layer 1: rows longer than this are shortened to it. 10, later 5 in the thesis."""
     ridge: Positive | None = 1e-3
+    """Layer 2: lambda |w|^2 times the rows' mean square, added to |g_w|^2. It draws w to equal weights, and a g_w that
+    nearly vanishes is no longer blown up to full length."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
+    """Layer 3: weights are projected on low <= w <= high with sum 1."""
     ema: Annotated[float, Field(ge=0, lt=1)] | None = 0.9
+    """Layer 5: w <- ema w_before + (1 - ema) w, over the rows that are there, with sum 1. 0.9 in the thesis."""
     clip_result: Positive | None = None
+    """The result is shortened to this norm. What the release does in place of layer 1, with 5."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Safeguards:
+        if self.bounds is not None and not 0 <= self.bounds[0] < self.bounds[1] <= 1:
+            raise ValueError(f"bounds: expected 0 <= low < high <= 1, or null, found {list(self.bounds)}")
+        return self
 
 
 class ConflictAverse(Section):
@@ -155,7 +172,7 @@ class ConflictAverse(Section):
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4
     rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
     add_own: bool = False
-    safeguards: SafeguardsSection = SafeguardsSection()
+    safeguards: Safeguards = Safeguards()
 
 
 class AdaptiveScope(Section):

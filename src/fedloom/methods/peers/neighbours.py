@@ -55,71 +55,31 @@ def soft_weights(
     similarity: Mapping[str, float],
     chosen: Collection[str],
     *,
-    own_similarity: float = 1.0,
     include_self: bool = True,
     step: float = 1.0,
 ) -> dict[str, float]:
     """Return weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
 
-    s_ij = max(similarity, 0), s_ii = `own_similarity`, w_ij = s_ij / sum over the chosen and i (eqs. 4.9, 4.10).
+    s_ij = max(similarity, 0), s_ii = 1, w_ij = s_ij / sum over the chosen and i (eqs. 4.9, 4.10).
     `step` is eta of eq. 4.11, 0 < eta <= 1: neighbours get eta w_ij, the peer's own model what is left, which is
     eq. 4.12 for eta = 1. Where the sum vanishes, and for those without neighbours, the own model has weight 1.
 
     The epsilon in the denominator of eq. 4.10 is left out, or weights would not sum to 1. `include_self` = False is
     what the release does: s_ii is not used and the own model is replaced by the neighbours' mean.
     """
-    if not 0 < step <= 1 or not (math.isfinite(own_similarity) and own_similarity >= 0):
-        raise ValueError(f"expected 0 < step <= 1 and a finite own similarity >= 0, found {step} and {own_similarity}")
-    names = _others(own, chosen)
+    if not 0 < step <= 1:
+        raise ValueError(f"expected 0 < step <= 1, found {step}")
+    names = sorted(set(chosen))
+    if own in names:
+        raise ValueError(f"peer {own!r} is among its own neighbours: {names}")
     s = {name: _positive(similarity[name]) for name in names}
-    total = math.fsum([*s.values(), own_similarity if include_self else 0.0])
+    total = math.fsum([*s.values(), 1.0 if include_self else 0.0])
     weights = {name: step * s[name] / total if total > 0 else 0.0 for name in names}
     return {own: max(0.0, 1.0 - math.fsum(weights.values())), **weights}
 
 
-def uniform_weights(own: str, chosen: Collection[str], *, include_self: bool = True) -> dict[str, float]:
-    """Return the same weight for the peer's own model and each neighbour's (eq. 4.18), or without self for neighbours
-    only.
-    """
-    names = _others(own, chosen)
-    if not names:
-        return {own: 1.0}
-    each = 1 / (len(names) + include_self)
-    return {own: each if include_self else 0.0, **dict.fromkeys(names, each)}
-
-
-def _others(own: str, chosen: Iterable[str]) -> list[str]:
-    names = sorted(set(chosen))
-    if own in names:
-        raise ValueError(f"peer {own!r} is among its own neighbours: {names}")
-    return names
-
-
 def _positive(similarity: float) -> float:
     return max(float(similarity), 0.0) if math.isfinite(float(similarity)) else 0.0
-
-
-def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None = None, mu: float = 0.01) -> Tensor:
-    """Return mu / 2 sum_j v_j |w - w_j|^2 over the models w_j (n x d) of peers in other groups: what draws groups
-    together.
-
-    v (n) are their weights, divided by their sum; all 1 by default. The gradient at w (d) is mu (w - sum_j v_j w_j),
-    so mu is the pull towards their mean per unit of learning rate. 0 for n = 0.
-
-    The thesis asks for a regularisation between clusters (section 1.1) that keeps knowledge shared across tasks, and
-    gives no formula. This one is ours: the proximal term of FedProx with the other groups' models as its anchor.
-    """
-    import torch
-
-    if not mu >= 0:
-        raise ValueError(f"mu: expected a number >= 0, found {mu}")
-    if not len(others):
-        return model.new_zeros(())
-    v = torch.ones(len(others)) if weights is None else weights
-    if len(v) != len(others) or bool((v < 0).any()) or not float(v.sum()) > 0:
-        raise ValueError(f"weights: expected {len(others)} numbers >= 0 with a positive sum, found {v.tolist()}")
-    apart = (model - others.detach()).square().sum(1)
-    return mu / 2 * ((v / v.sum()).to(apart) @ apart)
 
 
 def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:
@@ -195,17 +155,6 @@ def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     means.
     """
     return {task: tuple(sorted(p for p in tasks if tasks[p] == task)) for task in sorted(set(tasks.values()))}
-
-
-def leader(members: Sequence[str], round: int = 1, rotate: bool = True) -> str:
-    """Return the leader of a group in a round: members in turn, by name. Without `rotate` always the first, as in the
-    release.
-
-    Give the members that are present, so that an absent leader is replaced.
-    """
-    if not members:
-        raise ValueError("expected a group with members, found an empty one")
-    return sorted(members)[(round - 1) % len(members) if rotate else 0]
 
 
 Exchange = Literal["encoder", "full"]

@@ -9,49 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.gram import cancels, gram
-from fedloom.core.settings.section import BelowOne, Checked, Positive
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import Rescale, conflict_averse_weights, rescaling
-
-_Size = Annotated[Positive, Field(allow_inf_nan=False)]
-
-
-@dataclass(frozen=True)
-class Safeguards(Checked):
-    """The policy. None switches a part off; they act in this order.
-
-    nonfinite   "leave-out" (layer 4): rows with nan or inf are left out, and where the solver has no finite answer all
-                rows count alike. Without the own row the neighbours' are mixed; without any row the update is zero.
-    normalise   "own-norm": every row gets the norm of the peer's own update (the median of the others' if that is
-                zero), so that no task counts more for the unit of its loss. The thesis normalises to norm 1; this keeps
-                the length of a step. It was what dense tasks needed beside the layers.
-    clip        layer 1: rows longer than this are shortened to it. 10, later 5 in the thesis
-    ridge       layer 2: lambda |w|^2 times the rows' mean square, added to |g_w|^2. It draws w to equal weights, and a
-                g_w that nearly vanishes is no longer blown up to full length
-    bounds      layer 3: weights are projected on low <= w <= high with sum 1
-    ema         layer 5: w <- ema w_before + (1 - ema) w, over the rows that are there, with sum 1. 0.9 in the thesis
-    clip_result the result is shortened to this norm. What the release does in place of layer 1, with 5
-    """
-
-    nonfinite: Literal["leave-out"] | None = "leave-out"
-    normalise: Literal["own-norm"] | None = None
-    clip: _Size | None = 10.0
-    ridge: _Size | None = 1e-3
-    bounds: tuple[float, float] | None = (0.0, 1.0)
-    ema: BelowOne | None = 0.9
-    clip_result: _Size | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bounds is not None and not 0 <= self.bounds[0] < self.bounds[1] <= 1:
-            raise ValueError(f"bounds: expected 0 <= low < high <= 1, or None, found {self.bounds}")
+from fedloom.methods.peers.config import Safeguards
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +44,7 @@ def conflict_averse_mix(
     c: float = 0.4,
     rescale: Rescale = "1+c^2",
     add_own: bool = False,
-    safeguards: Safeguards = Safeguards(),
+    safeguards: Safeguards = Safeguards(),  # noqa: B008
     before: Mapping[str, float] | None = None,
 ) -> Mixed:
     """Return a peer's update from its own and its neighbours' (name -> d), so that none of them is worked against.

@@ -50,42 +50,24 @@ def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -
     """
     if scale not in ("unit", "cosine"):
         raise ValueError(f"scale: expected 'unit' or 'cosine', found {scale!r}")
-    C, _ = _cosines(own, others)
+    C = _cosines(own, others)
     return _own_is_one((C + 1) / 2 if scale == "unit" else C, others)
 
 
-def parameters(
-    own: Tensor,
-    others: Tensor | None = None,
-    kind: Literal["cosine", "distance"] = "cosine",
-    origin: Tensor | None = None,
-) -> Tensor:
-    """Return the similarity of models: (cos + 1) / 2, or 1 - |a - b| / (|a| + |b|); both in [0, 1].
+def parameters(own: Tensor, others: Tensor | None = None) -> Tensor:
+    """Return (cos + 1) / 2 of two peers' models, in [0, 1]. Two models that are both zero have cosine 0.
 
-    Raw weights of models that started alike are almost parallel whatever they learned; `origin` (m), such as the
-    common start, is taken away first. Two models that are both zero are equal: distance 0, cosine 0.
+    Raw weights of models that started alike are almost parallel whatever they learned: give differences to the start.
     """
-    if kind not in ("cosine", "distance"):
-        raise ValueError(f"kind: expected 'cosine' or 'distance', found {kind!r}")
-    if origin is not None:
-        own, others = own - origin, None if others is None else others - origin
-    C, lengths = _cosines(own, others)
-    if kind == "cosine":
-        return _own_is_one((C + 1) / 2, others)
-    a, b = lengths
-    total = a + b
-    apart = (a * a + b * b - 2 * a * b * C).clamp(min=0).sqrt()
-    return _own_is_one(torch.where(total == 0, 1.0, 1 - apart / total), others)
+    return gradient(own, others)
 
 
-def features(own: Tensor, others: Tensor | None = None, kind: Literal["cosine", "distance"] = "cosine") -> Tensor:
-    """Return the similarity of what encoders see (C1): of `feature_statistics`, own 2 x C and others n x 2 x C, or N x
-    2 x
-    C.
+def features(own: Tensor, others: Tensor | None = None) -> Tensor:
+    """Return the similarity of what encoders see (C1): `feature_statistics` 2 x C and n x 2 x C, or N x 2 x C.
 
     The mean of two similarities, of the channels' means and of their standard deviations, each as in `parameters`.
     """
-    each = [parameters(own[..., i, :], None if others is None else others[..., i, :], kind) for i in (0, 1)]
+    each = [parameters(own[..., i, :], None if others is None else others[..., i, :]) for i in (0, 1)]
     return (each[0] + each[1]) / 2
 
 
@@ -122,25 +104,19 @@ def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
     return W / W.sum(1, keepdim=True) if len(W) else W.reshape(0, len(tasks))
 
 
-def cross_loss(losses: Tensor, rule: LossRule = "exp", transposed: bool = False) -> Tensor:
-    """Return how well others' models do here: similarities from losses (n), or (N x N) with L_ij that of model j on i's
-    data.
+def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
+    """Return how well others' models do here: similarities from losses (n).
 
     "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. The order of the
     candidates is the same for all; "exp" and "inverse" also serve as weights. An infinite loss gives 0, or -inf.
 
-    `transposed` reads L_ij as the loss of model i on j's data, which is what the release compares: it says for whom
-    peer i is good, not who is good for peer i. Losses of different tasks: see `per_task`.
+    The release compares the peer's own model on the others' data instead, which says for whom the peer is good, not who
+    is good for it. Losses of different tasks: see `per_task`.
     """
     if rule not in ("exp", "negative", "inverse"):
         raise ValueError(f"rule: expected 'exp', 'negative' or 'inverse', found {rule!r}")
     L = losses.double().cpu()
-    square = L.ndim == 2
-    if L.ndim not in (1, 2) or (square and L.shape[0] != L.shape[1]) or (transposed and not square):
-        raise ValueError(f"losses: expected n, or N x N (to transpose), found shape {tuple(L.shape)}")
-    L = L.t() if transposed else L
-    S = torch.exp(-L) if rule == "exp" else -L if rule == "negative" else 1 / (L + 0.01)
-    return S.fill_diagonal_(1.0) if square else S
+    return torch.exp(-L) if rule == "exp" else -L if rule == "negative" else 1 / (L + 0.01)
 
 
 def disparity(losses: Tensor) -> Tensor:
@@ -244,8 +220,8 @@ def _own_is_one(S: Tensor, others: Tensor | None) -> Tensor:
     return S.clone().fill_diagonal_(1.0) if others is None else S
 
 
-def _cosines(own: Tensor, others: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return (cosines, lengths of both sides): n and (1, n), or N x N and (N x 1, N)."""
+def _cosines(own: Tensor, others: Tensor | None) -> Tensor:
+    """Return cosines: n, or N x N."""
     rows, columns = _pair(own, others)
     inner = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
     left = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -262,7 +238,7 @@ def _cosines(own: Tensor, others: Tensor | None) -> tuple[Tensor, tuple[Tensor, 
     # nan and inf leave nan here, for neither is a size of 0
     C = torch.where(size == 0, inner.abs() * 0.0, inner / size)
     C = torch.where(torch.isfinite(size), C.clamp(-1, 1), torch.nan)
-    return (C, (left[:, None], right)) if others is None else (C[0], (left, right))
+    return C if others is None else C[0]
 
 
 Kind = Literal["count", "rademacher", "gaussian"]
@@ -328,21 +304,13 @@ class Sketch(Checked):
     def _stream(self) -> np.random.PCG64:
         return np.random.PCG64(derive_seed(self.seed, "sketch", self.kind))
 
-    def variance(self, x: Tensor, y: Tensor) -> float:
-        """Return the variance of <Sx, Sy> over seeds: (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m.
-
-        Without the last term for "gaussian" (Weinberger et al., Lemma 2; Li, Hastie and Church, KDD 2006, Lemma 1).
-        It is at most 2 |x|^2 |y|^2 / m, and 0 where both vectors have one and the same entry.
-        """
-        x, y = x.double(), y.double()
-        same = 0.0 if self.kind == "gaussian" else 2 * float((x.square() * y.square()).sum())
-        return (float(x.square().sum() * y.square().sum() + (x @ y).square()) - same) / self.m
-
     def error(self, delta: float) -> float:
         """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any two vectors: sqrt(2 / (m
         delta)).
 
-        Chebyshev's inequality on `variance`. It holds for each pair, not for all pairs at once.
+        Chebyshev's inequality, for each pair, not for all at once. Over seeds the variance of <Sx, Sy> is
+        (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m, at most 2 |x|^2 |y|^2 / m (Weinberger et al., Lemma 2). For
+        "gaussian" it has no third term (Li, Hastie and Church, KDD 2006, Lemma 1).
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta: expected a number between 0 and 1, found {delta}")
