@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from fedloom.models.tasks.dense import Saliency as Saliency
     from fedloom.models.tasks.dense import Semseg as Semseg
     from fedloom.models.tasks.edges import OdsF as OdsF
-    from fedloom.models.tasks.losses import balanced_bce as balanced_bce
-    from fedloom.models.tasks.losses import cross_entropy as cross_entropy
-    from fedloom.models.tasks.losses import depth_l1 as depth_l1
-    from fedloom.models.tasks.losses import edge_bce as edge_bce
-    from fedloom.models.tasks.losses import normals_l1 as normals_l1
-    from fedloom.models.tasks.metrics import DepthError as DepthError
-    from fedloom.models.tasks.metrics import MaxF as MaxF
-    from fedloom.models.tasks.metrics import MeanIoU as MeanIoU
-    from fedloom.models.tasks.metrics import Measure as Measure
-    from fedloom.models.tasks.metrics import Measures as Measures
-    from fedloom.models.tasks.metrics import NormalError as NormalError
-    from fedloom.models.tasks.metrics import PixelAccuracy as PixelAccuracy
-    from fedloom.models.tasks.metrics import PlainEdgeF as PlainEdgeF
+    from fedloom.models.tasks.pixels import DepthError as DepthError
+    from fedloom.models.tasks.pixels import MaxF as MaxF
+    from fedloom.models.tasks.pixels import MeanIoU as MeanIoU
+    from fedloom.models.tasks.pixels import Measure as Measure
+    from fedloom.models.tasks.pixels import Measures as Measures
+    from fedloom.models.tasks.pixels import NormalError as NormalError
+    from fedloom.models.tasks.pixels import PixelAccuracy as PixelAccuracy
+    from fedloom.models.tasks.pixels import PlainEdgeF as PlainEdgeF
+    from fedloom.models.tasks.pixels import balanced_bce as balanced_bce
+    from fedloom.models.tasks.pixels import cross_entropy as cross_entropy
+    from fedloom.models.tasks.pixels import depth_l1 as depth_l1
+    from fedloom.models.tasks.pixels import edge_bce as edge_bce
+    from fedloom.models.tasks.pixels import normals_l1 as normals_l1
     from fedloom.models.tasks.regression import Regression as Regression
     from fedloom.models.tasks.task import Direction as Direction
     from fedloom.models.tasks.task import Metric as Metric

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.methods.clusters.rules import BestCluster as BestCluster
-    from fedloom.methods.clusters.rules import DrawnCluster as DrawnCluster
-    from fedloom.methods.clusters.rules import SoftAnchors as SoftAnchors
+    from fedloom.methods.clusters.centres import BestCluster as BestCluster
+    from fedloom.methods.clusters.centres import DrawnCluster as DrawnCluster
+    from fedloom.methods.clusters.centres import SoftAnchors as SoftAnchors
     from fedloom.methods.conflict.aggregation import ValidationLosses as ValidationLosses
     from fedloom.methods.distill.rules import ConditionalDistillation as ConditionalDistillation
     from fedloom.methods.drift.aggregation import ControlVariate as ControlVariate

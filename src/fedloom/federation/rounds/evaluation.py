@@ -30,7 +30,7 @@ def evaluate(
     """Compute metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
-    takes long too (see `fedloom.models.tasks.metrics.Measure.costly`). `kept` receives what metrics keep.
+    takes long too (see `fedloom.models.tasks.pixels.Measure.costly`). `kept` receives what metrics keep.
     """
     scores: Scores = {}
     for labelled, names in part.by_labels(tasks):

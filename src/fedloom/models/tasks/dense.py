@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedloom.core.errors import RecipeError
-from fedloom.models.tasks import losses
 from fedloom.models.tasks.classification import log_share
 from fedloom.models.tasks.edges import OdsF
-from fedloom.models.tasks.losses import read_binary, read_classes, read_depth, read_normals
-from fedloom.models.tasks.metrics import (
+from fedloom.models.tasks.pixels import (
     Absent,
     DepthError,
     MaxF,
@@ -29,7 +27,16 @@ from fedloom.models.tasks.metrics import (
     Measures,
     NormalError,
     PlainEdgeF,
+    balanced_bce,
+    cross_entropy,
+    depth_l1,
+    edge_bce,
+    normals_l1,
     probability,
+    read_binary,
+    read_classes,
+    read_depth,
+    read_normals,
 )
 from fedloom.models.tasks.task import IGNORE, Direction, Task
 
@@ -162,8 +169,12 @@ class Semseg(DenseTask):
         return codes
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
+<<<<<<< HEAD
         """Return `losses.cross_entropy`."""
         return losses.cross_entropy(output, target, weights=self.class_weights, sets=self.sets)
+=======
+        return cross_entropy(output, target, weights=self.class_weights)
+>>>>>>> c6474712 (Labels, losses and metrics of dense prediction in one file)
 
     def metric(self) -> Measures:
         """Return mIoU and pixel accuracy."""
@@ -204,8 +215,7 @@ class Saliency(BinaryTask):
     usual: ClassVar[str] = "maxf"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return `losses.balanced_bce`."""
-        return losses.balanced_bce(output, target)
+        return balanced_bce(output, target)
 
     def metric(self) -> Measures:
         """Return maxF and the best mean IoU."""
@@ -231,8 +241,7 @@ class Normals(DenseTask):
     usual: ClassVar[str] = "merr"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return `losses.normals_l1`."""
-        return losses.normals_l1(output, target)
+        return normals_l1(output, target)
 
     def metric(self) -> Measures:
         """Mean angle in degrees, and shares of small angles."""
@@ -265,8 +274,7 @@ class Depth(DenseTask):
     usual: ClassVar[str] = "rmse"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return `losses.depth_l1`."""
-        return losses.depth_l1(output, target, self.log)
+        return depth_l1(output, target, self.log)
 
     def metric(self) -> Measures:
         """Return RMSE, MAE, relative error and the delta thresholds."""
@@ -286,7 +294,7 @@ class Depth(DenseTask):
 class Edge(BinaryTask):
     """Boundaries: labels 0 or 1 (shares of annotators train as they are, and count as edges from 0.5 up).
 
-    `positive_weight` and `negative_weight` weigh the loss of edge and other pixels (see `losses.edge_bce`).
+    `positive_weight` and `negative_weight` weigh the loss of edge and other pixels (see `edge_bce`).
     With `ods` the task is judged by odsF (see `OdsF`, which `max_dist` and `thresholds` go to: 0.0075 is usual for
     PASCAL-Context, 0.011 for NYUD) and the plain F comes second. Without, it is the plain F alone. A core takes about
     0.02 s for the odsF of an image of 96 x 128 and 0.5 s for 448 x 576, so it is measured of a run's last models and as
@@ -316,8 +324,7 @@ class Edge(BinaryTask):
         return next(iter(self.metrics))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return `losses.edge_bce`."""
-        return losses.edge_bce(output, target, self.positive_weight, self.negative_weight)
+        return edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:
         """Return the F of edges, once or twice."""

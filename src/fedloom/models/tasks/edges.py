@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.core.lazy import need
-from fedloom.models.tasks.losses import read_binary
-from fedloom.models.tasks.metrics import Measure, best_f, levels, probability
+from fedloom.models.tasks.pixels import Measure, best_f, levels, probability, read_binary
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
