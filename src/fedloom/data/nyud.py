@@ -99,11 +99,9 @@ class Nyud(Folder):
         return self.root / "images" / f"{name}.png"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
-        """Return the files that a label is made of."""
         return (self.root / FILES[task].format(name),)
 
     def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
-        """Read the raw label in these files."""
         (file,) = files
         if task == "depth":
             return metres(file)

@@ -141,7 +141,6 @@ class Pascal(Folder):
         return self.root / "JPEGImages" / f"{name}.jpg"
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
-        """Return the files that a label is made of."""
         file = self.root / FILES[task].format(name)
         if task == "normals":
             return file, self.root / FILES["edge"].format(name)
@@ -150,7 +149,6 @@ class Pascal(Folder):
         return (file,)
 
     def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
-        """Read the raw label in these files."""
         file = files[0]
         if task == "human_parts":
             return parts_of(file, size, self.parts)

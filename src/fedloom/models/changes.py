@@ -93,7 +93,6 @@ class Linearise:
     """The encoder becomes its first-order expansion at the initial parameters; decoders and heads stay as they are."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         model.encoder = Linearised(model.encoder)
 
 
@@ -104,7 +103,6 @@ class Factors:
     scale: float | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         layers = adapted_layers(model.encoder)
         if not layers:
             raise RecipeError("model.lora: null found, expected low-rank factors, which the method needs")
@@ -140,7 +138,6 @@ class ConstantAnswers:
     """True if nothing is left of the model, so that any model will do."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         model.encoder = _Inputs()
         model.decoders = nn.ModuleDict()
         model.heads = nn.ModuleDict({task.name: ConstantHead(task, shape) for task in model.tasks})
@@ -153,7 +150,6 @@ class LinearAnswers:
     replaces_all = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         if dense := [task.name for task in model.tasks if task.dense]:
             raise RecipeError(f"method: simple cannot predict maps, but task {dense[0]!r} has one label per pixel")
         if getattr(model.encoder, "reads_tokens", False):

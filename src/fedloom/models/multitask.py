@@ -77,7 +77,6 @@ class ThesisDecoder(Decoder):
         return x
 
     def head(self, task: Task) -> nn.Module:
-        """Return one 3x3 convolution."""
         return nn.Conv2d(self.width, task.channels, 3, padding=1)
 
 
@@ -108,7 +107,6 @@ class TransposedDecoder(Decoder):
         return output
 
     def head(self, task: Task) -> nn.Module:
-        """Return the third transposed convolution."""
         return nn.ConvTranspose2d(self.width, task.channels, self.last, self.last)
 
 
@@ -220,7 +218,6 @@ class MultiTask(nn.Module):
         return outputs
 
     def train(self, mode: bool = True) -> MultiTask:
-        """Set the training mode, except for frozen statistics."""
         super().train(mode)
         if self.frozen_statistics:
             for module in self.encoder.modules():
@@ -243,7 +240,6 @@ class Plain(Encoder):
         self.net, self.features, self.reads_tokens = net, features, reads_tokens
 
     def forward(self, x: Tensor) -> Any:
-        """Return the module's output."""
         return self.net(x)
 
 
@@ -255,5 +251,4 @@ class Picked(nn.Module):
         self.task = task
 
     def forward(self, outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Return the task's outputs."""
         return outputs if isinstance(outputs, Tensor) else outputs[self.task]

@@ -55,15 +55,12 @@ class Columns(Spread):
         return [sum(have[name] for name in layout.names) for have in self._sizes]
 
     def whole(self, layout: Layout) -> Layout:
-        """Return the blocks of a layout with all their columns."""
         return Layout(tuple(self._blocks[name] for name in layout.names))
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum over all processes."""
         return self.comm.total(x)
 
     def cut(self, layout: Layout, vector: Tensor) -> Tensor:
-        """Return the columns of this process."""
         return vector.split(self.sizes(layout), dim=-1)[self.comm.rank]
 
     def at(self, layout: Layout, index: Tensor) -> Tensor:
@@ -76,7 +73,6 @@ class Columns(Spread):
         return [index[(index >= a) & (index < b)] for a, b in pairwise(offsets(self.sizes(layout)))]
 
     def join(self, layout: Layout, part: Tensor) -> Tensor:
-        """Return the whole vector."""
         return self.comm.concat(part, self.sizes(layout))
 
     def back(self, out: Updates, owner: Mapping[str, int], everywhere: bool) -> list[tuple[Row, Tensor]]:

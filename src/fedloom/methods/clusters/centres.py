@@ -144,7 +144,6 @@ class ChosenClusters(Aggregation):
             yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
-        """Return a state without models."""
         return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -289,7 +288,6 @@ class SoftClusters(Identity):
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
-        """Return a state without models."""
         return {"models": []}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:

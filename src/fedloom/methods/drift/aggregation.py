@@ -38,11 +38,9 @@ class ControlVariates(Stage):
     )
 
     def init(self, layout: Layout) -> State:
-        """Return c = 0."""
         return {"control": torch.zeros(layout.d)}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return c."""
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -70,7 +68,6 @@ class DualShift(Aggregation):
         return Traits.around(inner(self), reduces=True)
 
     def init(self, layout: Layout) -> State:
-        """Return h = 0."""
         return {"dual": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -153,7 +150,6 @@ class ControlVariate(LocalRule):
     needs = frozenset({"broadcast:control"})
 
     def init(self, base: Tensor) -> State:
-        """Return c_k = 0."""
         return {"control": torch.zeros_like(base)}
 
     def begin(self, view: View, state: State) -> State:
@@ -183,7 +179,6 @@ class Dual(DualSettings, LocalRule):
     """
 
     def init(self, base: Tensor) -> State:
-        """Return h_k = 0."""
         return {"dual": torch.zeros_like(base)}
 
     def grad(self, view: View, state: State) -> None:

@@ -278,7 +278,6 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Apply the stage."""
         if isinstance(model.encoder, Linearised):
             raise RecipeError("feature modules cannot be combined with a linearised encoder")
         if hasattr(model.encoder, "attached"):

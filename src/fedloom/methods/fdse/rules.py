@@ -119,7 +119,6 @@ class Consistency(ConsistencySettings, LocalRule):
         return self.lam * term
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return no state."""
         return {}, {}
 
 
@@ -203,7 +202,6 @@ class Erase:
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         encoder = model.encoder
         if not all(p.requires_grad for p in encoder.parameters()):
             raise RecipeError("fdse replaces layers, but some of them are frozen; leave model.lora out")

@@ -72,7 +72,6 @@ class HyperConflictAverse(_Learner):
         return Traits("mix", wants=identical, separable=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return a state without clients."""
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -127,7 +126,6 @@ class HyperCrossAttention(_Learner):
     traits = Traits("matrix", wants={"support"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return a state without decoders."""
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -123,7 +123,6 @@ class MergeFactors(LocalRule):
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         assert view.module is not None
         with torch.no_grad():
             for layer in adapted_layers(view.module):
@@ -152,7 +151,6 @@ class OwnRank(LocalRule):
             x.grad[where] = 0.0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the client's state after the round, and what it provides (name -> value of this client)."""
         with torch.no_grad():
             for (x, where), values in zip(self._others(view), state["kept"], strict=True):
                 x[where] = values

@@ -69,11 +69,9 @@ class AtPeer(Stage):
         return replace(traits, writes=kept | traits.broadcasts | self.also, separable=False)
 
     def init(self, layout: Layout) -> State:
-        """Return the stage's."""
         return self.stage.init(layout)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return the stage's broadcast."""
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -132,7 +130,6 @@ class ConflictAverseMix(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return a state without weights."""
         return {"before": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -276,7 +273,6 @@ class Plateau(PlateauSettings, LocalRule):
         return {"best": loss if better else best, "waited": waited, "scale": scale}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Keep the state for the next round."""
         return state, {}
 
 

@@ -82,7 +82,6 @@ class KeepsPrototypes(Identity):
         raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
-        """Return an empty state."""
         return {"tasks": {}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -143,7 +142,6 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
         return {"points": torch.cat([new.points, before["points"][gone]])[order], "labels": labels}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return all clusters."""
         return state["points"], state["labels"]
 
 
@@ -195,7 +193,6 @@ class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
     """
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Return the anchors of all classes."""
         like = prototypes[0].means
         if before is None:
             classes, width = like.shape
@@ -203,5 +200,4 @@ class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
         return {"anchors": moved_anchors(before["anchors"], prototypes, self.momentum)}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return all anchors."""
         return state["anchors"], torch.arange(len(state["anchors"]))

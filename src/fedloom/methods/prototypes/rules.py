@@ -251,7 +251,6 @@ class TapLevels(Checked):
     levels: tuple[str, ...] | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Apply the stage."""
         names: tuple[str, ...] = ()
         if self.levels != ():
             if isinstance(model.encoder, Linearised):

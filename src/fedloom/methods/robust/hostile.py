@@ -30,7 +30,6 @@ class Scaled(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
         return updates.replace(X=self.factor * updates.X), memory
 
 
@@ -41,7 +40,6 @@ class Noise(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
         X, rng = updates.X, ctx.rng("attack", updates.rows[0][0])
         noise = torch.randn(X.shape, generator=rng).to(X)
         scale = X.norm(dim=1, keepdim=True) / X.shape[1] ** 0.5
@@ -55,7 +53,6 @@ class Constant(Attack):
     value: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
         return within(updates, torch.full_like(updates.X, self.value)), memory
 
 
@@ -64,7 +61,6 @@ class Replay(Attack):
     """The first rows that it made, again; rows of tasks that it had not then are honest."""
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
         first = dict(memory.get("first", {}))
         for (_, task), x in zip(updates.rows, updates.X, strict=True):
             first.setdefault(task or "", x.to("cpu", copy=True))
@@ -95,7 +91,6 @@ class Silent(Attack):
     """Nothing."""
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
         return None, memory
 
 
@@ -104,7 +99,6 @@ class FlippedLabels(Attack):
     """Class C - 1 - y in the place of y, in tasks with one class an example."""
 
     def unfit(self, tasks: Mapping[str, Task]) -> str | None:
-        """Return why it would do nothing at a client with these tasks; None if it does something."""
         if any(task.kind == "classification" for task in tasks.values()):
             return None
         return f"expected a task with one class an example, found {', '.join(tasks)}"
@@ -145,7 +139,6 @@ class InnerProduct(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
-        """Return what each hostile client of a group sends in the place of its row (d), and what they remember."""
         return -self.factor * honest.mean(0), memory
 
 
@@ -159,7 +152,6 @@ class LittleIsEnough(Attack):
     knows_all = True
 
     def together(self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State) -> tuple[Tensor, State]:
-        """Return what each hostile client of a group sends in the place of its row (d), and what they remember."""
         count = len(honest) + hostile
         z = self.factor_among(count, hostile)
         row = honest.mean(0) - z * honest.std(0, correction=0)
@@ -185,7 +177,6 @@ class Mimic(Attack):
     def together(
         self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
     ) -> tuple[Tensor | None, State]:
-        """Return what each hostile client of a group sends in the place of its row (d), and what they remember."""
         copied = memory.get("copied") or clients[_outstanding(honest)]
         return honest[clients.index(copied)] if copied in clients else None, {"copied": copied}
 

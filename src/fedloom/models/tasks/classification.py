@@ -37,7 +37,6 @@ class ConfusionMetric(Metric):
 
     @property
     def confusion(self) -> Tensor:
-        """The matrix."""
         return self.matrix
 
     def compute(self) -> dict[str, float]:
@@ -102,7 +101,6 @@ class Classification(Task):
         return counts, counts.sum(0, keepdim=True)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Return the logarithms of the classes' shares."""
         return log_share(mean)
 
 

@@ -57,7 +57,6 @@ class UpHead(nn.Sequential):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return predictions before any activation."""
         output: Tensor = super().forward(features)
         return output
 

@@ -122,15 +122,12 @@ class Own(Task):
 
     @property
     def known(self) -> Task:
-        """Return the task without the user's functions."""
         return self.base
 
     def on(self, base: Task) -> Task:
-        """Return the same on another base."""
         return replace(self, name=base.name, weight=base.weight, base=base)
 
     def head(self, features: int) -> nn.Module:
-        """Return the result of the base task."""
         return self.base.head(features)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -158,11 +155,9 @@ class Own(Task):
         return loss.mean()
 
     def metric(self) -> Metric:
-        """Return a new accumulator of both."""
         return OwnMetric(self) if self.measured else self.base.metric()
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of the base task."""
         return self.base.sums(target)
 
     def codes(self, client: str) -> Tensor | None:
@@ -176,7 +171,6 @@ class Own(Task):
         return codes
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Return the result of the base task."""
         return self.base.constant(mean)
 
     @contextmanager

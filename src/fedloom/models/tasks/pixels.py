@@ -57,7 +57,6 @@ class Measures(Metric):
         self.task, self.names, self.measures = task, tuple(names), measures
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """Give the batch to every measure."""
         try:
             for measure in self.measures:
                 measure.update(output, target)
@@ -65,7 +64,6 @@ class Measures(Metric):
             raise DataError(f"task {self.task!r}: {error}") from None
 
     def compute(self) -> dict[str, float]:
-        """Name -> value."""
         values = {name: value for measure in self.measures for name, value in measure.all().items()}
         return {name: values[name] for name in self.names}
 
@@ -175,7 +173,6 @@ class DepthError(Measure):
         self.seen += len(truth)
 
     def all(self) -> dict[str, float]:
-        """Return the six errors by name."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return {**dict(zip(self.KINDS, means, strict=True)), "rmse": math.sqrt(means[0])}
 
@@ -206,7 +203,6 @@ class NormalError(Measure):
         self.seen += len(angle)
 
     def all(self) -> dict[str, float]:
-        """Return the mean angle and the shares of small ones."""
         means = (self.sums / self.seen if self.seen else self.sums * math.nan).tolist()
         return dict(zip(("merr", *self.LIMITS), means, strict=True))
 
@@ -246,7 +242,6 @@ class _BestF(Measure):
         return counts
 
     def all(self) -> dict[str, float]:
-        """Return the best F."""
         if not int(self.counts.sum()):
             return {self.kind: math.nan}
         false, true = _reaching(self.counts)
@@ -294,7 +289,6 @@ class MaxF(_BestF):
         self.images += (union > 0).sum(0)
 
     def all(self) -> dict[str, float]:
-        """Return `maxf` and `max_iou`."""
         seen = self.images > 0
         iou = float((self.iou[seen] / self.images[seen]).max()) if seen.any() else math.nan
         return {**super().all(), "max_iou": iou}

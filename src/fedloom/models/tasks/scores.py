@@ -167,7 +167,6 @@ class Kept(Metric):
         self.targets: list[Tensor] = []
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """Take one batch."""
         if self.usual is not None:
             self.usual.update(output, target)
         output, target = labelled(output.detach().cpu(), target.cpu())
@@ -187,10 +186,8 @@ class Kept(Metric):
 
     @property
     def kept(self) -> tuple[Tensor, Tensor] | None:
-        """Return all outputs and labels."""
         return (torch.cat(self.outputs), torch.cat(self.targets)) if self.targets else None
 
     @property
     def confusion(self) -> Tensor | None:
-        """Return the counts of the usual metric."""
         return None if self.usual is None else self.usual.confusion
