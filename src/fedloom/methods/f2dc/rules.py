@@ -211,32 +211,18 @@ def feature_losses(
     )
 
 
-Scope = Literal["aggregate", "identity", "local"]
-
-
 class FeatureModule(nn.Module):
     """A module behind one stage of an encoder: f (B x C x H x W) becomes f~ (the same shape).
 
     In training the mask is drawn with noise and `parts` keeps f+, f-, f* and f~ of the batch. In evaluation there is no
-    noise unless `noisy_eval`; with `bypass` f passes unchanged. Without a corrector f~ is always f.
+    noise unless `noisy_eval`; with `scope` "identity" f passes unchanged. Without a corrector f~ is always f.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        classes: dict[str, int],
-        sigma: float,
-        form: Form,
-        hidden: int | None,
-        noise: Noise,
-        noisy_eval: bool,
-        bypass: bool,
-        correct: bool,
-    ) -> None:
+    def __init__(self, channels: int, classes: dict[str, int], about: AttachFeatureModulesSettings) -> None:
         super().__init__()
-        self.sigma, self.noise, self.noisy_eval, self.bypass = sigma, noise, noisy_eval, bypass
-        self.decoupler = Decoupler(channels, form, hidden)
-        self.corrector = Corrector(channels, form, hidden) if correct else None
+        self.about = about
+        self.decoupler = Decoupler(channels, about.form, about.hidden)
+        self.corrector = Corrector(channels, about.form, about.hidden) if about.correct else None
         self.auxiliary = nn.ModuleDict({task: AuxiliaryHead(channels, count) for task, count in classes.items()})
         self.parts: Decoupled | None = None
         # so that the layout gives them the role "adapter"
@@ -244,12 +230,12 @@ class FeatureModule(nn.Module):
 
     def forward(self, f: Tensor) -> Tensor:
         """Map B x C x H x W to the same shape."""
-        if not self.training and (self.bypass or self.corrector is None):
+        if not self.training and (self.about.scope == "identity" or self.corrector is None):
             return f
         score = self.decoupler(f)
-        noisy = self.training or self.noisy_eval
+        noisy = self.training or self.about.noisy_eval
         keep, drop = (torch.rand_like(score), torch.rand_like(score)) if noisy else (None, None)
-        mask = gumbel_mask(score, self.sigma, keep, drop, self.noise)
+        mask = gumbel_mask(score, self.about.sigma, keep, drop, self.about.noise)
         parts = decouple(f, mask, self.corrector or torch.zeros_like)
         if self.training:
             self.parts = parts
@@ -293,20 +279,9 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
         for name in self.layers:
             if name not in maps:
                 raise RecipeError(f"feature modules: {name!r} is not a map of the encoder; its maps: {', '.join(maps)}")
-        bypass = self.scope == "identity"
         attached = nn.ModuleDict()
         for name in self.layers or (list(maps)[-1],):
-            module = FeatureModule(
-                maps[name],
-                classes,
-                self.sigma,
-                self.form,
-                self.hidden,
-                self.noise,
-                self.noisy_eval,
-                bypass,
-                self.correct,
-            )
+            module = FeatureModule(maps[name], classes, self)
             attached[name.replace(".", "_")] = module
             model.encoder.get_submodule(name).register_forward_hook(_Behind(module))
         model.encoder.attached = attached
@@ -352,15 +327,8 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
             lambda2 = self.lambda2 if module.corrector is not None else 0.0
             for task in view.outputs:
                 if task in module.auxiliary:
-                    losses = feature_losses(
-                        module.parts,
-                        view.outputs[task],
-                        view.targets[task],
-                        module.auxiliary[task],
-                        self.tau,
-                        self.lambda1,
-                        lambda2,
-                    )
+                    outputs, labels, head = view.outputs[task], view.targets[task], module.auxiliary[task]
+                    losses = feature_losses(module.parts, outputs, labels, head, self.tau, self.lambda1, lambda2)
                     total = losses.penalty if total is None else total + losses.penalty
         return total
 

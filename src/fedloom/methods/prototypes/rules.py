@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,6 +78,14 @@ def told_points(view: View, number: int) -> ClusterPrototypes:
     labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
     return ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
+
+
+def added(losses: Iterable[Tensor]) -> Tensor | None:
+    """Return the sum of losses, None where there are none."""
+    total = None
+    for loss in losses:
+        total = loss if total is None else total + loss
+    return total
 
 
 @dataclass(frozen=True)
@@ -159,11 +167,11 @@ class PrototypePull(LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lam == 0 or "prototypes" not in view.broadcast:
             return None
-        z, total = features_now(view), None
-        for t in classified(view):
-            known = told_points(view, t.number).unbiased(t.classes)
-            pull = prototype_pull(z, t.labels, known, self.distance, self.over)
-            total = pull if total is None else total + pull
+        z = features_now(view)
+        total = added(
+            prototype_pull(z, t.labels, told_points(view, t.number).unbiased(t.classes), self.distance, self.over)
+            for t in classified(view)
+        )
         return None if total is None else self.lam * total
 
 
@@ -180,11 +188,11 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if "prototypes" not in view.broadcast:
             return None
-        z, total = features_now(view), None
-        for t in classified(view):
-            loss = fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature, self.over)
-            total = loss if total is None else total + loss
-        return total
+        z = features_now(view)
+        return added(
+            fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature, self.over)
+            for t in classified(view)
+        )
 
 
 @dataclass(frozen=True)
@@ -293,13 +301,8 @@ class RelaxedContrast(LocalRule):
                 tap.seen = None  # or the batch's graph would live on in the model
         if self.lam == 0:
             return None
-        total = None
-        for t in classified(view):
-            for z in levels:
-                loss = relaxed_contrast(
-                    z, t.labels, self.temperature, self.threshold, self.positives, self.negatives, self.penalty_weight
-                )
-                total = loss if total is None else total + loss
+        how = (self.temperature, self.threshold, self.positives, self.negatives, self.penalty_weight)
+        total = added(relaxed_contrast(z, t.labels, *how) for t in classified(view) for z in levels)
         if total is None:
             return None
         return self.lam * total / (len(levels) if self.over_levels == "mean" else 1)
