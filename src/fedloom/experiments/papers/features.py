@@ -98,7 +98,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
 
     def parts(module: FeatureModule, inputs: tuple[Tensor], _output: Tensor) -> Tensor:
         (f,) = inputs
-        mask = gumbel_mask(module.decoupler(f), module.sigma)
+        mask = gumbel_mask(module.decoupler(f), module.about.sigma)
         features = decouple(f, mask, module.corrector or torch.zeros_like)
         return torch.cat([features.robust, features.related, features.corrected, features.fused])
 
@@ -241,7 +241,7 @@ def features(
             notes.append(f"{run.name} has no feature modules, so it has no f+, f-, f* and f~")
         else:
             parts[run.name] = _accuracies(run, step)
-            if run.feature_module.bypass:
+            if run.feature_module.about.scope == "identity":
                 notes.append(f"{run.name} measures its models without feature modules; here they are in")
         if figures:
             step(f"{run.name}: t-SNE")

@@ -138,7 +138,7 @@ class Weights(Section):
 
 
 class Safeguards(Section):
-    """What keeps a conflict-averse mix from exploding; null switches a part off. They act in this order."""
+    """The safeguards of a conflict-averse mix, which keep it from exploding; they act in this order. null: none."""
 
     nonfinite: Literal["leave-out"] | None = "leave-out"
     """Layer 4: rows with nan or inf are left out, and where the solver has no finite answer, all rows count alike.
