@@ -21,7 +21,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.trust import ALLOW
 from fedloom.data import DATASETS
-from fedloom.engines.flower.kits import new
+from fedloom.engines.flower.deployment import new
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
 from fedloom.methods import METHODS

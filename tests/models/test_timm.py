@@ -13,8 +13,8 @@ from fedloom.core.layout import Layout
 from fedloom.core.lazy import need
 from fedloom.errors import RecipeError, UserError
 from fedloom.models import ENCODERS, build_model
+from fedloom.models.nets import load_weights
 from fedloom.models.timm_encoder import TimmPyramid
-from fedloom.models.weights import load_weights
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
 

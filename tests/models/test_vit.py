@@ -13,7 +13,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.lazy import need
 from fedloom.errors import RecipeError, UserError
 from fedloom.models import ENCODERS, build_model
-from fedloom.models.weights import load_weights
+from fedloom.models.nets import load_weights
 from fedloom.tasks import Classification
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")

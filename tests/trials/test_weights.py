@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from fedloom.models.encoders import ENCODERS
-from fedloom.models.weights import load_weights
+from fedloom.models.nets import load_weights
 from trials.hostile import STRANGE, Tally, bytes_like, judged
 from trials.scale import cases
 

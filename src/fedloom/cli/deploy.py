@@ -130,7 +130,7 @@ def new(
     publisher: Annotated[str, typer.Option(help="The publisher's name in Flower.")] = "fedloom",
 ) -> None:
     """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
-    from fedloom.engines.flower.kits import new as write
+    from fedloom.engines.flower.deployment import new as write
 
     for path in write(out, recipe, changes or (), publisher):
         typer.echo(path)
@@ -160,7 +160,7 @@ def provision(
 ) -> None:
     """Write a start kit for the server and one per site: keys, certificate, terms, and one command to start."""
     need("flwr", "flower")
-    from fedloom.engines.flower.kits import provision as write
+    from fedloom.engines.flower.deployment import provision as write
 
     for folder in write(file, out):
         typer.echo(f"{folder}: {folder / 'start.sh'}")

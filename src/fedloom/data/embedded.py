@@ -107,7 +107,7 @@ def _place(seed: int, of: Mapping[str, Any], encoder: Mapping[str, Any], weights
     """
     import torch
 
-    from fedloom.models.weights import pretrained_file
+    from fedloom.models.nets import pretrained_file
 
     files = _files(of)
     if files is None or ENCODERS[encoder["name"]].package:

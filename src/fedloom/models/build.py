@@ -17,10 +17,10 @@ from fedloom.core.settings.registry import Registered
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import load_weights
 from fedloom.models.own import as_multitask
 from fedloom.models.signal import Signal, blank
 from fedloom.models.tasks.task import Task
-from fedloom.models.weights import load_weights
 
 
 @contextmanager

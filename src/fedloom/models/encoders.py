@@ -280,7 +280,7 @@ def vit(input_shape: tuple[int, ...], *, architecture: str, pretrained: bool = F
 
 
 def _pretrained(encoder: Encoder, architecture: str) -> None:
-    from fedloom.models.weights import load_weights, pretrained_file
+    from fedloom.models.nets import load_weights, pretrained_file
 
     load_weights(encoder, pretrained_file(architecture))
 
