@@ -1,12 +1,8 @@
-<<<<<<< HEAD
-"""Several models at the server; a client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft, FedMerge)."""
-=======
-"""Several models at the server; each client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft).
+"""Several models at the server; a client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft, FedMerge).
 
 The local rules of clients that receive several models: take the best (IFCA), one at random (FedSPD), be drawn to all of
 them (FedSoft).
 """
->>>>>>> c6474712 (Labels, losses and metrics of dense prediction in one file)
 
 from __future__ import annotations
 
@@ -144,6 +140,7 @@ class ChosenClusters(Aggregation):
             yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
+        """Return a state without models."""
         return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -288,6 +285,7 @@ class SoftClusters(Identity):
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
+        """Return a state without models."""
         return {"models": []}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:

@@ -168,12 +168,7 @@ class Semseg(DenseTask):
         return codes
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-<<<<<<< HEAD
-        """Return `losses.cross_entropy`."""
-        return losses.cross_entropy(output, target, weights=self.class_weights, sets=self.sets)
-=======
-        return cross_entropy(output, target, weights=self.class_weights)
->>>>>>> c6474712 (Labels, losses and metrics of dense prediction in one file)
+        return cross_entropy(output, target, weights=self.class_weights, sets=self.sets)
 
     def metric(self) -> Measures:
         """Return mIoU and pixel accuracy."""

@@ -371,16 +371,24 @@ def real(x: Tensor) -> Tensor:
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, ignore: int = IGNORE, weights: Sequence[float] | None = None
+    logits: Tensor,
+    labels: Tensor,
+    ignore: int = IGNORE,
+    weights: Sequence[float] | None = None,
+    sets: Sequence[Sequence[int]] = (),
 ) -> Tensor:
     """Compute the cross entropy in nats over classes: semantic segmentation and human parts.
 
     `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
-    `weights` are those of the classes; the mean is then weighted.
+    `weights` are those of the classes; the mean is then weighted. Label C + j means one of the classes `sets[j]`, whose
+    probabilities add up (the marginal loss); it weighs as much as the set's first class.
     """
     target = read_classes(labels, logits, ignore)
-    of = None if weights is None else real(logits).new_tensor(weights)
-    total = functional.cross_entropy(real(logits), target, of, ignore_index=ignore, reduction="sum")
+    of = None if weights is None else real(logits).new_tensor([*weights, *(weights[some[0]] for some in sets)])
+    log_p = real(logits).log_softmax(1)
+    if sets:
+        log_p = torch.cat([log_p, *(log_p[:, list(some)].logsumexp(1, keepdim=True) for some in sets)], 1)
+    total = functional.nll_loss(log_p, target, of, ignore_index=ignore, reduction="sum")
     if of is None:
         return total / (target != ignore).sum().clamp(min=1)
     whole = torch.where(target != ignore, of[torch.where(target == ignore, 0, target)], 0.0).sum()
