@@ -104,8 +104,10 @@ class FeatureRecorder:
     def recording(self) -> Iterator[None]:
         """Store the encoder's input and output within this context."""
 
+        with_grad = torch.is_grad_enabled()
+
         def keep(_module: nn.Module, args: tuple[Tensor, ...], outputs: Any) -> None:
-            if torch.is_grad_enabled():  # a pass under another model is not the batch's own
+            if torch.is_grad_enabled() == with_grad:  # a pass under another model is not the batch's own
                 self._inputs, self._outputs = args[0], outputs
 
         handle = self._encoder.register_forward_hook(keep)
