@@ -18,7 +18,7 @@ from fedloom.study import grid
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coverage.md"
 STATES = ("full", "small", "tried", "packaged", "tested", "missing", "none")
-GRID = r"\b(?:feddea|fedhca2|matu|f2dc|thesis|benchmarks|claims|robust)/(?![\w-]+\.py)[\w*-]+|\bdemo(?:-digits)?\b"
+GRID = r"\b(?:feddea|fedhca2|matu|f2dc|fmtl|thesis|benchmarks|claims|robust)/(?![\w-]+\.py)[\w*-]+|\bdemo(?:-digits)?\b"
 COLUMNS = ("where", "what", "command", "test", "state")
 # What each document has, by its own numbers.
 NUMBERED = {

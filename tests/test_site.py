@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,9 @@ from typer.main import get_command
 
 from fedloom import stages
 from fedloom.cli.app import PANELS, app
+from fedloom.federation.recipes import loader
 from fedloom.methods import ADDONS, METHODS
+from fedloom.study import grid as grids
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -167,6 +171,20 @@ def test_every_command_and_option_that_a_page_or_a_docstring_names_exists() -> N
     assert wrong == []
     assert unknown_in("fedloom bed x") == ["fedloom bed"]
     assert unknown_in("fedloom run x --quick -q") == ["--quick"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_runs_and_grids_of_a_page_have_the_cells_and_keys_that_it_names(page: Path) -> None:
+    for command in commands_in(page.read_text("utf-8")):
+        kind, *words = shlex.split(command)[1:]
+        changes = [word for word in words if re.match(r"[a-z][\w.-]*=[^A-Z.]", word)]
+        if kind == "run" and words and words[0] in loader.names():
+            loader.load(words[0], changes)
+        elif kind == "grid" and words and words[0] in grids.names():
+            grid = grids.load_grid(words[0], changes)
+            grids.recipes(grid)
+            labels = [label for option, label in pairwise(words) if option == "--only"]
+            assert grids.select(grid, labels), command
 
 
 def test_blocks_that_do_not_run_say_why_and_are_few() -> None:

@@ -70,6 +70,8 @@ EXACT = [
     ("task-weights", {"weights": "single", "clients": 6}, own_images),
     ("task-weights", {"weights": "multi", "clients": 5}, same_images),
     ("task-weights", {"weights": [{"t0": 1}, {"t1": 2, "t2": 0.5}]}, own_images),
+    ("task-weights", {"weights": "single", "sizes": [1, 2, 6]}, same_images),
+    ("task-weights", {"weights": "multi", "clients": 4, "sizes": [1, 2, 3, 0.5]}, own_images),
     ("domains", {"clients": 3}, same_images),
     ("task-groups", {"clients": 6, "tasks_per_client": 2, "alpha_classes": 0.5}, own_images),
     ("task-groups", {"clients": 4, "groups": [["t0", "t1"], ["t1", "t2"]]}, same_images),
@@ -251,6 +253,14 @@ def test_task_weights_modes():
     assert single == [{"t0": 1}, {"t1": 1}, {"t2": 1}, {"t0": 1}]
     for s in split("task-weights", pool, weights="multi", clients=2).shares:
         assert s.tasks == dict.fromkeys(pool.tasks, 1 / 3)
+
+
+def test_task_weights_deals_in_proportion_to_sizes():
+    """600 images, 64 : 136 : 208 : 280 of 688, rounded at the ends of the parts; a scale changes nothing."""
+    for scale in (1, 0.01):
+        sizes = [scale * size for size in (64, 136, 208, 280)]
+        shares = split("task-weights", same_images(), weights="multi", clients=4, sizes=sizes, val_fraction=0).shares
+        assert [len(s.train) for s in shares] == [56, 118, 182, 244]
 
 
 @quick
@@ -484,6 +494,7 @@ REFUSED = [
     ("task-weights", {"weights": [dict.fromkeys(("t0", "t1", "t2"), 1)], "clients": 3}, SAME,
      "expected 3 rows of weights, found 1"),
     ("task-weights", {"weights": [{"t0": 1}, {"tt1": 1}]}, SAME, r"row 1: unknown task 'tt1'. Did you mean 't1'\?"),
+    ("task-weights", {"weights": "single", "sizes": [1, 2]}, SAME, "expected 3 sizes, one per client, found 2"),
     ("task-weights", {"weights": "single", "clients": 2}, SAME, "no client holds task 't2'; found 2 clients"),
     ("domains", {"clients": 4, "fraction": 0.3}, SAME, "domain 'photo': 4 clients x fraction 0.3 = 1.2 of it"),
     ("domains", {"clients": {"foto": 1}}, SAME, r"domain 'foto'. Did you mean 'photo'\? Known: photo, art, sketch"),

@@ -17,7 +17,7 @@ from pydantic import Field
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, unknown
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative
+from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative, Positive
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 
@@ -121,14 +121,16 @@ def task_weights(
     *,
     weights: Literal["single", "pairwise", "multi"] | list[dict[str, NonNegative]] = "pairwise",
     clients: Count | None = None,
+    sizes: list[Positive] | None = None,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Clients hold tasks with given loss weights and an equal, random share of the examples each.
+    """Clients hold tasks with given loss weights and a random share of the examples each: an equal one, or by `sizes`.
 
     `single`: one task each; `pairwise`: 0.7 and 0.3 on an ordered pair of tasks each; `multi`: 1 / T on all T tasks; or
     one {task: weight} per client, in which a task of weight 0 is not held and never computed. The named modes go round
-    until there are `clients`; by default each of the T tasks or T (T - 1) ordered pairs occurs once. Raises RecipeError
-    where `clients` is needed, does not fit an explicit list, or is too small to cover all tasks.
+    until there are `clients`; by default each of the T tasks or T (T - 1) ordered pairs occurs once. `sizes` are in
+    proportion, one number per client: [64, 136, 208, 280]. Raises RecipeError where `clients` is needed, does not fit
+    an explicit list, or is too small to cover all tasks, and where there is not one size per client.
     """
     tasks = pool.tasks
     if weights == "single":
@@ -151,7 +153,9 @@ def task_weights(
     for task in tasks:
         if not any(task in row for row in held):
             raise RecipeError(f"task-weights: no client holds task {task!r}; found {count} clients")
-    groups = deal(pool, held, stream(seed, "task-weights"))
+    if sizes is not None and len(sizes) != count:
+        raise RecipeError(f"task-weights: expected {count} sizes, one per client, found {len(sizes)}")
+    groups = deal(pool, held, stream(seed, "task-weights"), sizes)
     return finish(pool, seed, val_fraction, ids(count), groups, held)
 
 
@@ -603,14 +607,22 @@ def cut(index: Indices, sizes: Sequence[int]) -> Groups:
     return [parts[rank] for rank in ranks]
 
 
-def deal(pool: Pool, held: Held, rng: np.random.Generator) -> Groups:
-    """Deal every labelled example to one client that holds a task it is labelled for, in about equal numbers."""
+def deal(pool: Pool, held: Held, rng: np.random.Generator, sizes: Sequence[float] | None = None) -> Groups:
+    """Deal every labelled example to one client that holds a task it is labelled for.
+
+    Clients get about equal numbers, or numbers in proportion to `sizes`.
+    """
     groups = empty(len(held))
     for tasks, index in patterns(pool, rng):
         able = [k for k, row in enumerate(held) if any(task in row for task in tasks)]
         if not able:
             raise RecipeError(f"no client holds the task {tasks[0]!r}: give it to one, or leave the task out")
-        add(groups, able, cut(index, [len(groups[k]) for k in able]))
+        if sizes is None:
+            parts = cut(index, [len(groups[k]) for k in able])
+        else:
+            ends = np.cumsum([sizes[k] for k in able])
+            parts = np.split(index, np.rint(ends[:-1] / ends[-1] * len(index)).astype(int))
+        add(groups, able, parts)
     return groups
 
 
