@@ -168,8 +168,8 @@ def test_anchors_use_the_margin_of_the_last_round() -> None:
     view = batch(t([1, 2], [9, 0]), told(anchors, (2, 0), (2, 1)), d=y(0, 1))
 
     def expected(margin: float) -> float:
-        losses = anchor_losses(view.features.now, y(0, 1), anchors, HEADS["d"], margin)  # type: ignore[union-attr]
-        return (2 * losses.pull + 3 * losses.margin + 4 * losses.calibration).item()
+        terms = anchor_losses(view.features.now, y(0, 1), anchors, HEADS["d"], margin)  # type: ignore[union-attr]
+        return sum(weight * term.item() for weight, term in zip((2, 3, 4), terms, strict=True))
 
     state = rule.begin(view, {})
     assert rule.penalty(view, state).item() == pytest.approx(expected(1.0))

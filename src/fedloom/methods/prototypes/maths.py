@@ -321,28 +321,17 @@ def anchor_margin(anchors: Tensor, own: Prototypes | None = None) -> float:
     return max((float(g.mean()) for g in gaps if len(g)), default=0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class AnchorLosses:
-    """FedSA's terms beside cross entropy, unweighted, each a scalar.
+def anchor_losses(
+    features: Tensor, labels: Tensor, anchors: Tensor, head: nn.Module, margin: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return FedSA's terms beside cross entropy, unweighted, each a scalar; the release's weights are 1.
 
-    pull        squared distance to the own class's anchor, mean over the dimensions
-    margin      contrast with all anchors, with a margin
-    calibration cross entropy of the client's head on the anchors themselves
+    They are the squared distance to the own class's anchor (mean over the dimensions), the contrast with all anchors,
+    with `margin` (see `anchor_margin`), and the cross entropy of the client's head on the anchors themselves. `head`
+    maps features (B x F) to logits (B x C).
     """
-
-    pull: Tensor
-    margin: Tensor
-    calibration: Tensor
-
-    def penalty(self, pull: float = 1.0, margin: float = 1.0, calibration: float = 1.0) -> Tensor:
-        """Return the weighted sum; the release's weights are 1."""
-        return pull * self.pull + margin * self.margin + calibration * self.calibration
-
-
-def anchor_losses(features: Tensor, labels: Tensor, anchors: Tensor, head: nn.Module, margin: float) -> AnchorLosses:
-    """Return FedSA's losses of a batch. `head` maps features (B x F) to logits (B x C), `margin` is `anchor_margin`."""
     every = Prototypes(anchors, torch.ones(len(anchors), device=anchors.device, dtype=torch.float64))
-    return AnchorLosses(
+    return (
         prototype_pull(features, labels, every),
         margin_cross_entropy(features, labels, anchors, margin),
         cross_entropy(head(anchors), torch.arange(len(anchors), device=anchors.device)),

@@ -225,8 +225,8 @@ class SemanticAnchors(CollectPrototypes):
                 own = state.get("own", {}).get(str(t.number))
                 before = None if own is None else Prototypes(own["means"], own["counts"])
                 state["margins"][t.number] = anchor_margin(anchors.means, before)
-            losses = anchor_losses(z, t.labels, anchors.means, t.head, state["margins"][t.number])
-            loss = losses.penalty(self.pull, self.margin, self.calibration)
+            terms = anchor_losses(z, t.labels, anchors.means, t.head, state["margins"][t.number])
+            loss = self.pull * terms[0] + self.margin * terms[1] + self.calibration * terms[2]
             total = loss if total is None else total + loss
         return total
 
