@@ -128,8 +128,8 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
             assert KINDS["edge"]("edge", **recipe.tasks[f"{prefix}edge"]).primary == "odsf", cell
 
 
-ABSENT = r"(file or|the) folder .* does not exist|is( not)? in /|expected a folder .* found none"
-"""What a dry run says where a data set's files are not there."""
+ABSENT = r"(file or|the) folder .* does not exist|is( not)? in /|expected a folder .* found none|weights of .* missing"
+"""What a dry run says where a data set's files, or an encoder's weights, are not there."""
 
 
 @pytest.fixture(scope="module")
