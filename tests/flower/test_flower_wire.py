@@ -70,12 +70,12 @@ def _header(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("array", "why"),
     [
-        (Array("object", (1,), "numpy.ndarray", _saved(np.array([Bomb()], dtype=object))), "does not fit"),
+        (Array("object", (1,), "numpy.ndarray", _saved(np.array([Bomb()], dtype=object))), "Python objects"),
         (Array("float32", (1,), "pickle", b"anything"), "expected numpy.ndarray"),
         (Array("float32", (1,), "numpy.ndarray", b"garbage"), "cannot be read"),
-        (Array("float32", (1,), "numpy.ndarray", _claims((1 << 40,))), "does not fit its 0 bytes"),
-        (Array("float32", (1,), "numpy.ndarray", _saved(np.zeros(4, np.float32))[:-3]), "does not fit"),
-        (Array("str", (1,), "numpy.ndarray", _saved(np.array(["text"]))), "does not fit"),
+        (Array("float32", (1,), "numpy.ndarray", _claims((1 << 40,))), "but 0 bytes follow"),
+        (Array("float32", (1,), "numpy.ndarray", _saved(np.zeros(4, np.float32))[:-3]), "but 13 bytes follow"),
+        (Array("str", (1,), "numpy.ndarray", _saved(np.array(["text"]))), "found, expected numbers"),
         (Array("float32", (1,), "numpy.ndarray", _saved(np.zeros(4, np.float32))[:40]), "cannot be read"),
         (Array("float32", (1,), "numpy.ndarray", _header("{'descr': '<f4', 'fortran_order': (")), "cannot be read"),
     ],

@@ -292,7 +292,7 @@ class Store:
     def _mapped(self, key: str) -> Array:
         file = self.path / f"{key}.npy"
         with file.open("rb") as opened:
-            shape, order, kind = _header(opened, file.stat().st_size)
+            shape, order, kind = npy_header(opened, file.stat().st_size)
             start = opened.tell()
         if not math.prod(shape):
             return np.zeros(shape, kind)
@@ -326,12 +326,12 @@ def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
     size = archive.getinfo(name).file_size
     need_memory(size, f"arrays, {archive.filename}: {key!r}")
     with archive.open(name) as opened:
-        shape, order, kind = _header(opened, size)
+        shape, order, kind = npy_header(opened, size)
         data = opened.read()
     return np.frombuffer(bytearray(data), kind).reshape(shape, order=order)
 
 
-def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+def npy_header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
     """Read (shape, order, type) of an .npy file of so many bytes, and stop at its values. ValueError for others."""
     with parsing("its header is damaged"):  # numpy reads it as Python
         version = np.lib.format.read_magic(opened)
