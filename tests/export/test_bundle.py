@@ -20,8 +20,7 @@ from fedloom.cli.app import app
 from fedloom.data.drawing import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.experiments.export.bundle import Bundle, export
-from fedloom.experiments.export.card import _plain
+from fedloom.experiments.export.bundle import Bundle, _plain, export
 from fedloom.federation.rounds.build import load_data
 from fedloom.federation.runs.reader import human_bytes
 from tests_support import load_recipe
@@ -46,7 +45,7 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
     assert [task.name for task in one.tasks] == names[1:2]
     assert not [name for name in one.module.state_dict() if f".{names[0]}." in name]
     x, shown = bundle.input(picture(tmp_path / "a.png"))
-    assert (tuple(x.shape), shown.shape) == (bundle.input_shape, (*bundle.input_shape[1:], 3))
+    assert (tuple(x.shape), shown.shape) == (tuple(bundle.about.input_shape), (*bundle.about.input_shape[1:], 3))
     with torch.inference_mode():
         both = bundle.module(x[None])[names[1]], one.module(x[None])[names[1]]
     assert torch.equal(*both)
@@ -225,7 +224,7 @@ def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path
     with pytest.raises(UserError, match=r"normalised in 2 ways.*choose one task with --task"):
         export(done.folder, tmp_path / "all")
     bundles = [Bundle.read(export(done.folder, tmp_path / name, task=name)) for name in names]
-    assert bundles[0].mean != bundles[1].mean
+    assert bundles[0].about.mean != bundles[1].about.mean
     recipe = load_recipe(data)
     test = load_data(recipe.data, recipe.seed).test
     for name, bundle in zip(names, bundles, strict=True):

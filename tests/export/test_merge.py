@@ -77,7 +77,7 @@ def test_models_that_normalise_their_inputs_differently_stay_apart(
     (other / "export.json").write_text(json.dumps(about))
     [together] = merge(folders[:2], run, tmp_path / "together")
     both = [Bundle.read(folder) for folder in merge([folders[0], other], run, tmp_path / "apart")]
-    assert [(b.mean, [t.name for t in b.tasks]) for b in both][1] == ((0.25,), ["parity"])
+    assert [(b.about.mean, [t.name for t in b.tasks]) for b in both][1] == ([0.25], ["parity"])
     for bundle in both:
         assert torch.equal(encoder(bundle.module), encoder(Bundle.read(together).module))
 

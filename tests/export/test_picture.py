@@ -17,6 +17,7 @@ from fedloom.experiments.export import picture
 from fedloom.experiments.export.finished import open_runs
 from fedloom.experiments.export.picture import predictions
 from fedloom.federation.recipes import load
+from fedloom.federation.rounds.showing import some_examples
 from fedloom.study.grid import cells, load_grid, runs_in, save
 
 SMALL = (
@@ -83,7 +84,7 @@ def test_several_runs_have_a_column_each(runs, monkeypatch):
 def test_the_columns_hold_each_runs_prediction(runs):
     local, fedavg = open_runs([runs["local"], runs["fedavg"]])
     task = next(t for t in local.built.federation.tasks if t.name == "rooms-normals")
-    x, truth, shown = picture._examples(local, [task], 2)
+    x, truth, shown = some_examples(local.built.federation.holder(task.name), [task], 2)
     assert len(x) == len(shown) == len(truth["rooms-normals"]) == 2
     mine, theirs = (picture._answers(run, task, x)[0] for run in (local, fedavg))
     assert not torch.equal(mine[0], theirs[0])

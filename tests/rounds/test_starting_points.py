@@ -168,10 +168,10 @@ def test_an_exported_model_gets_images_as_its_weights_want_them(quick: Quick, tm
     x, _ = built.dataset.test.batch(index, torch.device("cpu"))
     found = normal(built.dataset.test, index)
     assert found is not None
-    assert bundle.mean is not None
-    assert bundle.std is not None
+    assert bundle.about.mean is not None
+    assert bundle.about.std is not None
     mean, std, own_mean, own_std = (
-        torch.as_tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (*found, bundle.mean, bundle.std)
+        torch.as_tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (*found, bundle.about.mean, bundle.about.std)
     )
     with torch.inference_mode():
         expected = built.module.eval()(x)

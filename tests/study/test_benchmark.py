@@ -14,8 +14,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.benchmark import judge
 from fedloom.study.grid import Cell, load_grid, recipes
 from fedloom.study.tables.compare import compare
-from fedloom.study.tables.results import at_constant
-from fedloom.study.tables.training import falling, losses
+from fedloom.study.tables.results import at_constant, falling, losses
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import StateError
-from fedloom.experiments.papers.domain_runs import read
 from fedloom.experiments.papers.features import (
     PARTS,
     effective_rank,
@@ -22,6 +21,7 @@ from fedloom.experiments.papers.features import (
     features,
     grad_cam,
     part_accuracy,
+    read,
     singular_values,
 )
 from fedloom.federation.runs.reader import Run

@@ -18,7 +18,7 @@ from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.page import part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Curves
-from fedloom.study.significance.verdicts import Verdict
+from fedloom.study.significance.statistics import Verdict
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.output import Table
 from fedloom.study.watch import now

@@ -26,8 +26,7 @@ from fedloom.core.machine import available_memory, locked
 from fedloom.data import scenes
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
-from fedloom.experiments.grid_progress import Bar, CellLines, progress
-from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, run_prepared
+from fedloom.experiments.grid_run import Bar, CellLines, Outcome, Watch, default_jobs, prepare, progress, run_prepared
 from fedloom.federation.recipes import dump
 from fedloom.federation.rounds.build import build_method
 from fedloom.models.tasks.dense import KINDS

@@ -13,8 +13,8 @@ import fedloom
 from fedloom.core.context import Ctx
 from fedloom.engines.api import Result
 from fedloom.errors import DataError, RecipeError, StateError
+from fedloom.experiments.export.finished import task_models
 from fedloom.experiments.papers.join import NEW, LateJoin, Start, join, start_for
-from fedloom.experiments.papers.task_models import task_models
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import train

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedloom.federation.runs.reader import Run
-from fedloom.study.papers.neighbours import purity, quality
+from fedloom.study.report.records import purity, quality
 
 TASKS = {"a": ["x"], "b": ["x"], "c": ["y"], "d": ["y"]}
 

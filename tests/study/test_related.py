@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from fedloom.errors import StateError
-from fedloom.experiments.papers.relatedness import Relatedness
 from fedloom.study.charts import rows_of
 from fedloom.study.report import collect, write
-from fedloom.study.report.related import FILE, POINTS, RelatedReport
+from fedloom.study.report.related import FILE, POINTS, About, Relatedness, RelatedReport
 from report_support import NASTY, SHOWN, Page, cells, check_figures, view_of
 
 NAN = math.nan
@@ -49,7 +48,7 @@ def drawn(names: Sequence[str]) -> dict[str, Any]:
 def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     scores = drawn("abcdef")
     scores["logme"][0, 3] = NAN
-    about = {"method": "matu", "data": "toy", "seed": 7, "clients": {"a": 2, "b": 4}, "examples": {"a": 9, "b": 9}}
+    about = About(method="matu", data="toy", seed=7, clients={"a": 2, "b": 4}, examples={"a": 9, "b": 9})
     page, value = page_of(study(tmp_path, scores, list("abcdef"), about=about, notes=("one is left out: why",)))
     data, figures = page.data, page.data["figures"]
     assert data["kind"] == "relatedness"
@@ -166,9 +165,7 @@ def changed(value: dict[str, Any], path: str, new: Any) -> str:
     [
         ("scores.sign", [[1.0, 2.0]], r"scores\.sign: expected 3 x 3 numbers, found 1 rows of \[2\]"),
         ("scores.sign", [["x", 1, 1], [1, 1, 1], [1, 1, 1]], r"scores\.sign\.0\.0: .* valid number"),
-        ("symmetrised", {}, "expected the metrics of scores, sign, cosine"),
-        ("agreement.pearson", [[1.0]], r"agreement\.pearson: expected 2 x 2"),
-        ("agreement", None, "agreement: "),
+        ("scores", {}, "scores: .* at least 1"),
         ("tasks", ["a", "a", "b"], "two have the same name"),
         ("tasks", ["a"], "tasks: .* at least 2"),
         ("scores.cosine", [[NAN] * 3] * 3, "scores.cosine.0.0: .* finite"),

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 import fedloom
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.experiments.papers.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness
-from fedloom.experiments.papers.task_models import task_models
+from fedloom.experiments.export.finished import task_models
+from fedloom.experiments.papers.relatedness import METRICS, clustered, relatedness
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.relatedness import fisher_diagonal, logme
-from fedloom.study.report.related import FILE
+from fedloom.study.report.related import FILE, PICTURE, Relatedness
 from fedloom.taskvectors import sign_similarity
 from tests_support import load_recipe
 
@@ -94,7 +94,7 @@ def test_all_metrics(matu: Path, tmp_path: Path) -> None:
     assert [done for done, _, _ in told] == list(range(10))  # four encoders, four diagonals, one of WTE, the end
     assert {total for _, total, _ in told} == {9}
 
-    both = found.agreement()
+    both = found.agreement
     assert both.names == METRICS
     text = found.to_text()
     assert "wte, a distance" in text

@@ -16,8 +16,18 @@ from scipy import stats
 from fedloom.errors import StateError
 from fedloom.study.grid import Cell, Grid, open_folder
 from fedloom.study.significance.contrasts import Contrasts, Over, contrasts
-from fedloom.study.significance.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
-from fedloom.study.significance.verdicts import detectable_gain, judge, power, shift
+from fedloom.study.significance.statistics import (
+    against_zero,
+    detectable_gain,
+    hedges,
+    holm,
+    judge,
+    paired,
+    power,
+    ranking,
+    shift,
+    signed_rank,
+)
 from fedloom.study.tables.estimate import Estimate, bound, two_sided
 from fedloom.study.tables.results import of_grid
 from grid_support import paper_grid, write_grid

@@ -79,8 +79,7 @@ def grid(
         )
     opened = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
     folder = out or (Path(name) if continues else default_folder(opened))
-    from fedloom.experiments.grid_progress import progress
-    from fedloom.experiments.grid_run import prepare, run_prepared
+    from fedloom.experiments.grid_run import prepare, progress, run_prepared
 
     with _interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
         with at(str(Path(name) / FILE)) if continues else nullcontext():
@@ -122,7 +121,7 @@ def tune(
     same command continues where it was stopped.
     """
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.grid_run import progress
     from fedloom.experiments.tune import Budget, as_grid, described, tune_grid
     from fedloom.study.grid import FILE, write
 
@@ -184,7 +183,7 @@ def tournament(
     The folder stores everything: the same command continues where it was stopped, adds more trials and seeds, and with
     --methods a new method.
     """
-    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.grid_run import progress
     from fedloom.experiments.tournament import planned, play
 
     entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
@@ -220,7 +219,7 @@ def atlas(
     The same command continues where it was stopped.
     """
     from fedloom.experiments.atlas import make
-    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.grid_run import progress
     from fedloom.federation.recipes import load
 
     recipe = load(benchmark, changes or ())
@@ -257,7 +256,7 @@ def claims(
 
     if run:
         from fedloom.experiments.claims import run as run_all
-        from fedloom.experiments.grid_progress import progress
+        from fedloom.experiments.grid_run import progress
 
         with _interruptible(grids, "the same command goes on"):
             run_all(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)

@@ -25,8 +25,7 @@ from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.significance.contrasts import holders
-from fedloom.study.significance.statistics import against_zero
-from fedloom.study.significance.verdicts import judge
+from fedloom.study.significance.statistics import against_zero, judge
 from fedloom.study.tables.compare import Comparison, RunSet
 from fedloom.study.tables.compare import compare as put_side_by_side
 from fedloom.study.tables.estimate import delta_m

@@ -24,8 +24,7 @@ from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
 from fedloom.study.significance.contrasts import of_clients
 from fedloom.study.significance.ranks import ranked
-from fedloom.study.significance.statistics import against_zero, holm, p_text
-from fedloom.study.significance.verdicts import judge
+from fedloom.study.significance.statistics import against_zero, holm, judge, p_text
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.output import Made, Records, Table
 from fedloom.study.tables.results import Results, Side, of_grid

@@ -11,8 +11,8 @@ from statistics import fmean
 from fedloom.core.errors import StateError
 from fedloom.study.grid import Grid
 from fedloom.study.tables.estimate import Estimate, delta_terms
+from fedloom.study.tables.results import STILL
 from fedloom.study.tables.seeds import Seeds, of_seeds
-from fedloom.study.tables.training import STILL
 
 ALONE = "Local"
 """The base of a benchmark's grid in which every client trains alone."""

@@ -19,8 +19,7 @@ from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.benchmark import Sensitivity, sensitivity
 from fedloom.study.grid import Grid, cell_of, load_grid, together
-from fedloom.study.significance.statistics import NOISE, Paired, against_zero, holm, p_text
-from fedloom.study.significance.verdicts import Verdict, judge
+from fedloom.study.significance.statistics import NOISE, Paired, Verdict, against_zero, holm, judge, p_text
 from fedloom.study.tables.estimate import delta_m
 from fedloom.study.tables.output import HasTable, Records, Table
 from fedloom.study.tables.results import at_constant

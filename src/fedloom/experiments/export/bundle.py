@@ -7,16 +7,18 @@ loads them with timm and torch alone. Nothing is pickled.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
@@ -26,27 +28,57 @@ from fedloom.core.settings.trust import Origin
 from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
-from fedloom.data.tables.preprocessing import Preprocessing
+from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.engines.result import model_keys, trained_models
-from fedloom.experiments.export.card import LOADER, RECIPE, WEIGHTS, card, is_image, loader, loader_fits
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import method_of
 from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.runs.checkpoint import save_tensors
-from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
 from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
+RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
 LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 """An identifier of a licence."""
+
+
+class About(BaseModel):
+    """export.json: what made the model, and what it takes and predicts."""
+
+    fedloom: str = __version__
+    recipe: str = ""
+    method: str = ""
+    seed: int = 0
+    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] = "unknown"
+    client: str | None = None
+    """The client whose model it is; None for the model of all."""
+    task: str | None = None
+    """The task whose model it is, where each has its own."""
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(min_length=1, max_length=4)]
+    signal: Signal | None = None
+    mean: list[FiniteFloat] | None
+    std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
+    tasks: list[dict[str, Any]]
+    table: Preprocessing | None = None
+    """The rules by which columns of a table become inputs; None where inputs are no table."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> About:
+        for key, values in {"mean": self.mean, "std": self.std}.items():
+            if values is not None and len(values) not in (1, self.input_shape[0]):
+                raise ValueError(f"{key}: {len(values)} values found, expected {self.input_shape[0]}")
+        return self
 
 
 def export(
@@ -86,7 +118,7 @@ def export(
     files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, hub)}
     if hub:  # with the keys by which the hub finds models
         kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
-        files[CONFIG] = json.dumps({**kind, **facts}, indent=1)
+        files[CONFIG] = json.dumps({**kind, **facts.model_dump(mode="json")}, indent=1)
     return write(out, built.module, mine, tasks, facts, files)
 
 
@@ -95,13 +127,13 @@ def write(
     module: MultiTask,
     state: Mapping[str, Tensor],
     tasks: Sequence[Task],
-    about: Mapping[str, Any],
+    about: About,
     files: Mapping[str, str],
 ) -> Path:
     """Write weights, export.json, other files, and load.py where that loads it, to the folder `out`; return it."""
     out.mkdir(parents=True, exist_ok=True)
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
-    texts = {ABOUT: json.dumps(about, indent=1), **files}
+    texts = {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}
     if loader_fits(module, tasks):
         texts[LOADER] = loader(module, about, tasks)
     for name, text in texts.items():
@@ -127,43 +159,23 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 
 
-def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], licence: str) -> dict[str, Any]:
+def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], licence: str) -> About:
     """Return what export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, tasks)
-    owner = client if client is not None and key in (client, f"{client}/task/{tasks[0].name}") else None
-    of = built.recipe.name, built.recipe.seed, built.method.name
-    facts = about(*of, licence, tasks, part.input_shape, built.dataset.signal, mean, std, built.dataset.table)
-    return {**facts, "client": owner, "task": tasks[0].name if re.search(r"(^|/)task/", key) else None}
-
-
-def about(
-    recipe: str,
-    seed: int,
-    method: str,
-    licence: str,
-    tasks: Sequence[Task],
-    shape: Sequence[int],
-    signal: Signal | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    table: Preprocessing | None = None,
-) -> dict[str, Any]:
-    """Return what export.json says of a model for all clients: made by what, of which inputs and tasks."""
-    return {
-        "fedloom": __version__,
-        "recipe": recipe,
-        "method": method,
-        "seed": seed,
-        "licence": licence,
-        "client": None,
-        "task": None,
-        "input_shape": list(shape),
-        "signal": None if signal is None else signal.model_dump(),
-        "mean": None if mean is None else list(mean),
-        "std": None if std is None else list(std),
-        "tasks": described(tasks),
-        "table": None if table is None else table.model_dump(mode="json"),
-    }
+    return About(
+        recipe=built.recipe.name,
+        method=built.method.name,
+        seed=built.recipe.seed,
+        licence=licence,
+        client=client if client is not None and key in (client, f"{client}/task/{tasks[0].name}") else None,
+        task=tasks[0].name if re.search(r"(^|/)task/", key) else None,
+        input_shape=list(part.input_shape),
+        signal=built.dataset.signal,
+        mean=mean,
+        std=std,
+        tasks=described(tasks),
+        table=built.dataset.table,
+    )
 
 
 def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -203,42 +215,14 @@ def _before_encoder(
     return (mean, std) if built.module.rescale is None or seen is None else (list(seen[0]), list(seen[1]))
 
 
-class _About(BaseModel):
-    """export.json, as far as a bundle needs it."""
-
-    tasks: list[dict[str, Any]]
-    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(min_length=1, max_length=4)]
-    signal: Signal | None = None
-    mean: list[FiniteFloat] | None
-    std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
-    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] = "unknown"
-    client: str | None = None
-    table: Preprocessing | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> _About:
-        for key, values in {"mean": self.mean, "std": self.std}.items():
-            if values is not None and len(values) not in (1, self.input_shape[0]):
-                raise ValueError(f"{key}: {len(values)} values found, expected {self.input_shape[0]}")
-        return self
-
-
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """An exported model, ready for use."""
 
     module: MultiTask
     tasks: tuple[Task, ...]
-    input_shape: tuple[int, ...]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    signal: Signal | None
     recipe: Recipe
-    licence: str
-    client: str | None = None
-    """The client whose model it is; None for the model of all."""
-    table: Preprocessing | None = None
-    """The rules by which columns of a table become inputs; None where inputs are no table."""
+    about: About
 
     @staticmethod
     def read(folder: Path) -> Bundle:
@@ -248,11 +232,11 @@ class Bundle:
                 f"{folder} is not an exported model, because it has no {ABOUT}; run `fedloom export RUN` first"
             )
         try:
-            about = _About.model_validate_json((folder / ABOUT).read_bytes())
+            about = About.model_validate_json((folder / ABOUT).read_bytes())
             tasks = tuple(_task(folder, value) for value in about.tasks)
-            recipe, shape = load(folder / RECIPE, origin=Origin.ELSEWHERE), tuple(about.input_shape)
+            recipe = load(folder / RECIPE, origin=Origin.ELSEWHERE)
             with at(f"{folder / ABOUT}"):
-                module = network(recipe, shape, about.signal, tasks)
+                module = network(recipe, about.input_shape, about.signal, tasks)
             with parsing(f"{folder / WEIGHTS}: cannot be read"):
                 weights = load_file(folder / WEIGHTS)
             module.load_state_dict(weights)
@@ -260,10 +244,7 @@ class Bundle:
             raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
-        mean, std = (None if v is None else tuple(v) for v in (about.mean, about.std))
-        return Bundle(
-            module.eval(), tasks, shape, mean, std, about.signal, recipe, about.licence, about.client, about.table
-        )
+        return Bundle(module.eval(), tasks, recipe, about)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
         """Return (an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
@@ -271,9 +252,10 @@ class Bundle:
         The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
         """
         library = need("PIL.Image", "vision")
-        if not is_image(self.input_shape):
-            raise UserError(f"{file}: the model takes inputs of shape {self.input_shape}, which are not images")
-        channels, height, width = self.input_shape
+        shape = tuple(self.about.input_shape)
+        if not is_image(shape):
+            raise UserError(f"{file}: the model takes inputs of shape {shape}, which are not images")
+        channels, height, width = shape
         try:
             with library.open(file, formats=FORMATS) as opened:
                 image = opened.convert("L" if channels == 1 else "RGB")
@@ -283,8 +265,8 @@ class Bundle:
         raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         raw = raw.view(height, width, channels).permute(2, 0, 1)
         x = raw.float().div(255)
-        if self.mean is not None and self.std is not None:
-            x = (x - torch.tensor(self.mean).view(-1, 1, 1)) / torch.tensor(self.std).view(-1, 1, 1)
+        if self.about.mean is not None and self.about.std is not None:
+            x = (x - torch.tensor(self.about.mean).view(-1, 1, 1)) / torch.tensor(self.about.std).view(-1, 1, 1)
         return x, raw.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
 
     def predict(self, files: Sequence[Path]) -> tuple[list[dict[str, str]], Any]:
@@ -329,9 +311,225 @@ def _task(folder: Path, value: dict[str, Any]) -> Task:
     return task
 
 
-def network(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
+def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
     """Return the model as the run had it, with initial weights: what is loaded replaces them all."""
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
-    module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora, signal)
-    return changed(module, method_of(recipe).model, shape, recipe.seed)
+    module = build_model(model.entry, params, tuple(shape), tasks, recipe.seed, None, model.lora, signal)
+    return changed(module, method_of(recipe).model, tuple(shape), recipe.seed)
+
+
+def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: str | None, hub: bool = False) -> str:
+    """Return the card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
+
+    `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
+    """
+    names = {task.name for task in tasks}
+    owners = {"client": about.client, "task": about.task}
+    owner = " and ".join(f"{what} {_plain(name)}" for what, name in owners.items() if name is not None)
+    shape = " x ".join(map(str, about.input_shape))
+    kind = "" if about.signal is None else f"{about.signal.kind}, "
+    mean, std = (None if of is None else ", ".join(f"{v:.4g}" for v in of) for of in (about.mean, about.std))
+    normalised = "as they are" if mean is None else f"normalised (mean {mean}; standard deviation {std})"
+    sent = run.bytes_total()
+    data = _plain(run.recipe["data"]["name"])
+    return "\n".join(
+        [
+            "---",
+            f"license: {about.licence}",
+            "library_name: fedloom",
+            "tags: [federated-learning, multi-task-learning]",
+            *(_index(run, about, names, client) if hub else []),
+            "---",
+            "",
+            f"# {_plain(about.recipe)}: {_plain(about.method)}",
+            "",
+            f"This is {f'the model of {owner}' if owner else 'the global model'} of a federated run of "
+            f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
+            "",
+            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in tasks)}",
+            f"- Input: {kind}{shape}, {'values of 0 to 1, ' if is_image(about.input_shape) else ''}{normalised}",
+            f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
+            f"- Method: {_plain(about.method)}; seed {about.seed}; fedloom {about.fedloom}; {RECIPE} says all",
+            f"- Sent over the run: {human_bytes(sent['up'])} by clients, {human_bytes(sent['down'])} to clients",
+            f"- Licence: {about.licence}. Weights inherit what the licence of the data asks for, and that of "
+            "pretrained weights where training began from some.",
+            "",
+            *(_columns(built.dataset.table, tasks) if built.dataset.table is not None else []),
+            "## Splits",
+            "",
+            *_splits(built.federation.clients, client),
+            "",
+            "## Measured",
+            "",
+            *_measured(run, about, names, client),
+            "",
+            "## Use",
+            "",
+            *_used(built.module, about, tasks),
+            "",
+            "No statement is made about other data than that, nor about what the weights reveal about the "
+            "clients' data.",
+            "",
+        ]
+    )
+
+
+def _columns(table: Preprocessing, tasks: Sequence[Task]) -> list[str]:
+    """Return sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
+    own = ALL not in table.scales
+    scales = iter(() if own else table.scales[ALL])
+    rows = [["column", "kind", "becomes"]]
+    for each in table.inputs:
+        if each.kind == "category":
+            how = f"one input for each of {', '.join(each.values)}"
+        elif own:
+            how = "less the site's mean, over its standard deviation"
+        else:
+            how = "less {:.6g}, over {:.6g}".format(*next(scales))
+        rows.append([_plain(each.column), each.kind, _plain(how) + "; one for missing" * each.indicator])
+    labels = [["task", "column", "predicts"]]
+    for task in tasks:
+        label = table.tasks[task.name]
+        real = "a number in the unit of the column"
+        what = "a probability of each" if label.columns else ", ".join(label.classes) or real
+        labels.append([task.name, _plain(", ".join(label.read_from(task.name))), _plain(what)])
+    missing = ", ".join(f"`{code}`" for code in ("empty", "NA", "NaN", *table.missing))
+    how = (
+        "by its own numbers; nothing was sent"
+        if own
+        else (f"by what all sites counted in their training rows, without counts of fewer than {table.minimum} rows")
+    )
+    return [
+        "## Columns",
+        "",
+        f"Missing are cells that are {missing}; a missing number becomes the mean. Each site is scaled {how}. The "
+        "units are those of the table.",
+        "",
+        *_table(rows),
+        "",
+        *_table(labels),
+        "",
+    ]  # fmt: skip
+
+
+def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
+    """Return a table of how many examples the clients have; a part that several share counts once."""
+    rows = [["part", "examples", "of each client"]]
+    for split in ("train", "val", "test"):
+        parts = [c.part(split) for c in clients.values()]
+        shared = any(part.name == "shared" for part in parts)
+        total = sum(len(part) for part in ({id(part): part for part in parts}.values()))
+        sizes = sorted({len(part) for part in parts})
+        each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+        rows.append([split + (" (shared)" if shared else ""), f"{total:,}", each])
+        if client is not None:
+            rows[-1].append(f"{len(clients[client].part(split)):,}")
+    if client is not None:
+        rows[0].append(f"of client {_plain(client)}")
+    return _table(rows)
+
+
+def _index(run: Run, about: About, tasks: set[str], client: str | None) -> list[str]:
+    """Return what was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
+    final = _final(run, about, client)
+    if final is None:
+        return []
+    results = [
+        {
+            "task": {"type": run.info["tasks"][task]["kind"], "name": task},
+            "dataset": {"type": run.recipe["data"]["name"], "name": f"{run.recipe['data']['name']}, {final.data[0]}"},
+            "metrics": [{"type": metric, "value": round(value, 6)} for metric, value in values.items()],
+        }
+        for task, values in _values(final, tasks).items()
+    ]
+    name = f"{about.recipe}: {about.method}"
+    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"]
+
+
+def _final(run: Run, about: About, client: str | None) -> Final | None:
+    """Return what the run measured of this model on test data, if it did; numbers of other models are left out."""
+    if about.client is None and about.task is None:
+        only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
+        run = replace(run, rounds=tuple(only))
+    try:
+        return run.by_client()[client] if client is not None else run.final()
+    except (StateError, KeyError):
+        return None
+
+
+def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
+    """Return task -> metric -> value, of these tasks, where there is a number."""
+    return {
+        task: {metric: value for metric, value in values.items() if not math.isnan(value)}
+        for task, values in final.values.items()
+        if task in tasks
+    }
+
+
+def _measured(run: Run, about: About, tasks: set[str], client: str | None) -> list[str]:
+    """Return a table of what the run measured of this model."""
+    final = _final(run, about, client)
+    if final is None:
+        return ["The run did not measure this model on test data."]
+    rows = [["task", "value"]] + [
+        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
+        for task, values in _values(final, tasks).items()
+        for metric, value in values.items()
+    ]
+    whose = ":" if client is not None else ", mean over the clients with the task:"
+    return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]
+
+
+def _used(module: MultiTask, about: About, tasks: Sequence[Task]) -> list[str]:
+    """Return the lines on how to use the model."""
+    if about.table is not None:
+        return ["```console", "fedloom predict . table.csv --out predictions.csv", "```"]
+    if not is_image(about.input_shape):
+        return [
+            "`fedloom.experiments.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."
+        ]
+    loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
+    fits = loader_fits(module, tasks)
+    return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
+
+
+def loader_fits(module: MultiTask, tasks: Sequence[Task]) -> bool:
+    """Return whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
+    encoder = module.encoder
+    arguments = getattr(encoder, "made", None)
+    if arguments is None or not all(type(module.heads[task.name]) is nn.Linear for task in tasks):
+        return False
+    plain = need("timm", "vision").create_model(**arguments, pretrained=False, num_classes=0)
+    if isinstance(encoder, PyramidEncoder):
+        plain.prune_intermediate_layers(encoder.levels, prune_norm=True, prune_head=True)
+    # with adapters, modules of a method, or norms of its own it is more than that
+    mine = {key for key in module.state_dict() if not key.startswith("heads.")}
+    return mine == {f"encoder.net.{key}" for key in plain.state_dict()}
+
+
+def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> str:
+    """Return a script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
+    arguments: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
+    levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
+    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in tasks}
+    values = {"shape": tuple(about.input_shape), "mean": about.mean, "std": about.std, "heads": heads}
+    more = {"levels": levels, "made": dict(arguments)}
+    template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
+    return template.substitute({name: repr(value) for name, value in {**values, **more}.items()})
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Return whether a shape is that of an image."""
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of a Markdown table; the first row is its head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
+
+
+def _plain(text: str) -> str:
+    """Return a name as plain text in Markdown, on one line."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))

@@ -1,4 +1,4 @@
-"""Finished runs, opened again: what they were built from, and their final models."""
+"""Finished runs, opened again: what they were built from, their final models, and the task vectors of these."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from fedloom.core.errors import StateError
+from fedloom.core.layout import Layout
 from fedloom.engines.result import fill, model_file, model_keys, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
@@ -98,3 +101,110 @@ def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> li
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name}, run {number}")
         for number, run in enumerate(runs, 1)
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskModels:
+    """One model for each task of a finished run."""
+
+    label: str
+    built: Built
+    models: Mapping[str, Tensor]
+    """Task -> the whole vector of its model (parameters and float buffers, in the order of `built.layout`)."""
+    clients: Mapping[str, tuple[str, ...]]
+    """Task -> the clients that hold it and count for it."""
+    notes: tuple[str, ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Task names, in the order of the data set."""
+        return tuple(self.models)
+
+    @property
+    def common(self) -> Layout:
+        """The parameters that belong to no task: the columns of task vectors."""
+        return self.built.layout.parameters.common
+
+    @property
+    def origin(self) -> Tensor:
+        """The initial model's common parameters, theta_p (d)."""
+        return self.of(self.built.layout.flatten(self.built.module).detach())
+
+    def of(self, model: Tensor) -> Tensor:
+        """Return the common parameters of a model's whole vector (d)."""
+        return self.built.layout.take(model, self.common)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return task -> its task vector (d): the common parameters minus the initial ones."""
+        origin = self.origin
+        return {task: self.of(model) - origin for task, model in self.models.items()}
+
+
+def task_models(folder: str | Path) -> TaskModels:
+    """Return the tasks' models of a run.
+
+    Where each task has a model (matu), that one. Else the mean of the models of the clients that hold this task alone
+    (local): they began at the same initial model, so the task vector is the mean of theirs. Clients with one model for
+    several tasks do not count, and a note names them.
+
+    Raises StateError where the run has not finished, its model or method is not what the recipe says, a task has no
+    model of its own, or all tasks have the same encoder.
+    """
+    folder = Path(folder)
+    built, run = reopen(folder)
+    recipe = built.recipe
+    models: dict[str, Tensor] = {}
+    clients: dict[str, tuple[str, ...]] = {}
+    several: set[str] = set()
+    with safe_open(model_file(folder), "pt") as saved:
+        owners = {key.rpartition("/")[0] for key in saved.keys()}  # noqa: SIM118
+
+        def read(owner: str) -> Tensor:
+            prefix = f"{owner}/" if owner else ""
+            return torch.cat([saved.get_tensor(prefix + name).reshape(-1) for name in built.layout.names])
+
+        for task in built.federation.tasks:
+            owner_of: dict[str, str] = {}
+            for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
+                own = f"client/{client.id}"
+                # a client's model of several tasks is not a model of this task alone
+                names = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
+                if (owner := next((name for name in names if name in owners), None)) is not None:
+                    owner_of[client.id] = owner
+                else:
+                    several.add(client.id)
+            if owner_of:
+                models[task.name] = torch.stack([read(owner) for owner in sorted(set(owner_of.values()))]).mean(0)
+                clients[task.name] = tuple(sorted(owner_of))
+    missing = [task.name for task in built.federation.tasks if task.name not in models]
+    if missing:
+        why = (
+            f"{run.label} leaves one model for all tasks"
+            if not any(owner.startswith("client/") for owner in owners)
+            else "no client holds it alone"
+        )
+        raise StateError(
+            f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
+            "clients "
+            "that hold one task each (partition=one-task)"
+        )
+    label = f"{recipe.name}, {run.label}, seed {recipe.seed}"
+    notes = [f"clients with several tasks are left out: {', '.join(sorted(several))}"] if several else []
+    result = TaskModels(label, built, models, clients, tuple(notes))
+    return replace(result, notes=(*notes, *_alike(folder, run.label, result.vectors())))
+
+
+def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
+    """Return notes on encoders that cannot be distinguished. Raises StateError where none can."""
+    groups: list[list[str]] = []
+    for task, vector in vectors.items():
+        group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)
+        if group is None:
+            groups.append([task])
+        else:
+            group.append(task)
+    if len(groups) < 2:
+        what = "there is one task" if len(vectors) == 1 else f"with {method} all tasks have the same encoder"
+        raise StateError(f"{folder}: {what}, so there is nothing to compare")
+    notes = [f"the same encoder, which cannot be distinguished: {', '.join(g)}" for g in groups if len(g) > 1]
+    return notes + [f"the encoder of {t} is still the initial one" for t, v in vectors.items() if not v.any()]

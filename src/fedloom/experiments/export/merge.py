@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedloom._version import __version__
 from fedloom.core.context import Ctx
 from fedloom.core.errors import RecipeError, UserError, check_empty
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, described, network, write
-from fedloom.experiments.export.card import RECIPE
+from fedloom.experiments.export.bundle import ABOUT, CARD, RECIPE, Bundle, described, network, write
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.rounds.build import build_method
@@ -49,16 +49,14 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     stage = None if rule == "emr" else _stage(rule)
     bundles = [Bundle.read(folder) for folder in models]
     start = Bundle.read(base).module if (base / ABOUT).is_file() else reopen(base)[0].module
-    licence = bundles[0].licence if len({bundle.licence for bundle in bundles}) == 1 else "other"
-    bundles = [replace(bundle, licence=licence) for bundle in bundles]
+    licence = bundles[0].about.licence if len({bundle.about.licence for bundle in bundles}) == 1 else "other"
     first, layout = bundles[0], _common(bundles[0].module)
     for folder, module in [*zip(models, [b.module for b in bundles], strict=True), (base, start)]:
         _same_network(folder, module, models[0], first.module)
     for folder, other in zip(models, bundles, strict=True):
-        if (other.input_shape, other.signal) != (first.input_shape, first.signal):
-            inputs = (
-                f"{other.input_shape}, {other.signal} in {folder}, {first.input_shape}, {first.signal} in {models[0]}"
-            )
+        (shape, signal), mine = (other.about.input_shape, other.about.signal), first.about
+        if (shape, signal) != (mine.input_shape, mine.signal):
+            inputs = f"{shape}, {signal} in {folder}, {mine.input_shape}, {mine.signal} in {models[0]}"
             raise UserError(f"merge: input_shape and signal: {inputs} found, expected the same inputs")
     tasks = _tasks(models, bundles)
     theta = layout.flatten(start).clone()
@@ -75,11 +73,12 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
             raise UserError(f"merge: --rule {rule}: {why}")
         vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
     parts = [_named(layout, theta + scale * vector) for vector in vectors]
-    if stage is not None and all((bundle.mean, bundle.std) == (first.mean, first.std) for bundle in bundles):
+    alike = all((b.about.mean, b.about.std) == (first.about.mean, first.about.std) for b in bundles)
+    if stage is not None and alike:
         whole = _averaged([bundle.module for bundle in bundles]) | parts[0]
-        return [_written(out, first, tasks, whole, rule, models)]
+        return [_written(out, first, tasks, whole, rule, models, licence)]
     return [
-        _written(out / f"{number}", bundle, bundle.tasks, {**bundle.module.state_dict(), **part}, rule, models)
+        _written(out / f"{number}", bundle, bundle.tasks, {**bundle.module.state_dict(), **part}, rule, models, licence)
         for number, (bundle, part) in enumerate(zip(bundles, parts, strict=True), 1)
     ]
 
@@ -154,19 +153,27 @@ def _named(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
 
 
 def _written(
-    out: Path, like: Bundle, tasks: Sequence[Task], state: Mapping[str, Tensor], rule: str, models: Sequence[Path]
+    out: Path,
+    like: Bundle,
+    tasks: Sequence[Task],
+    state: Mapping[str, Tensor],
+    rule: str,
+    models: Sequence[Path],
+    licence: str,
 ) -> Path:
     """Return a merged model in its folder, with a card that says what it is made of."""
-    module = network(like.recipe, like.input_shape, like.signal, tasks)
+    module = network(like.recipe, like.about.input_shape, like.about.signal, tasks)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"merge: expected models with the parts of {models[0]}: {error}") from None
-    method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
-    facts = about(like.recipe.name, like.recipe.seed, method, like.licence, tasks, *inputs)
+    made = {"fedloom": __version__, "method": f"{rule} of {len(models)} models", "licence": licence}
+    facts = like.about.model_copy(
+        update={**made, "client": None, "task": None, "tasks": described(tasks), "table": None}
+    )
     names = ", ".join(folder.name for folder in models)
     card = (
-        f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
+        f"---\nlicense: {licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
         f"`fedloom study merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
     return write(out, module, state, tasks, facts, {RECIPE: dump(like.recipe), CARD: card})

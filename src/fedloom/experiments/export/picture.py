@@ -1,19 +1,27 @@
-"""A picture of finished runs: input, truth and predictions of every dense task."""
+"""Pictures of finished runs: input, truth and predictions of every dense task, of final models and over the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.errors import StateError
-from fedloom.data.drawing import Cell, below_each_other, grid, label, legend_of_wrong, legends, wrong
+from fedloom.core.lazy import need
+from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid, label, legend_of_wrong, legends, wrong
+from fedloom.data.prepare import Array
 from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
+from fedloom.federation.runs.reader import PREDICTIONS, Run
 from fedloom.models.tasks.dense import DenseTask, as_label
+from fedloom.study.report import predictions as stored_predictions
+from fedloom.study.report.predictions import Picture, ShownExample
 
 
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
@@ -49,14 +57,9 @@ def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], s
     return [as_label(mine, answer) for answer in output], owner or "global model"
 
 
-def _examples(run: Finished, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
-    """Return (inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
-    return some_examples(run.built.federation.holder(tasks[0].name), tasks, count)
-
-
 def _sheet(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
     """Return a row per example and task; of a single run also where it is wrong."""
-    x, truth, shown = _examples(runs[0], tasks, count)
+    x, truth, shown = some_examples(runs[0].built.federation.holder(tasks[0].name), tasks, count)
     answers = {task.name: [_answers(run, task, x) for run in runs] for task in tasks}
     alone = len(runs) == 1
     rows: list[list[Cell]] = []
@@ -72,3 +75,58 @@ def _sheet(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> 
         means |= {f"{task.name}, wrong": legend_of_wrong(task) for task in tasks}
     columns = ["input", "truth", *(run.name for run in runs), *(["where it is wrong"] if alone else [])]
     return grid(columns, rows, f"test examples: {len(shown)}", means)
+
+
+def over_rounds(folder: Path, count: int = 4) -> Any:
+    """Return a Pillow image of `count` test examples, those of the report: one row per example and dense task; the
+    columns are input, truth, and the answers after some rounds, the last one's at the end.
+
+    Raises StateError where the run did not keep answers of several rounds, or a picture of them is damaged.
+    """
+    run = Run.read(folder)
+    stored = stored_predictions.of_run(run)
+    if not stored.over_rounds:
+        why = "".join(f"; {note}" for note in stored.notes)
+        raise StateError(
+            f"{folder}: expected predictions of several rounds in its folder {PREDICTIONS}, which a run with "
+            f"dense tasks stores if evaluation.predictions is true, found none{why}"
+        )
+    parts: dict[tuple[str, ...], list[ShownExample]] = {}
+    for example in stored.over_rounds:
+        parts.setdefault(example.tasks, []).append(example)
+    sheets = []
+    for tasks, examples in parts.items():
+        some = examples[:count]
+        rows = [
+            [(_pixels(folder, example.input), task), *(_cell(folder, of[at]) for _, of in example.rows)]
+            for example in some
+            for at, task in enumerate(tasks)
+        ]
+        title = f"{run.recipe['name']}, {run.label}: {len(some)} test examples over the rounds"
+        means = {task: _legend(stored.legends[task][0]) for task in tasks}
+        sheets.append(grid(["input", *(name for name, _ in some[0].rows)], rows, title, means))
+    return below_each_other(sheets)
+
+
+def _cell(folder: Path, picture: Picture | None) -> Cell:
+    """Return what was answered; a round may lack a task."""
+    return (None, "absent") if picture is None else (_pixels(folder, picture), picture.text)
+
+
+def _pixels(folder: Path, picture: Picture | None) -> Array:
+    """Return a picture (H x W x 3, uint8) from what a page would hold."""
+    try:
+        data = b"" if picture is None else base64.b64decode(picture.uri.partition(",")[2])
+        with need("PIL.Image", "vision").open(BytesIO(data), formats=("PNG",)) as image:
+            return np.array(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError):
+        raise StateError(f"{folder}: a picture in its folder {PREDICTIONS} is absent or damaged") from None
+
+
+def _legend(of: stored_predictions.Legend) -> Legend:
+    return Legend(tuple((_colour(c), name) for c, name in of.colours), tuple(map(_colour, of.ramp)), of.ends)
+
+
+def _colour(web: str) -> Colour:
+    red, green, blue = bytes.fromhex(web[1:])
+    return red, green, blue

@@ -89,14 +89,14 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
 
 def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
     bundle = Bundle.read(folder)
-    if bundle.table is None:
+    if bundle.about.table is None:
         raise UserError(f"{folder}: expected a model that was trained on a table")
-    if client not in (None, bundle.client):
+    if client not in (None, bundle.about.client):
         raise UserError(
             f"{folder}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
         )
     tasks = {task.name for task in bundle.tasks}
-    return bundle.table, lambda site, task: bundle.module if task in tasks else None
+    return bundle.about.table, lambda site, task: bundle.module if task in tasks else None
 
 
 def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,21 +18,253 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
-from fedloom.core.errors import StateError, writing
+from fedloom.core.errors import StateError, choices, writing
 from fedloom.core.lazy import need
-from fedloom.data.drawing import pictures
+from fedloom.data.drawing import NEAR_TO_FAR, Cell, Legend, grid, pictures, ramp
 from fedloom.data.drawing import save as save_sheet
-from fedloom.experiments.export.finished import Steps, Tell
-from fedloom.experiments.papers.domain_runs import BATCH, DomainModel, DomainRun, read
-from fedloom.experiments.papers.feature_figures import MAPS, RANK, Array, Embedded, HeatMaps, Spectrum, draw, maps
-from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
+from fedloom.experiments.export.finished import Finished, Steps, Tell, open_runs
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient, Part
+from fedloom.federation.rounds.worker import check_device
+from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask, map_channels
+from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
-from fedloom.study.charts import save
+from fedloom.models.tasks.task import Task
+from fedloom.study.charts import COLORS, INK, Chart, concat, lines, save, scatter
 from fedloom.study.tables.output import Records, Table
 from fedloom.study.tables.results import DomainScores
+from fedloom.training.flat import pooled
 
+BATCH = 64
+"""Examples that go through a network together."""
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
+SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
+RANK = "effective rank: exp of the entropy of the singular values, divided by their sum"
+_DECADES = 8  # singular values further below the largest are rounding
+TWENTY = (*COLORS, "#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#c7c7c7", "#dbdb8d",
+          "#9edae5", "#393b79", "#637939")  # fmt: skip
+"""Colours of classes."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@torch.inference_mode()
+def encoded(encoder: nn.Module, part: Part, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (pooled features n x D of a part's examples, their labels of the task n), both on the CPU."""
+    features, labels = [], []
+    for index in part.index.split(BATCH):
+        x, y = part.examples.batch(index, device, tasks=(task,))
+        features.append(pooled(encoder(x)).float().cpu())
+        labels.append(y[task].cpu())
+    return torch.cat(features), torch.cat(labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DomainModel:
+    """A model on the test examples of a domain. `owner` is its key among the run's models, "" the global one's."""
+
+    domain: str
+    client: BuiltClient
+    owner: str
+    personal: bool
+
+    @property
+    def label(self) -> str:
+        """The domain; with the client, where the model is that client's own."""
+        return f"{self.domain}, {self.client.id}" if self.personal else self.domain
+
+
+@dataclass(frozen=True, eq=False)
+class DomainRun(Finished):
+    """A finished run whose clients have domains, and the task that is looked at."""
+
+    task: Task
+    device: torch.device
+    last_map: nn.Module | None
+    """The encoder's module that gives its last map; None where there is none, or the encoder is linearised."""
+    feature_module: FeatureModule | None
+    """The attached feature module that is passed last; None where there is none."""
+
+    @cached_property
+    def views(self) -> tuple[DomainModel, ...]:
+        """One model per domain, in the order of the data set; one per client where clients have models of their own."""
+        chosen = []
+        for domain in self.built.dataset.domains:
+            held = [
+                c for c in self.built.federation.clients.values() if c.domain == domain and self.task.name in c.tasks
+            ]
+            views = [self._view(domain, client) for client in held]
+            chosen += views if any(view.personal for view in views) else views[:1]
+        return tuple(chosen)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Domains that clients of the task have."""
+        return tuple(dict.fromkeys(view.domain for view in self.views))
+
+    def first(self, domain: str) -> DomainModel:
+        """Return the view of a domain's first client."""
+        return next(view for view in self.views if view.domain == domain)
+
+    def part(self, view: DomainModel) -> Part:
+        """Return the domain's test examples that have a label of the task."""
+        return view.client.test.of(self.task.name)
+
+    def features(self, view: DomainModel, most: int) -> tuple[Tensor, Tensor]:
+        """Return (pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the
+        CPU.
+        """
+        return encoded(self.network(view.owner).encoder, self.part(view).spread(most), self.task.name, self.device)
+
+    def _view(self, domain: str, client: BuiltClient) -> DomainModel:
+        owner = self.owner(client.id, self.task.name)
+        return DomainModel(domain, client, owner, personal=owner in (client.id, f"{client.id}/task/{self.task.name}"))
+
+
+def read(
+    folders: Sequence[Path | str], task: str | None = None, device: str | None = None, tell: Tell = lambda *_: None
+) -> list[DomainRun]:
+    """Open finished runs on the same data; see `open_runs`.
+
+    `task` names the classification task to look at, by default the only one; `device` is each run's own by default.
+    Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
+    model is not what it was, or runs have different data.
+    """
+    runs = []
+    for run in open_runs(folders, tell):
+        chosen = _task(run, task)
+        where = torch.device(check_device(device or run.built.recipe.runtime.devices[0]))
+        last_map, module = _places(run.built)
+        run.built.module.to(where)
+        runs.append(DomainRun(**vars(run), task=chosen, device=where, last_map=last_map, feature_module=module))
+    return runs
+
+
+def _task(run: Finished, name: str | None) -> Task:
+    """Return the task that is looked at, whose clients have domains."""
+    folder, federation = run.folder, run.built.federation
+    tasks = {task.name: task for task in federation.tasks}
+    if name is not None and name not in tasks:
+        raise StateError(f"{folder}: no task {name!r}.{choices('Tasks', name, tasks)}")
+    chosen = [task for task in tasks.values() if task.kind == "classification" and name in (None, task.name)]
+    if not chosen:
+        kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks.values() if name in (None, task.name))
+        raise StateError(f"{folder}: expected a task with one class per example, found {kinds}")
+    if len(chosen) > 1:
+        raise StateError(
+            f"{folder}: the run has several tasks; choose one with --task: {', '.join(t.name for t in chosen)}"
+        )
+    for client in federation.clients.values():
+        if client.domain is None and chosen[0].name in client.tasks:
+            raise StateError(f"{folder}: client {client.id!r} has no domain; expected a partition by domains")
+    return chosen[0]
+
+
+def _places(built: Built) -> tuple[nn.Module | None, FeatureModule | None]:
+    """Return (the module of the encoder's last map, the feature module that is passed last)."""
+    encoder = built.module.encoder
+    if isinstance(encoder, Linearised):
+        return None, None
+    passed: list[FeatureModule] = []
+    attached = [m for m in encoder.modules() if isinstance(m, FeatureModule)]
+    handles = [m.register_forward_hook(lambda module, *_: passed.append(module)) for m in attached]
+    maps = map_channels(encoder, built.dataset.input_shape)
+    for handle in handles:
+        handle.remove()
+    return encoder.get_submodule(list(maps)[-1]) if maps else None, passed[-1] if passed else None
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The covariance of one model's pooled features (Figure 1): `width` features of `examples` test examples."""
+
+    run: str
+    view: DomainModel
+    examples: int
+    width: int
+    values: Array
+    """Singular values, largest first."""
+    rank: float
+    """Their effective rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """t-SNE of one run's features (Figure 4): points n x 2, their classes and the names of their domains."""
+
+    run: str
+    points: Array
+    classes: Array
+    domains: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMaps:
+    """Grad-CAM of some test images of a domain (Figure 2): pictures, classes, and each run's maps and answers."""
+
+    domain: str
+    images: Array
+    """n x H x W x 3, uint8."""
+    classes: Array
+    maps: Mapping[str, tuple[Array, Array]]
+    """Run -> (heat maps n x H x W for the true class, predicted classes n)."""
+
+
+def _spectra(spectra: Sequence[Spectrum]) -> Chart:
+    """Draw one panel per run, one line per model, one colour per domain; the axis upwards is logarithmic."""
+    largest = max((float(s.values[0]) for s in spectra), default=0.0)
+    drawn = []
+    for run in dict.fromkeys(s.run for s in spectra):
+        several, groups = {}, {}
+        for s in (s for s in spectra if s.run == run):
+            name = f"{s.view.label}: {s.rank:.1f}"
+            known = s.values[s.values > largest * 10.0**-_DECADES]
+            several[name] = {number: float(v) for number, v in enumerate(known, 1)}
+            groups[name] = s.view.domain
+        log = "y" if any(several.values()) else ""
+        drawn.append(lines(several, "number", "singular value", title=run, groups=groups, log=log))
+    return concat(drawn, 3, "Singular values of the covariance of pooled features, with the effective rank", RANK)
+
+
+def _embedded(embedded: Sequence[Embedded]) -> Chart:
+    """Draw one panel per run: colours are classes, shapes are domains, and the large points are means of classes."""
+    drawn = []
+    for embedding in embedded:
+        points = [
+            {"name": f"class {c}, {domain}", "x": float(x), "y": float(y), "class": str(c), "domain": domain}
+            for (x, y), c, domain in zip(embedding.points, embedding.classes, embedding.domains, strict=True)
+        ]
+        centres = [(c, embedding.points[embedding.classes == c].mean(0)) for c in np.unique(embedding.classes)]
+        means = [{"x": float(x), "y": float(y), "class": str(c)} for c, (x, y) in centres]
+        title = f"{embedding.run}: {embedding.note}" if embedding.note else embedding.run
+        chart = scatter(
+            points, "", "", title=title, color_by="class", shape_by="domain", size=12, axes=False, colors=TWENTY
+        )
+        mark = {"type": "point", "filled": True, "size": 130, "stroke": INK, "opacity": 1}
+        color = {"color": chart["layer"][0]["encoding"]["color"]}
+        chart["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
+        drawn.append(chart)
+    return concat(drawn, 3, "t-SNE of pooled features; the large points are the classes' means")
+
+
+def maps(heat: Sequence[HeatMaps]) -> Any:
+    """Draw one row per test image: the image, and each run's map over it with the class that the run answers."""
+    runs = list(heat[0].maps)
+    rows: list[list[Cell]] = []
+    for h in heat:
+        for i, (image, true) in enumerate(zip(h.images, h.classes, strict=True)):
+            row: list[Cell] = [(image, f"{h.domain}, class {true}")]
+            for run in runs:
+                pictures, answers = h.maps[run]
+                share = pictures[i] / max(float(pictures[i].max()), 1e-12)
+                over = 0.5 * image + 0.5 * ramp(share, np.ones_like(share, dtype=bool), NEAR_TO_FAR[::-1])
+                wrong = "" if answers[i] == true else ", wrong"
+                row.append((over.astype(np.uint8), f"answers {answers[i]}{wrong}"))
+            rows.append(row)
+    legend = Legend(ramp=NEAR_TO_FAR[::-1], ends=("nothing", "most"))
+    return grid(["image", *runs], rows, "Grad-CAM of the true class at the last map", {"what it looks at": legend})
 
 
 def singular_values(features: Tensor) -> Array:
@@ -102,7 +335,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
         features = decouple(f, mask, module.corrector or torch.zeros_like)
         return torch.cat([features.robust, features.related, features.corrected, features.fused])
 
-    model, part, name = run.loaded(view), run.part(view), run.task.name
+    model, part, name = run.network(view.owner), run.part(view), run.task.name
     metrics = [run.task.metric() for _ in PARTS]
     handle = attached.register_forward_hook(parts)
     try:
@@ -148,7 +381,7 @@ class FeatureStudy:
         """Write singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png
         and
         grad-cam.png. Raises UserError where the folder cannot be written."""
-        figures = draw(self.spectra, self.embedded)
+        figures = {SPECTRUM: _spectra(self.spectra), EMBEDDING: _embedded(self.embedded)}
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -308,5 +541,5 @@ def _heat(run: DomainRun, layer: nn.Module, domain: str, count: int) -> tuple[Ar
     """Return (heat maps for the true class, predicted classes) of a domain's images."""
     x, classes, _ = _images(run, domain, count)
     x, classes = x.to(run.device), classes.to(run.device)
-    heat, logits = grad_cam(run.loaded(run.first(domain)), layer, x, run.task.name, classes)
+    heat, logits = grad_cam(run.network(run.first(domain).owner), layer, x, run.task.name, classes)
     return heat.cpu().numpy(), logits.argmax(1).cpu().numpy()

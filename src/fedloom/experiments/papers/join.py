@@ -22,7 +22,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.taskvectors import sign_similarity
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
-from fedloom.experiments.papers.task_models import TaskModels, task_models
+from fedloom.experiments.export.finished import TaskModels, task_models
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import load_data, with_options

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import UserError, unknown, writing
-from fedloom.experiments.export.finished import Steps, Tell
-from fedloom.experiments.papers.domain_runs import BATCH, encoded
-from fedloom.experiments.papers.task_models import TaskModels, task_models
+from fedloom.core.errors import UserError, unknown
+from fedloom.experiments.export.finished import Steps, TaskModels, Tell, task_models
+from fedloom.experiments.papers.features import BATCH, encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.charts import save
-from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
+from fedloom.study.relatedness import DISTANCES, symmetrised
 from fedloom.study.relatedness.measures import (
     EtranScore,
     cosine,
@@ -34,114 +31,13 @@ from fedloom.study.relatedness.measures import (
     sign,
     wte,
 )
-from fedloom.study.report import related
-from fedloom.study.report.related import FILE
-from fedloom.study.tables.output import HasRecords, Records, Table, json_text
+from fedloom.study.report.related import About, Relatedness
 from fedloom.training.flat import FlatModel
 
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
 """In the order in which they are computed and shown."""
-PICTURE = "relatedness.png"
-_WIDE = 12  # tasks up to which a terminal shows whole matrices
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Relatedness(HasRecords):
-    """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
-
-    label: str
-    tasks: tuple[str, ...]
-    scores: Mapping[str, Matrix]
-    """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
-    notes: tuple[str, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """The compared runs, as plain values: name, method, data, seed and, of each task, clients and examples."""
-
-    def agreement(self) -> Agreement:
-        """Return how far the metrics agree, over the pairs of tasks."""
-        return agreement(self.scores)
-
-    def sheets(self) -> list[Table]:
-        """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
-        tables = []
-        for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
-            title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
-            tables.append(_sheet(title, self.tasks, symmetrised(R)))
-        if len(self.scores) > 1:
-            both = self.agreement()
-            pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
-            for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
-                tables.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
-        return tables
-
-    def to_text(self) -> str:
-        """Return tables for a terminal, and the notes."""
-        lines = [sheet.to_text() for sheet in self.sheets()]
-        if len(self.tasks) > _WIDE:
-            lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
-        if self.notes:
-            lines.append("".join(f"note: {note}\n" for note in self.notes))
-        return "\n".join(lines)
-
-    def records(self) -> Records:
-        """Return a line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
-        rows = [
-            (name, s, t, float(R[i, j]), float(M[i, j]))
-            for name, R in self.scores.items()
-            for M in [symmetrised(R)]
-            for i, s in enumerate(self.tasks)
-            for j, t in enumerate(self.tasks)
-        ]
-        return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
-
-    def to_json(self) -> str:
-        """Return everything as JSON; null where a score is not defined."""
-        both = self.agreement()
-        value = {
-            "run": self.label,
-            "about": dict(self.about),
-            "tasks": list(self.tasks),
-            "distances": [name for name in self.scores if name in DISTANCES],
-            "scores": {name: R.tolist() for name, R in self.scores.items()},
-            "symmetrised": {name: symmetrised(R).tolist() for name, R in self.scores.items()},
-            "agreement": {
-                "metrics": list(both.names),
-                "pearson": both.pearson.tolist(),
-                "spearman": both.spearman.tolist(),
-                "pairs": both.pairs.tolist(),
-            },
-            "notes": list(self.notes),
-        }
-        return json_text(value)
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
-
-        Also relatedness.json, which is `to_json` and what `fedloom report` reads.
-        """
-        both = self.agreement()
-        files = {
-            f"{name}.csv": Records(
-                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
-            ).to_csv()
-            for name, R in self.scores.items()
-        }
-        pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
-        rows = [
-            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
-             int(both.pairs[i, j]))
-            for i, j in pairs
-        ]  # fmt: skip
-        files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
-        files[FILE] = self.to_json()
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (folder / name).write_text(text, encoding="utf-8")
-        save(related.picture(related.collect(folder)), folder / PICTURE)
-        return [folder / name for name in (*files, PICTURE)]
 
 
 def relatedness(
@@ -186,15 +82,15 @@ def relatedness(
         tuple(models.tasks[i] for i in order),
         {name: R[np.ix_(order, order)] for name, R in scores.items()},
         (*models.notes, *left_out),
-        {
-            "name": recipe.name,
-            "method": models.built.method.name,
-            "data": recipe.data.name,
-            "seed": recipe.seed,
-            "clients": {task: len(clients) for task, clients in models.clients.items()},
+        About(
+            name=recipe.name,
+            method=models.built.method.name,
+            data=recipe.data.name,
+            seed=recipe.seed,
+            clients={task: len(clients) for task, clients in models.clients.items()},
             # metrics of task vectors look at no examples
-            "examples": {task: len(p) for task, p in computed.parts.items()} if {*chosen} - {"sign", "cosine"} else {},
-        },
+            examples={task: len(p) for task, p in computed.parts.items()} if {*chosen} - {"sign", "cosine"} else {},
+        ),
     )
 
 
@@ -338,8 +234,3 @@ def clustered(S: Any) -> list[int]:
 def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
     """Return how similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
     return lambda order: float(M[order[at - 1], order[at]])
-
-
-def _sheet(title: str, names: Sequence[str], M: Matrix) -> Table:
-    lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
-    return Table(title, ("", *names), tuple(lines))

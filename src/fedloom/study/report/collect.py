@@ -17,13 +17,12 @@ from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
-from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions, records, words
 from fedloom.study.report.against import Against, bases_of
 from fedloom.study.report.agreement import UpdateAgreement
 from fedloom.study.report.methods import Method, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import Curves, Happening, Matrices, Score, Series, curves, scores
+from fedloom.study.report.records import Curves, Happening, Matrices, Score, Series, curves, quality, scores
 from fedloom.study.significance.ranks import Ranks, ranked
 from fedloom.study.tables.results import of_grid as results_of
 from fedloom.study.tables.table import GridTable, tabulate

@@ -11,8 +11,7 @@ from statistics import fmean
 from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
-from fedloom.study.significance.statistics import NOISE, against_zero, holm
-from fedloom.study.significance.verdicts import Verdict, judge
+from fedloom.study.significance.statistics import NOISE, Verdict, against_zero, holm, judge
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.results import Combination, Results, Side, change
 

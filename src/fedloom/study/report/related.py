@@ -1,8 +1,9 @@
-"""The page of a relatedness study, from the file of `fedloom study relatedness RUN --out DIR`. Free of torch."""
+"""A relatedness study: its matrices as tables, as files and as a page (`fedloom study relatedness`). Free of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -12,21 +13,22 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedloom.core.errors import StateError
+from fedloom.core.errors import StateError, writing
 from fedloom.study import charts
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
+from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
 from fedloom.study.report.words import number
-from fedloom.study.tables.output import Table, span
+from fedloom.study.tables.output import HasRecords, Records, Table, json_text, span
 
-FILE = "relatedness.json"
+FILE, PICTURE = "relatedness.json", "relatedness.png"
 ENDS = 5
 """Pairs of tasks at each end of a metric's order that its table shows."""
 POINTS = 600
 """Pairs of tasks in the figures of one metric against another, at most."""
-_WRITTEN = 12  # tasks up to which two maps stand side by side
+_FEW = 12  # tasks up to which two maps stand side by side, and a terminal shows whole matrices
 _MEANS = {
     "sign": "Share of equal signs of two task vectors.",
     "cosine": "Cosine of two task vectors.",
@@ -37,8 +39,6 @@ _MEANS = {
 }
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-Numbers = list[list[float | None]]
-"""Rows of numbers; None where one is not defined."""
 
 
 class _Strict(BaseModel):
@@ -60,47 +60,142 @@ class About(_Strict):
     """Task -> examples that were looked at; empty where no metric looks at examples."""
 
 
-class Correlations(_Strict):
-    """The agreement of the metrics, K x K each."""
-
-    metrics: list[str]
-    pearson: Numbers
-    spearman: Numbers
-    pairs: list[list[int]]
-
-
-class Study(_Strict):
-    """The contents of relatedness.json. Rows and columns are `tasks`, T x T; scores are R[s, t] as computed."""
+class _Stored(_Strict):
+    """What is read of relatedness.json; the rest follows from the scores."""
 
     run: str
     tasks: list[str] = Field(min_length=2)
-    scores: dict[str, Numbers] = Field(min_length=1)
-    symmetrised: dict[str, Numbers]
-    agreement: Correlations
-    distances: list[str] = []
+    scores: dict[str, list[list[float | None]]] = Field(min_length=1)
     notes: list[str] = []
     about: About = About()
 
     @model_validator(mode="after")
-    def _shapes(self) -> Study:
+    def _shapes(self) -> _Stored:
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError("tasks: two have the same name")
-        metrics, T = list(self.scores), len(self.tasks)
-        if list(self.symmetrised) != metrics or self.agreement.metrics != metrics:
-            raise ValueError(f"symmetrised and agreement: expected the metrics of scores, {', '.join(metrics)}")
-        both = self.agreement
-        squares: list[tuple[str, Sequence[Sequence[object]], int]] = [
-            *((f"scores.{name}", M, T) for name, M in self.scores.items()),
-            *((f"symmetrised.{name}", M, T) for name, M in self.symmetrised.items()),
-            ("agreement.pearson", both.pearson, len(metrics)),
-            ("agreement.spearman", both.spearman, len(metrics)),
-            ("agreement.pairs", both.pairs, len(metrics)),
-        ]
-        for where, M, side in squares:
+        side = len(self.tasks)
+        for name, M in self.scores.items():
             if len(M) != side or any(len(row) != side for row in M):
                 shape = f"{len(M)} rows of {sorted({len(row) for row in M})}"
-                raise ValueError(f"{where}: expected {side} x {side} numbers, found {shape}")
+                raise ValueError(f"scores.{name}: expected {side} x {side} numbers, found {shape}")
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class Relatedness(HasRecords):
+    """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
+
+    label: str
+    tasks: tuple[str, ...]
+    scores: Mapping[str, Matrix]
+    """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
+    notes: tuple[str, ...] = ()
+    about: About = About()
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """How far the metrics agree, over the pairs of tasks."""
+        return agreement(self.scores)
+
+    @cached_property
+    def symmetrised(self) -> dict[str, Matrix]:
+        """Metric -> T x T, the mean of both directions."""
+        return {name: symmetrised(R) for name, R in self.scores.items()}
+
+    @property
+    def distances(self) -> list[str]:
+        """The metrics of which less is more related."""
+        return [name for name in self.scores if name in DISTANCES]
+
+    def is_directed(self, metric: str) -> bool:
+        """Return whether the scores are not symmetric, apart from round-off."""
+        R = self.scores[metric]
+        return not np.allclose(R, R.T, rtol=1e-9, atol=0, equal_nan=True)
+
+    def sheets(self) -> list[Table]:
+        """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
+        tables = []
+        for name, M in self.symmetrised.items() if len(self.tasks) <= _FEW else ():
+            title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
+            tables.append(_sheet(title, self.tasks, M))
+        if len(self.scores) > 1:
+            both = self.agreement
+            pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
+            for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
+                tables.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
+        return tables
+
+    def to_text(self) -> str:
+        """Return tables for a terminal, and the notes."""
+        lines = [sheet.to_text() for sheet in self.sheets()]
+        if len(self.tasks) > _FEW:
+            lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
+        if self.notes:
+            lines.append("".join(f"note: {note}\n" for note in self.notes))
+        return "\n".join(lines)
+
+    def records(self) -> Records:
+        """Return a line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
+        rows = [
+            (name, s, t, float(R[i, j]), float(self.symmetrised[name][i, j]))
+            for name, R in self.scores.items()
+            for i, s in enumerate(self.tasks)
+            for j, t in enumerate(self.tasks)
+        ]
+        return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
+
+    def to_json(self) -> str:
+        """Return everything as JSON; null where a score is not defined."""
+        value = {
+            "run": self.label,
+            "about": self.about.model_dump(),
+            "tasks": self.tasks,
+            "distances": self.distances,
+            "scores": {name: R.tolist() for name, R in self.scores.items()},
+            "symmetrised": {name: M.tolist() for name, M in self.symmetrised.items()},
+            "agreement": self.correlations(),
+            "notes": self.notes,
+        }
+        return json_text(value)
+
+    def correlations(self) -> dict[str, Any]:
+        """Return the agreement as plain values; None where it is not defined."""
+        of = self.agreement
+        both = {"pearson": of.pearson.tolist(), "spearman": of.spearman.tolist()}
+        known = {name: [[plain(v) for v in row] for row in rows] for name, rows in both.items()}
+        return {"metrics": list(of.names), **known, "pairs": of.pairs.tolist()}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+
+        Also relatedness.json, which is `to_json` and what `fedloom report` reads.
+        """
+        both = self.agreement
+        files = {
+            f"{name}.csv": Records(
+                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
+            ).to_csv()
+            for name, R in self.scores.items()
+        }
+        pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
+        rows = [
+            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
+             int(both.pairs[i, j]))
+            for i, j in pairs
+        ]  # fmt: skip
+        files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
+        files[FILE] = self.to_json()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        charts.save(picture(RelatedReport(folder, self)), folder / PICTURE)
+        return [folder / name for name in (*files, PICTURE)]
+
+
+def _sheet(title: str, names: Sequence[str], M: Matrix) -> Table:
+    lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
+    return Table(title, ("", *names), tuple(lines))
 
 
 @dataclass(frozen=True)
@@ -108,19 +203,19 @@ class RelatedReport:
     """The contents of the page of a relatedness study."""
 
     folder: Path
-    study: Study
+    study: Relatedness
 
     @property
     def title(self) -> str:
         """Return the title of the page."""
-        return f"{self.study.run}: how related its tasks are"
+        return f"{self.study.label}: how related its tasks are"
 
     @property
     def facts(self) -> Facts:
         """Return the facts about the study."""
         s, about = self.study, self.study.about
         facts = {
-            "run": s.run,
+            "run": s.label,
             "method": about.method,
             "data": about.data,
             "seed": "" if about.seed is None else str(about.seed),
@@ -142,7 +237,7 @@ class RelatedReport:
     def values(self) -> dict[str, Matrix]:
         """Return metric -> the symmetrised score of each pair; nan where it is not defined."""
         above = np.triu_indices(len(self.study.tasks), 1)
-        return {name: np.array(M, dtype=np.float64)[above] for name, M in self.study.symmetrised.items()}
+        return {name: M[above] for name, M in self.study.symmetrised.items()}
 
     @cached_property
     def ranks(self) -> dict[str, list[int | None]]:
@@ -166,13 +261,16 @@ def collect(folder: Path) -> RelatedReport:
     """Read relatedness.json in this folder. Raises StateError, which names the file, where it is damaged."""
     file = folder / FILE
     try:
-        return RelatedReport(folder, Study.model_validate_json(file.read_bytes()))
+        stored = _Stored.model_validate_json(file.read_bytes())
     except OSError as error:
         raise StateError(f"{file}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise StateError(f"{file}: " + (f"{where}: " if where else "") + first["msg"]) from None
+    scores = {name: np.array(M, dtype=np.float64) for name, M in stored.scores.items()}
+    study = Relatedness(stored.run, tuple(stored.tasks), scores, tuple(stored.notes), stored.about)
+    return RelatedReport(folder, study)
 
 
 def render(report: RelatedReport) -> str:
@@ -192,9 +290,9 @@ def render(report: RelatedReport) -> str:
         sentence=_sentence(report),
         means=_MEANS,
         side=SIDE,
-        fit=len(study.tasks) <= _WRITTEN,
+        fit=len(study.tasks) <= _FEW,
         metrics=_metrics(report),
-        directed=any(_is_directed(study, name) for name in study.scores),
+        directed=any(map(study.is_directed, study.scores)),
         ends=[(metric, _ends(report, i, metric)) for i, metric in enumerate(study.scores)],
         which=f"The first {ENDS} and the last {ENDS} of {len(report.pairs)} pairs" if more else "All pairs",
     )
@@ -211,7 +309,7 @@ def figures_of(report: RelatedReport) -> dict[str, Figure]:
     """Return name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
     study = report.study
     figures = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
-    if any(v is not None for i, row in enumerate(study.agreement.pearson) for v in row[:i]):
+    if np.isfinite(study.agreement.pearson[np.tril_indices(len(study.scores), -1)]).any():
         figures["agreement"] = _correlations(study.agreement)
     if len(study.scores) > 1 and len(report.pairs) > 1:
         figures["pairs"] = _against(report)
@@ -229,7 +327,7 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
     """Draw the symmetrised matrix, and as scored where that is another; a stronger colour is more related."""
     study = report.study
     ways = {"symmetrised": study.symmetrised[metric]}
-    if _is_directed(study, metric):
+    if study.is_directed(metric):
         ways["as scored: encoder of the row, examples of the column"] = study.scores[metric]
     places = thinned(range(len(study.tasks)), SIDE)
     names = [study.tasks[i] for i in places]
@@ -237,31 +335,27 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
     colors = ONE_SIDED[::-1] if metric in study.distances else ONE_SIDED
     views = []
     for name, M in ways.items():
-        cells = {study.tasks[i]: {study.tasks[j]: M[i][j] for j in places} for i in places}
+        cells = {study.tasks[i]: {study.tasks[j]: float(M[i, j]) for j in places} for i in places}
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
-        rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
+        rest = [v for i in places for j in places if i != j and math.isfinite(v := float(M[i, j]))] or [0.5]
         chart = charts.heat(cells, names, value=title, low=min(rest), high=max(rest), numbers=".2g", colors=colors)
         views.append(View(name, chart))
     return Figure(metric, views)
 
 
-def _is_directed(study: Study, metric: str) -> bool:
-    """Return whether the scores are not symmetric, apart from round-off."""
-    M = np.array(study.scores[metric], dtype=np.float64)
-    return not np.allclose(M, M.T, rtol=1e-9, atol=0, equal_nan=True)
-
-
-def _correlations(agreement: Correlations) -> Figure:
+def _correlations(agreement: Agreement) -> Figure:
     """Draw the agreement of the metrics: blue is with, orange is against, as in all maps of agreement."""
-    over = span([n for i, row in enumerate(agreement.pairs) for n in row[:i]])
+    over = span(agreement.pairs[np.tril_indices(len(agreement.names), -1)].tolist())
     views = []
     for name, M in (
         ("Pearson's correlation", agreement.pearson),
         ("Spearman's correlation, of ranks", agreement.spearman),
     ):
-        cells = {a: dict(zip(agreement.metrics, row, strict=True)) for a, row in zip(agreement.metrics, M, strict=True)}
+        cells = {
+            a: dict(zip(agreement.names, row.tolist(), strict=True)) for a, row in zip(agreement.names, M, strict=True)
+        }
         value = f"{name}, over {over} pairs"
-        chart = charts.heat(cells, agreement.metrics, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
+        chart = charts.heat(cells, agreement.names, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
         views.append(View(name, chart))
     return Figure("Agreement of metrics", views)
 
@@ -275,8 +369,8 @@ def _against(report: RelatedReport) -> Figure:
     values = [[plain(float(report.values[metric][at])) for at in kept] for metric in study.scores]
     views = []
     for i, j in combinations(range(len(axes)), 2):
-        r, rho = (M[i][j] for M in (agreement.pearson, agreement.spearman))
-        known = "" if r is None or rho is None else f"; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
+        r, rho = (M[i, j] for M in (agreement.pearson, agreement.spearman))
+        known = "" if math.isnan(r + rho) else f"; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
         points = [{"name": n, "x": x, "y": y} for n, x, y in zip(names, values[i], values[j], strict=True)]
         chart = charts.scatter(points, axes[i] + known, axes[j], spoken=".3~g")
         views.append(View(f"{axes[j]} against {axes[i]}", chart))
@@ -289,7 +383,7 @@ def _metrics(report: RelatedReport) -> Table:
         known = v[np.isfinite(v)]
         spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
         kind = "distance" if name in study.distances else "similarity"
-        rows.append((name, kind, "yes" if _is_directed(study, name) else "no", *spread, str(len(known))))
+        rows.append((name, kind, "yes" if study.is_directed(name) else "no", *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
     return Table("", head, tuple(rows), name="metrics-table", text=(1, 2))
 
@@ -320,5 +414,4 @@ def _data(report: RelatedReport) -> dict[str, Any]:
         ]
         for metric in study.scores
     }
-    agreement = study.agreement.model_dump()
-    return {"about": dict(report.facts), "distances": study.distances, "agreement": agreement, "ends": ends}
+    return {"about": dict(report.facts), "distances": study.distances, "agreement": study.correlations(), "ends": ends}

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedloom.study.significance.verdicts import Verdict
+from fedloom.study.significance.statistics import Verdict
 from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.results import SPOKEN
 

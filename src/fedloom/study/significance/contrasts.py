@@ -17,12 +17,21 @@ from typing import Any, Literal
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
-from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
-from fedloom.study.significance.verdicts import Verdict, judge
+from fedloom.study.significance.statistics import (
+    EXACT,
+    LEVEL,
+    NOISE,
+    Paired,
+    Verdict,
+    against_zero,
+    holm,
+    judge,
+    p_text,
+    paired,
+)
 from fedloom.study.tables.estimate import delta_m, delta_terms
 from fedloom.study.tables.output import Cell, HasTable, Records, Table
-from fedloom.study.tables.results import Combination, Results, Side
-from fedloom.study.tables.training import STILL
+from fedloom.study.tables.results import STILL, Combination, Results, Side
 
 CSV = (
     *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),

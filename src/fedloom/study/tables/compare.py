@@ -19,8 +19,7 @@ from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best, delta_m, without_base
 from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
-from fedloom.study.tables.results import MOVING, Column, Results, Side, at_constant, note
-from fedloom.study.tables.training import last_loss
+from fedloom.study.tables.results import MOVING, Column, Results, Side, at_constant, last_loss, note
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
@@ -16,12 +16,16 @@ from fedloom.federation.runs.reader import ARROWS, Final, Run, TaskMetric, best_
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.tables.estimate import Estimate, delta_m, delta_terms
 from fedloom.study.tables.output import HasTable, Records, Table, span
-from fedloom.study.tables.training import STILL, fall_of, last_loss
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
 Combination = tuple[str, str, str]
 """Labels of data set, base and add-on."""
+
+STILL = 5.0
+"""Percent by which the training loss may still fall per tenth of the rounds."""
+LAST = 0.2
+"""The share of the rounds, at the end, over which that is measured."""
 
 DELTA = "Δ %"
 MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
@@ -274,7 +278,7 @@ def _round(grid: Grid, run: Run, split: str) -> int | None:
     if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
         raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
     measured, validated = (over_rounds(run, name, grid.show == "domains") for name in (split, "val"))
-    means = {number: statistics.fmean(scores.values()) for number, scores in validated.items() if number in measured}
+    means = {number: fmean(scores.values()) for number, scores in validated.items() if number in measured}
     best = best_round(means, direction)
     if best is None:
         raise StateError(
@@ -316,7 +320,7 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
         return last_loss(run)
     shown = [by_task[c.task] for c in columns if c.task in by_task]
     if column.metric == "spread":
-        return statistics.stdev(shown) if len(shown) > 1 else nan
+        return stdev(shown) if len(shown) > 1 else nan
     return sum(shown) / len(shown) if shown else nan
 
 
@@ -399,13 +403,13 @@ class DomainScores:
     @property
     def average(self) -> float:
         """Return the mean over the domains, which all count the same."""
-        return statistics.fmean(self.values.values())
+        return fmean(self.values.values())
 
     @property
     def deviation(self) -> float:
         """Return the sample standard deviation over the domains (n - 1); nan for one domain."""
         values = list(self.values.values())
-        return statistics.stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+        return stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
 
 
 @dataclass(frozen=True)
@@ -479,9 +483,7 @@ def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, Do
             each[number][domains[client]].append(value)
     order = _order(run)
     return {
-        number: DomainScores(
-            number, {d: statistics.fmean(each[number][d]) for d in sorted(each[number], key=order.index)}
-        )
+        number: DomainScores(number, {d: fmean(each[number][d]) for d in sorted(each[number], key=order.index)})
         for number in sorted(each)
     }
 
@@ -491,3 +493,46 @@ def _order(run: Run) -> list[str]:
     stated = run.recipe.get("partition", {}).get("clients", {})
     named = list(stated) if isinstance(stated, Mapping) else []
     return [*named, *sorted({about["domain"] for about in run.info["clients"].values()} - {*named})]
+
+
+def losses(run: Run) -> dict[str, list[float]]:
+    """Return task -> its training loss in each round that trained it, mean over clients; empty where unknown."""
+    found: dict[str, list[float]] = {}
+    for line in run.rounds:
+        each: dict[str, list[float]] = {}
+        for record in line.get("train", ()):
+            if record["loss"] is not None:
+                each.setdefault(record["task"], []).append(record["loss"])
+        for task, of_round in each.items():
+            found.setdefault(task, []).append(fmean(of_round))
+    return found
+
+
+def falling(by_round: Sequence[float]) -> float:
+    """Return the percent by which a training loss fell per tenth of the rounds, at the end; nan for a single round.
+
+    From the mean losses of the first and the second half of the last rounds.
+    """
+    last = by_round[-max(2, round(LAST * len(by_round))) :]
+    if len(last) < 2:
+        return nan
+    half = len(last) // 2
+    before, after = fmean(last[:half]), fmean(last[-half:])
+    apart = (len(last) - half) or 1
+    return 100 * (1 - (max(after, 1e-12) / before) ** (len(by_round) / 10 / apart)) if before > 0 else 0.0
+
+
+def fall_of(runs: Mapping[int, Run]) -> float:
+    """Return the percent by which a method's training loss falls per tenth of the rounds: mean of seeds and tasks.
+
+    nan where no run has the losses of two rounds, as of a method that trains nothing.
+    """
+    each = [falling(by_round) for run in runs.values() for by_round in losses(run).values()]
+    known = [fall for fall in each if not isnan(fall)]
+    return fmean(known) if known else nan
+
+
+def last_loss(run: Run) -> float | None:
+    """Return the training loss of the last round, mean over tasks; None where none is recorded."""
+    found = [by_round[-1] for by_round in losses(run).values()]
+    return fmean(found) if found else None

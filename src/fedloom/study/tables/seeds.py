@@ -13,8 +13,7 @@ from statistics import fmean
 from fedloom.core.errors import StateError
 from fedloom.study.grid import Grid
 from fedloom.study.tables.output import HasTable, Records, Table
-from fedloom.study.tables.results import Values, columns_of, read
-from fedloom.study.tables.training import STILL, falling, losses
+from fedloom.study.tables.results import STILL, Values, columns_of, falling, losses, read
 
 
 @dataclass(frozen=True)
