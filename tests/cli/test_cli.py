@@ -287,33 +287,3 @@ def test_bars_draw_on_a_terminal(monkeypatch, capsys):
     assert "2/4" in err
     assert "loss 0.25" in err
     assert "client [a] is late" in err
-
-
-def test_lines_that_need_no_torch(answers_without_torch):
-    answers_without_torch(
-        "--help",
-        "--version",
-        "run --help",
-        "methods",
-        "methods fedprox",
-        "recipes",
-        "run digits-tasks x=1",
-        "show digits-tasks training.rounds=0",
-        "run nothing",
-        "resume nothing",
-        "compare nothing",
-    )
-
-
-def test_every_command_is_in_a_group_of_the_help():
-    known = get_command(app).commands
-    listed = {name: command for name, command in known.items() if not command.hidden}
-    assert {*listed} == {name for names in PANELS.values() for name in names}
-    assert len(listed) <= 20
-    assert all(command.rich_help_panel in PANELS for command in listed.values())
-
-
-def test_the_help_has_the_groups_in_their_order(fedloom_):
-    out = fedloom_("--help")[1]
-    places = [out.index(f" {panel} ─") for panel in PANELS]
-    assert places == sorted(places)

@@ -181,9 +181,3 @@ def test_sizes():
     for text in ("", "GB", "-1GB", "1.2.3", "8 gigabytes", "0"):
         with pytest.raises(UserError, match="--memory"):
             size(text)
-
-
-def test_lines_that_need_no_torch(child, answers_without_torch):
-    answers_without_torch(
-        "grid", "grid --help", "compare --help", "plot figure --help", "grid nothing", "grid g.yaml x=1", "compare no"
-    )

@@ -281,7 +281,11 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:
     table(tmp_path)
     answers_without_torch(
-        "recipes --free --json", "recipes --schema --out s.json", "methods --json", "rn",
+        "--help", "--version", "run --help", "grid --help", "compare --help", "plot figure --help",
+        "study relatedness --help", "papers join --help", "methods", "methods fedprox", "methods --json", "recipes",
+        "recipes --free --json", "recipes --schema --out s.json", "grid", "rn", "run nothing", "run digits-tasks x=1",
+        "show digits-tasks training.rounds=0", "resume nothing", "compare nothing", "grid nothing", "grid g.yaml x=1",
+        "study relatedness no", "papers join no --task t",
         "init t.csv --labels kind --clients 2 --method fedavg --rounds 1",
     )  # fmt: skip
     assert (tmp_path / "recipe.yaml").is_file()

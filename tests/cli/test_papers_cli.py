@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,9 +107,3 @@ def test_mistakes(fedloom_, tmp_path: Path) -> None:
         assert (code, out) == (2, "")
         assert "is not a run folder: recipe.yaml is absent" in err
     assert "--metrics: expected names" in fedloom_("study", "relatedness", tmp_path, "--metrics", ",")[2]
-
-
-def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None]) -> None:
-    answers_without_torch(
-        "study relatedness --help", "papers join --help", "study relatedness no", "papers join no --task t"
-    )

@@ -101,11 +101,11 @@ def test_the_sheet_by_hand(folder: Path) -> None:
 def test_losses_by_round_of_all_tasks_and_of_each(folder: Path) -> None:
     grid = load_grid(folder / "grid.yaml")
     found = over_rounds(grid, folder, only=["A1"])
-    assert found.tasks == ("x", "y")
-    assert [(str(cell), number) for cell, number, _ in found.lines] == [("NYU / A1 s0", n) for n in (1, 2, 3)]
+    assert found.records().head == ("data", "cell", "seed", "round", "all", "x", "y")
+    assert [line[0] for line in found.as_table().lines] == [f"NYU / A1 s0, round {n}" for n in (1, 2, 3)]
     # y is the mean of both clients
     expected = [[loss, 2 * loss / 1.7, loss * (1 + 1 / 1.7) / 2] for loss in LOSSES["A1", 0]]
-    torch.testing.assert_close(torch.tensor([losses for *_, losses in found.lines]), torch.tensor(expected))
+    torch.testing.assert_close(torch.tensor([line[4:] for line in found.records().lines]), torch.tensor(expected))
     assert found.as_table().lines[0] == ("NYU / A1 s0, round 1", "2.0000", "2.3529", "1.5882")
     assert found.to_csv().splitlines()[1].startswith("NYU,A1,0,1,2.")
     large = over_rounds(grid, folder, only=["B1"]).as_table().lines

@@ -20,6 +20,7 @@ from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.significance.contrasts import contrasts
 from fedloom.study.significance.ranks import ranked
 from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.output import Table
 from fedloom.study.tables.results import of_grid
 from fedloom.study.tables.table import tabulate
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
@@ -230,3 +231,9 @@ def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:
         tabulate(grid, folder)
     with pytest.raises(StateError, match="no cell of grid paper has finished in"):
         tabulate(grid, tmp_path / "elsewhere")
+
+
+def test_signs_of_a_format_are_escaped() -> None:
+    sheet = Table("t", ("a", "b|c"), (("x", "1"),))
+    assert sheet.to_text() == "t\na  b|c\n-  ---\nx    1\n"
+    assert sheet.to_markdown() == "**t**\n\n| a | b\\|c |\n|---|---:|\n| x | 1 |\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from fedloom.cli import complete, shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import RecipeError, UserError
 
 if TYPE_CHECKING:
@@ -17,46 +18,37 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer", str, int)
 data = typer.Typer(name="data", help="Look at data sets without training.", no_args_is_help=True)
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="A data set, for example scenes.", autocompletion=complete.dataset)
-]
-Names = Annotated[str | None, typer.Option(metavar="NAME,...", help="Use exactly these columns or globs as inputs.")]
-Missing = Annotated[str | None, typer.Option(metavar="CODE,...", help="Cells that mean missing, such as -9 or '?'.")]
+NameArgument = Annotated[str, argument("A data set, for example scenes.", "NAME", autocompletion=complete.dataset)]
+Names = Annotated[str | None, option("Use exactly these columns or globs as inputs.", "NAME,...")]
+Missing = Annotated[str | None, option("Cells that mean missing, such as -9 or '?'.", "CODE,...")]
 METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
 """Questions of `init`."""
-Parameters = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
-]
+Parameters = Annotated[list[str] | None, argument("Its parameters, for example count=20 setting=weak.", "KEY=VALUE...")]
 
 
 def init(
     data: Annotated[
-        Path | None,
-        typer.Argument(metavar="DATA", help="A table (.csv, .gz, .xz, .parquet), a folder of images, or an .npz."),
+        Path | None, argument("A table (.csv, .gz, .xz, .parquet), a folder of images, or an .npz.", "DATA")
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="The columns to predict, a task each; NAME=KIND for another kind, such as visits=regression; "
+        option(
+            "The columns to predict, a task each; NAME=KIND for another kind, such as visits=regression; "
             "TASK=A+B for several yes/no columns as one task.",
+            "NAME,...",
         ),
     ] = None,
     clients: Annotated[
-        str | None,
-        typer.Option(metavar="N|NAME", help="The number of clients, or the column that names the client of each row."),
+        str | None, option("The number of clients, or the column that names the client of each row.", "N|NAME")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The training method.", autocompletion=complete.method)] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="The number of rounds.")] = None,
+    method: Annotated[str | None, option("The training method.", autocompletion=complete.method)] = None,
+    rounds: Annotated[int | None, option("The number of rounds.", min=1)] = None,
     features: Names = None,
-    leave_out: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are not inputs.")
-    ] = None,
+    leave_out: Annotated[str | None, option("Columns or globs that are not inputs.", "NAME,...")] = None,
     missing: Missing = None,
-    metric: Annotated[str | None, typer.Option(help="The metric of all tasks: auc, accuracy, rmse ...")] = None,
+    metric: Annotated[str | None, option("The metric of all tasks: auc, accuracy, rmse ...")] = None,
     preprocess: Annotated[
-        Literal["federated", "local"],
-        typer.Option(help="Scale inputs with the counts of all sites, or each site with its own."),
+        Literal["federated", "local"], option("Scale inputs with the counts of all sites, or each site with its own.")
     ] = "federated",
     out: Annotated[Path, shared.out_option("The recipe to write.", metavar="FILE.yaml", dir_okay=False)] = Path(
         "recipe.yaml"
@@ -180,10 +172,10 @@ def preview(
     name: NameArgument,
     out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
     parameters: Parameters = None,
-    count: Annotated[int, typer.Option(min=1, help="The number of examples.")] = 6,
-    split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
-    seed: Annotated[int, typer.Option(min=0, help="The data set's seed.")] = 0,
-    augmented: Annotated[bool, typer.Option("--augmented", help="Apply the augmentation of training.")] = False,
+    count: Annotated[int, option("The number of examples.", min=1)] = 6,
+    split: Annotated[Literal["train", "test"], option("Which examples.")] = "train",
+    seed: Annotated[int, option("The data set's seed.", min=0)] = 0,
+    augmented: Annotated[bool, flag("--augmented", "Apply the augmentation of training.")] = False,
 ) -> None:
     """Draw some examples of a data set with all their labels."""
     dataset = build(name, parameters or (), seed)
@@ -195,11 +187,9 @@ def preview(
 
 @data.command()
 def check(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A data set of files: nyud, nyud-labeled or pascal-context.")
-    ],
-    root: Annotated[Path, typer.Option(help="The folder that holds the data set.", file_okay=False)],
-    limit: Annotated[int, typer.Option(min=0, help="The number of images to read per part; 0 reads all.")] = 100,
+    name: Annotated[str, argument("A data set of files: nyud, nyud-labeled or pascal-context.", "NAME")],
+    root: Annotated[Path, option("The folder that holds the data set.", file_okay=False)],
+    limit: Annotated[int, option("The number of images to read per part; 0 reads all.", min=0)] = 100,
     as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
@@ -213,15 +203,13 @@ def check(
 
 @data.command()
 def statistics(
-    file: Annotated[Path, typer.Argument(metavar="FILE|RECIPE", help="A table, or a recipe that reads a table.")],
-    labels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="The columns to predict (only for a table).")
-    ] = None,
+    file: Annotated[Path, argument("A table, or a recipe that reads a table.", "FILE|RECIPE")],
+    labels: Annotated[str | None, option("The columns to predict (only for a table).", "NAME,...")] = None,
     clients: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column that names the site of each row (only for a table).")
+        str | None, option("The column that names the site of each row (only for a table).", "NAME")
     ] = None,
     missing: Missing = None,
-    minimum: Annotated[int, typer.Option(min=1, help="Hide counts below this number.")] = 5,
+    minimum: Annotated[int, option("Hide counts below this number.", min=1)] = 5,
     as_json: shared.Json = False,
 ) -> None:
     """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""

@@ -20,6 +20,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, writing
 from fedloom.core.lazy import need
 from fedloom.core.machine import free_memory
@@ -31,21 +32,15 @@ flower = typer.Typer(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, argument("The folder of a finished run.", "RUN")],
     out: Annotated[
-        Path | None,
-        shared.out_option("The folder to write.", show_default="export in the run", file_okay=False),
+        Path | None, shared.out_option("The folder to write.", show_default="export in the run", file_okay=False)
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="Export the model and the tasks of this client.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", help="Export only this task's head and decoder.")] = None,
-    licence: Annotated[
-        str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
-    ] = "unknown",
+    client: Annotated[str | None, option("Export the model and the tasks of this client.", "ID")] = None,
+    task: Annotated[str | None, option("Export only this task's head and decoder.", "T")] = None,
+    licence: Annotated[str, option("The licence that the card names.", "ID", name="--license")] = "unknown",
     hub: Annotated[
-        bool,
-        typer.Option("--hub-format", help="Write a Hugging Face model repository: config.json, results in the card."),
+        bool, flag("--hub-format", "Write a Hugging Face model repository: config.json, results in the card.")
     ] = False,
 ) -> None:
     """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
@@ -55,19 +50,15 @@ def export(
 
 
 def merge(
-    models: Annotated[list[Path], typer.Argument(metavar="EXPORT...", help="Folders that `fedloom export` wrote.")],
+    models: Annotated[list[Path], argument("Folders that `fedloom export` wrote.", "EXPORT...")],
     base: Annotated[
-        Path,
-        typer.Option(
-            metavar="EXPORT|RUN", help="The model that all of them started from, or a run that started from it."
-        ),
+        Path, option("The model that all of them started from, or a run that started from it.", "EXPORT|RUN")
     ],
     out: Annotated[Path, shared.out_option("The folder to write.", file_okay=False)],
     rule: Annotated[
-        str,
-        typer.Option(metavar="NAME[={...}]", help="mean, emr, or an add-on that combines rows: ties, consensus, ..."),
+        str, option("mean, emr, or an add-on that combines rows: ties, consensus, ...", "NAME[={...}]")
     ] = "mean",
-    scale: Annotated[float, typer.Option(min=0, help="The factor of the merged task vector.")] = 1.0,
+    scale: Annotated[float, option("The factor of the merged task vector.", min=0)] = 1.0,
 ) -> None:
     """Merge exported models into one, by their changes since a common start (task vectors)."""
     from fedloom.experiments.export.merge import merge as merged
@@ -78,19 +69,14 @@ def merge(
 
 def predict(
     model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN|EXPORT", help="A folder that `fedloom export` wrote; for tables, also the folder of a run."
-        ),
+        Path, argument("A folder that `fedloom export` wrote; for tables, also the folder of a run.", "RUN|EXPORT")
     ],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A table, or image files of any size.")],
+    files: Annotated[list[Path], argument("A table, or image files of any size.", "FILE...")],
     out: Annotated[
         Path | None,
         shared.out_option("The table or picture to write.", show_default="predictions.csv or .png", dir_okay=False),
     ] = None,
-    client: Annotated[
-        str | None, typer.Option(metavar="ID", help="Predict every row with this client's model (only for a run).")
-    ] = None,
+    client: Annotated[str | None, option("Predict every row with this client's model (only for a run).", "ID")] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
@@ -127,7 +113,7 @@ def new(
     recipe: shared.RecipeArgument,
     out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR")],
     changes: shared.Changes = None,
-    publisher: Annotated[str, typer.Option(help="The publisher's name in Flower.")] = "fedloom",
+    publisher: Annotated[str, option("The publisher's name in Flower.")] = "fedloom",
 ) -> None:
     """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
     from fedloom.engines.flower.deployment import new as write
@@ -144,7 +130,7 @@ def demo(
     out: Annotated[
         Path | None, shared.out_option("Keep all files here, in a new folder.", metavar="DIR", file_okay=False)
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds.")] = 3,
+    rounds: Annotated[int, option("The number of rounds.", min=1)] = 3,
 ) -> None:
     """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
     need("flwr", "flower")
@@ -155,7 +141,7 @@ def demo(
 
 @flower.command()
 def provision(
-    file: Annotated[Path, typer.Argument(metavar="SITES.yaml", help="The recipe, the server's address, the sites.")],
+    file: Annotated[Path, argument("The recipe, the server's address, the sites.", "SITES.yaml")],
     out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR", file_okay=False)],
 ) -> None:
     """Write a start kit for the server and one per site: keys, certificate, terms, and one command to start."""
@@ -168,14 +154,13 @@ def provision(
 
 @flower.command()
 def check(
-    app: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an app.", file_okay=False, exists=True)],
-    superlink: Annotated[str | None, typer.Option(help="The SuperLink to check, as HOST:PORT.")] = None,
+    app: Annotated[Path, argument("The folder of an app.", "DIR", file_okay=False, exists=True)],
+    superlink: Annotated[str | None, option("The SuperLink to check, as HOST:PORT.")] = None,
     root_certificates: Annotated[
-        Path | None,
-        typer.Option(help="The certificate of the certificate authority that the nodes use.", dir_okay=False),
+        Path | None, option("The certificate of the certificate authority that the nodes use.", dir_okay=False)
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="This node's private key.", dir_okay=False)] = None,
-    home: Annotated[Path | None, typer.Option(help="This node's folder, with node.yaml.", file_okay=False)] = None,
+    key: Annotated[Path | None, option("This node's private key.", dir_okay=False)] = None,
+    home: Annotated[Path | None, option("This node's folder, with node.yaml.", file_okay=False)] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Check versions, sizes, keys, certificates, clocks and ports. The exit code is 1 if a check fails."""
@@ -189,12 +174,9 @@ def check(
 
 
 def audit(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The audit.jsonl of a run with nodes, or of a node's home.")
-    ],
+    file: Annotated[Path, argument("The audit.jsonl of a run with nodes, or of a node's home.", "FILE")],
     kept: Annotated[
-        str | None,
-        typer.Option(metavar="HASH", help="A hash that this command printed earlier; the file must still contain it."),
+        str | None, option("A hash that this command printed earlier; the file must still contain it.", "HASH")
     ] = None,
     as_json: shared.Json = False,
 ) -> None:

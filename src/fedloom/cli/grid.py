@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli import complete, shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
@@ -20,17 +21,15 @@ if TYPE_CHECKING:
 
 GridArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="GRID",
-        help="A packaged grid (no argument: list them), a YAML file, or a grid's folder.",
+    argument(
+        "A packaged grid (no argument: list them), a YAML file, or a grid's folder.",
+        "GRID",
         autocompletion=complete.grid,
     ),
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="LABEL", help="Run only the cells with this data set, base or add-on; repeat the option for several."
-    ),
+    option("Run only the cells with this data set, base or add-on; repeat the option for several.", "LABEL"),
 ]
 
 
@@ -38,10 +37,9 @@ def grid(
     name: GridArgument = None,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE...",
-            help="Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show=, at= change the "
-            "grid.",
+        argument(
+            "Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show=, at= change the grid.",
+            "KEY=VALUE...",
             autocompletion=complete.change,
         ),
     ] = None,
@@ -50,17 +48,16 @@ def grid(
     ] = None,
     jobs: shared.Jobs = None,
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for all cells, such as 8GB.", show_default="80 % of what is free"),
+        str | None, option("Memory for all cells, such as 8GB.", "SIZE", show_default="80 % of what is free")
     ] = None,
     only: Only = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and print what would run.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Check every cell and print what would run.")] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
     benchmark: Annotated[
         str | None,
-        typer.Option(
-            help="Run the grid on this benchmark: one of its own, or a recipe (packaged, or a file) with your data.",
+        option(
+            "Run the grid on this benchmark: one of its own, or a recipe (packaged, or a file) with your data.",
             autocompletion=complete.recipe,
         ),
     ] = None,
@@ -95,17 +92,14 @@ def grid(
 def tune(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE_OR_GRID",
-            help="A packaged recipe or grid, or a YAML file with one.",
-            autocompletion=complete.recipe,
+        argument(
+            "A packaged recipe or grid, or a YAML file with one.", "RECIPE_OR_GRID", autocompletion=complete.recipe
         ),
     ],
     changes: shared.Changes = None,
-    trials: Annotated[int, typer.Option(min=1, help="The number of settings to try per method.")] = 8,
+    trials: Annotated[int, option("The number of settings to try per method.", min=1)] = 8,
     seeds: Annotated[
-        int,
-        typer.Option(min=1, help="The number of seeds per trial, counted from 100, so that results use other seeds."),
+        int, option("The number of seeds per trial, counted from 100, so that results use other seeds.", min=1)
     ] = 2,
     out: Annotated[
         Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)
@@ -145,31 +139,27 @@ def tune(
 def tournament(
     benchmark: Annotated[
         str,
-        typer.Argument(
-            metavar="BENCHMARK",
-            help="A packaged recipe or a YAML file with validation data; or a tournament's folder, to continue it.",
+        argument(
+            "A packaged recipe or a YAML file with validation data; or a tournament's folder, to continue it.",
+            "BENCHMARK",
             autocompletion=complete.recipe,
         ),
     ],
     changes: shared.Changes = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B+ADDON,...",
-            help="The methods that take part; for a folder, the methods that join.",
+        option(
+            "The methods that take part; for a folder, the methods that join.",
+            "A,B+ADDON,...",
             show_default="all methods that the benchmark allows",
         ),
     ] = None,
     tries: Annotated[
-        int | None,
-        typer.Option(min=1, help="The number of settings to try per method on validation data.", show_default="4"),
+        int | None, option("The number of settings to try per method on validation data.", min=1, show_default="4")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=2, help="The number of seeds that every method gets.", show_default="3")
-    ] = None,
+    seeds: Annotated[int | None, option("The number of seeds that every method gets.", min=2, show_default="3")] = None,
     most: Annotated[
-        int | None,
-        typer.Option(min=2, help="The number of seeds after which the tournament ends in any case.", show_default="10"),
+        int | None, option("The number of seeds after which the tournament ends in any case.", min=2, show_default="10")
     ] = None,
     out: Annotated[
         Path | None, shared.out_option("The tournament's folder.", show_default="tournaments/NAME", file_okay=False)
@@ -205,7 +195,7 @@ def tournament(
 def atlas(
     benchmark: shared.RecipeArgument,
     changes: shared.Changes = None,
-    seeds: Annotated[int, typer.Option(min=2, help="The number of seeds, counted from 0.")] = 3,
+    seeds: Annotated[int, option("The number of seeds, counted from 0.", min=2)] = 3,
     out: Annotated[
         Path | None, shared.out_option("The atlas' folder.", show_default="atlases/NAME", file_okay=False)
     ] = None,
@@ -230,16 +220,14 @@ def atlas(
 
 
 def claims(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of claims (YAML).", exists=True, dir_okay=False)],
+    file: Annotated[Path, argument("A file of claims (YAML).", "FILE", exists=True, dir_okay=False)],
     run: Annotated[
-        bool, typer.Option("--run", help="First tune and run the grids that the file lists, and write their seeds.")
+        bool, flag("--run", "First tune and run the grids that the file lists, and write their seeds.")
     ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="GRID", help="With --run: only this grid; may be given several times.")
-    ] = None,
-    grids: Annotated[
-        Path, typer.Option(metavar="DIR", help="With --run: the folder of all runs.", file_okay=False)
-    ] = Path("grids/verdicts"),
+    only: Annotated[list[str] | None, option("With --run: only this grid; may be given several times.", "GRID")] = None,
+    grids: Annotated[Path, option("With --run: the folder of all runs.", "DIR", file_okay=False)] = Path(
+        "grids/verdicts"
+    ),
     kind: shared.Kind = "text",
     as_json: shared.Json = False,
     out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,

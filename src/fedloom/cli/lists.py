@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import complete, shared
+from fedloom.cli.shared import argument, flag
 from fedloom.core.errors import UserError, unknown
 from fedloom.core.settings.trust import Origin, admit, is_import
 
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="A method or add-on, to print its details.", autocompletion=complete.method
-        ),
+        str | None, argument("A method or add-on, to print its details.", "NAME", autocompletion=complete.method)
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -46,16 +44,14 @@ def methods(
 
 def recipes(
     text: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT", help="List only recipes whose name or description contains this text."),
+        str | None, argument("List only recipes whose name or description contains this text.", "TEXT")
     ] = None,
-    free: Annotated[bool, typer.Option("--free", help="List only recipes that need no file and no download.")] = False,
+    free: Annotated[bool, flag("--free", "List only recipes that need no file and no download.")] = False,
     papers: Annotated[
-        bool,
-        typer.Option("--papers", help="List all recipes, also those of the five papers and those that need files."),
+        bool, flag("--papers", "List all recipes, also those of the five papers and those that need files.")
     ] = False,
     as_schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of recipes instead, for editors and programs.")
+        bool, flag("--schema", "Print the JSON Schema of recipes instead, for editors and programs.")
     ] = False,
     as_json: shared.Json = False,
     out: Annotated[Path | None, shared.out_option("Write the schema to this file.", dir_okay=False)] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli import shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def show(
     recipe: shared.RecipeArgument,
     changes: shared.Changes = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Show all clients, and every setting of the recipe with its default.")
+        bool, flag("--full", "Show all clients, and every setting of the recipe with its default.")
     ] = False,
     as_json: shared.Json = False,
 ) -> None:
@@ -70,15 +71,12 @@ def show(
 
 def picture(
     folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="The folders of finished runs; a grid stands for the runs of its first seed."
-        ),
+        list[Path], argument("The folders of finished runs; a grid stands for the runs of its first seed.", "RUN...")
     ],
     out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
-    count: Annotated[int, typer.Option(min=1, help="The number of test examples.")] = 4,
+    count: Annotated[int, option("The number of test examples.", min=1)] = 4,
     rounds: Annotated[
-        bool, typer.Option("--over-rounds", help="Draw one run's predictions on the same images after several rounds.")
+        bool, flag("--over-rounds", "Draw one run's predictions on the same images after several rounds.")
     ] = False,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
@@ -94,16 +92,15 @@ def picture(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; with --browser, a folder with runs.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings of the files.")] = 2.0,
+    run: Annotated[Path, argument("A run's folder; with --browser, a folder with runs.", "RUN")],
+    every: Annotated[float, option("Seconds between two readings of the files.", min=0.1)] = 2.0,
     once: Annotated[
-        bool,
-        typer.Option("--once", help="Print the state once and end; the default where the output is not a terminal."),
+        bool, flag("--once", "Print the state once and end; the default where the output is not a terminal.")
     ] = False,
     browser: Annotated[
-        bool, typer.Option("--browser", help="Serve one table of the runs and grids in a folder, to you only.")
+        bool, flag("--browser", "Serve one table of the runs and grids in a folder, to you only.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --browser; 0 chooses a free port.")] = 8765,
+    port: Annotated[int, option("The port of --browser; 0 chooses a free port.", min=0, max=65535)] = 8765,
     as_json: shared.Json = False,
 ) -> None:
     """Show rounds, tasks, losses, bytes and the time left of a run, from its files, until the run or Ctrl-C ends it.
@@ -158,38 +155,28 @@ def shown(state: Now) -> RenderableType:
 def report(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|GRID|DIR",
-            help="The folder of a run, of a grid or of `fedloom study relatedness`; or the name of a grid that has "
-            "run.",
+        argument(
+            "The folder of a run, of a grid or of `fedloom study relatedness`; or the name of a grid that has run.",
+            "RUN|GRID|DIR",
         ),
     ],
     out: Annotated[
-        Path | None,
-        shared.out_option("The file to write.", show_default="report.html in the folder", dir_okay=False),
+        Path | None, shared.out_option("The file to write.", show_default="report.html in the folder", dir_okay=False)
     ] = None,
     png: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write every figure to this folder, for papers.", file_okay=False),
+        Path | None, option("Also write every figure to this folder, for papers.", "DIR", file_okay=False)
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder as SVG.", file_okay=False)
+        Path | None, option("Also write every figure to this folder as SVG.", "DIR", file_okay=False)
     ] = None,
     pdf: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder as PDF.", file_okay=False)
+        Path | None, option("Also write every figure to this folder as PDF.", "DIR", file_okay=False)
     ] = None,
     csv: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Also write the numbers behind every figure to this folder as CSV.", file_okay=False
-        ),
+        Path | None, option("Also write the numbers behind every figure to this folder as CSV.", "DIR", file_okay=False)
     ] = None,
     base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN|CELL",
-            help="The baseline: for a run, another run's folder; for a grid, a cell.",
-        ),
+        str | None, option("The baseline: for a run, another run's folder; for a grid, a cell.", "RUN|CELL")
     ] = None,
 ) -> None:
     """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""

@@ -6,14 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedloom.cli import shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+if TYPE_CHECKING:
+    from fedloom.study.charts import Chart
+
+Run = Annotated[Path, argument("The folder of a finished run.", "RUN")]
 Out = Annotated[
     Path | None,
     shared.out_option(
@@ -26,56 +30,56 @@ Out = Annotated[
 
 
 def activated(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run with the add-on activated-dimensions.")
-    ],
+    folder: Annotated[Path, argument("The folder of a run with the add-on activated-dimensions.", "RUN")],
     out: Out = None,
     scope: Annotated[
         Literal["encoder", "all"] | None,
-        typer.Option(help="The part of the model from which the dimensions are chosen.", show_default="encoder"),
+        option("The part of the model from which the dimensions are chosen.", show_default="encoder"),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Print which dimensions each client's update activates, and how far clients agree (FedDEA, Figure 2)."""
-    from fedloom.study.papers.activated_dimensions import draw, table
+    from fedloom.study.papers.activated_dimensions import picture, table
 
-    _show(table(folder, scope), out, draw, as_json)
+    _show(found := table(folder, scope), out, lambda: picture([found]), as_json)
 
 
 def hyper(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with the method fedhca2.")],
+    folder: Annotated[Path, argument("The folder of a run with the method fedhca2.", "RUN")],
     out: Out = None,
     as_json: shared.Json = False,
 ) -> None:
     """Print how much each client takes from the others over the rounds (FedHCA2's hyper weights)."""
-    from fedloom.study.papers.hyper_weights import draw, table
+    from fedloom.study.papers.hyper_weights import picture, table
 
-    _show(table(folder), out, draw, as_json)
+    _show(found := table(folder), out, lambda: picture([found]), as_json)
 
 
 def domains(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run whose clients have domains.")],
+    folder: Annotated[Path, argument("The folder of a run whose clients have domains.", "RUN")],
     out: Out = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="The task.", show_default="the only one")] = None,
-    split: Annotated[str, typer.Option(metavar="test|val", help="Which examples.")] = "test",
+    task: Annotated[str | None, option("The task.", "NAME", show_default="the only one")] = None,
+    split: Annotated[str, option("Which examples.", "test|val")] = "test",
     as_json: shared.Json = False,
 ) -> None:
     """Print a task's metric on each domain over the rounds, with average and spread: last round and best on
     validation.
     """
     from fedloom.federation.runs.reader import Run
-    from fedloom.study.charts import lines, save
-    from fedloom.study.tables.results import DomainHistory, domain_history
+    from fedloom.study.charts import lines
+    from fedloom.study.tables.results import domain_history
 
-    def draw(history: DomainHistory, path: Path) -> None:
+    history = domain_history(Run.read(folder), task, split=split)
+
+    def draw() -> Chart:
         each = {name: {s.round: s.values[name] for s in history.rounds} for name in history.last.values}
         mean = {"average": {scores.round: scores.average for scores in history.rounds}}
-        save(lines(each | mean, "round", f"{history.task} {history.metric}", title=history.label, strong=mean), path)
+        return lines(each | mean, "round", f"{history.task} {history.metric}", title=history.label, strong=mean)
 
-    _show(domain_history(Run.read(folder), task, split=split), out, draw, as_json)
+    _show(history, out, draw, as_json)
 
 
-def _show(result: Any, out: Path | None, draw: Callable[[Any, Path], None], as_json: bool) -> None:
+def _show(result: Any, out: Path | None, draw: Callable[[], Chart], as_json: bool) -> None:
     """Print tables, or write numbers or a picture, as the file's name says."""
     writers = {".csv": result.to_csv, ".md": result.to_markdown}
     if as_json or out is None:
@@ -83,24 +87,22 @@ def _show(result: Any, out: Path | None, draw: Callable[[Any, Path], None], as_j
     elif out.suffix in writers:
         shared.put(writers[out.suffix](), out)
     else:
-        draw(result, out)
+        from fedloom.study.charts import save
+
+        save(draw(), out)
         typer.echo(f"{out}")
 
 
 def features(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs on the same domains.")
-    ],
+    folders: Annotated[list[Path], argument("The folders of finished runs on the same domains.", "RUN...")],
     out: Annotated[
         Path | None, shared.out_option("Write figures and CSV files there too.", metavar="DIR", file_okay=False)
     ] = None,
     examples: Annotated[
-        int, typer.Option(min=2, help="The largest number of test examples per domain, for spectra and t-SNE.")
+        int, option("The largest number of test examples per domain, for spectra and t-SNE.", min=2)
     ] = 500,
-    images: Annotated[int, typer.Option(min=1, help="The number of test images per domain, for Grad-CAM.")] = 2,
-    task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The classification task.", show_default="the only one")
-    ] = None,
+    images: Annotated[int, option("The number of test images per domain, for Grad-CAM.", min=1)] = 2,
+    task: Annotated[str | None, option("The classification task.", "NAME", show_default="the only one")] = None,
     device: shared.Device = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -126,9 +128,9 @@ def relatedness(
     folder: Run,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="The metrics to compute: sign, cosine, logme, etran, fim, wte.",
+        option(
+            "The metrics to compute: sign, cosine, logme, etran, fim, wte.",
+            "NAME,...",
             show_default="all that the tasks allow",
         ),
     ] = None,
@@ -140,8 +142,8 @@ def relatedness(
             file_okay=False,
         ),
     ] = None,
-    examples: Annotated[int, typer.Option(min=2, help="The largest number of examples per task.")] = 200,
-    kind: Annotated[Literal["text", "csv"], typer.Option("--format", help="The output format.")] = "text",
+    examples: Annotated[int, option("The largest number of examples per task.", min=2)] = 200,
+    kind: Annotated[Literal["text", "csv"], flag("--format", "The output format.")] = "text",
     device: shared.Device = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -166,18 +168,15 @@ def relatedness(
 
 def join(
     folder: Run,
-    task: Annotated[str, typer.Option(metavar="NAME", help="The newcomer's task.")],
+    task: Annotated[str, option("The newcomer's task.", "NAME")],
     client: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A client of the run that takes up the task.", show_default="a new one"),
+        str | None, option("A client of the run that takes up the task.", "NAME", show_default="a new one")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="The number of local steps before signs are compared.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds of local training from each start.")] = 5,
+    steps: Annotated[int, option("The number of local steps before signs are compared.", min=1)] = 5,
+    rounds: Annotated[int, option("The number of rounds of local training from each start.", min=1)] = 5,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Change the data, for example data.count=9; repeat the option for several."
-        ),
+        option("Change the data, for example data.count=9; repeat the option for several.", "KEY=VALUE"),
     ] = None,
     device: shared.Device = None,
     quiet: shared.Quiet = False,

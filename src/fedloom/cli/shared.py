@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedloom.cli import complete
-from fedloom.core.errors import StateError, UserError, writing
+from fedloom.core.errors import StateError, writing
 from fedloom.core.settings.trust import allow
 
 if TYPE_CHECKING:
@@ -20,7 +20,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedloom.experiments.export.finished import Tell
-    from fedloom.study.significance.ranks import Ranks
+
+
+def argument(about: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return an argument of a command: what it is, and how its value is called."""
+    return typer.Argument(help=about, metavar=metavar, **more)
+
+
+def option(about: str, metavar: str | None = None, name: str | None = None, **more: Any) -> Any:
+    """Return an option of a command: what it is for, how its value is called, and its name where that is another."""
+    return typer.Option(*([name] if name else []), help=about, metavar=metavar, **more)
+
+
+def flag(name: str, about: str) -> Any:
+    """Return an option of a command that is given or not."""
+    return typer.Option(name, help=about)
 
 
 def out_option(about: str, **more: Any) -> Any:
@@ -29,62 +43,28 @@ def out_option(about: str, **more: Any) -> Any:
 
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A packaged recipe (see `fedloom recipes`) or a YAML file.",
-        autocompletion=complete.recipe,
-    ),
+    str, argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete.recipe)
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE...",
-        help="Changes, for example training.rounds=5 method=fedprox.",
-        autocompletion=complete.change,
-    ),
+    argument("Changes, for example training.rounds=5 method=fedprox.", "KEY=VALUE...", autocompletion=complete.change),
 ]
 AllowCode = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Allow the import of code from these packages where a recipe, a run folder or a bundle names it.",
+        "PKG[,PKG]",
         "--allow-code",
-        metavar="PKG[,PKG]",
-        help="Allow the import of code from these packages where a recipe, a run folder or a bundle names it.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; null where a number is absent.")]
-Kind = Annotated[
-    Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="The output format.")
-]
-Device = Annotated[str | None, typer.Option(help="The device, such as cpu or cuda.", show_default="the run's")]
+Json = Annotated[bool, flag("--json", "Print JSON, for programs; null where a number is absent.")]
+Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], option("The output format.", name="--format")]
+Device = Annotated[str | None, option("The device, such as cpu or cuda.", show_default="the run's")]
 Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="The number of runs at the same time.", show_default="as many as the CPUs can take"),
+    int | None, option("The number of runs at the same time.", min=1, show_default="as many as the CPUs can take")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
-SplitOption = Annotated[Literal["test", "val"], typer.Option(help="The examples that the numbers are measured on.")]
-TestsOption = Annotated[
-    bool,
-    typer.Option("--tests", help="Print paired tests against the baseline instead, with intervals and effect sizes."),
-]
-OverOption = Annotated[
-    Literal["seeds", "clients"],
-    typer.Option(
-        help="The pairs of --tests: runs of the same seed, or clients (these train together and are not independent)."
-    ),
-]
-RanksOption = Annotated[
-    Literal["seeds", "tasks"] | None,
-    typer.Option(help="Print mean ranks instead, over each task at each seed or over each task's mean over seeds."),
-]
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Also draw the ranks to this file (.svg, .png or .pdf), as a critical-difference plot.",
-        dir_okay=False,
-    ),
-]
+SplitOption = Annotated[Literal["test", "val"], option("The examples that the numbers are measured on.")]
 
 
 def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
@@ -112,30 +92,6 @@ def renamed(command: Callable[..., None], former: str, now: str) -> Callable[...
         command(**given)
 
     return called
-
-
-def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more: str | bool | None) -> None:
-    """Refuse two tables at once (`more` are others by the names of their options), and options of one that is not asked
-    for. Raises UserError.
-    """
-    asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **more}.items() if wanted]
-    if len(asked) > 1:
-        raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
-    if over == "clients" and not tests:
-        raise UserError("--over is only for --tests: add --tests, or leave --over out")
-    if plot is not None and not ranks:
-        raise UserError("--plot draws ranks: add --ranks seeds or --ranks tasks")
-
-
-def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
-    """Draw ranks to a file, if one is named. Raises UserError for a bad file."""
-    if plot is not None:
-        from fedloom.study.charts import save
-        from fedloom.study.figures import of_ranks
-
-        with writing(plot):
-            plot.parent.mkdir(parents=True, exist_ok=True)
-        save(of_ranks(ranks), plot)
 
 
 def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:

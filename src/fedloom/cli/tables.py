@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedloom.cli import complete, shared
+from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,33 +23,19 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
 Source = Annotated[
     str,
-    typer.Argument(
-        metavar="GRID",
-        help="A grid that has run: its name or file (if it ran in the default folder), or its folder.",
+    argument(
+        "A grid that has run: its name or file (if it ran in the default folder), or its folder.",
+        "GRID",
         autocompletion=complete.grid,
     ),
 ]
 AtOption = Annotated[
     Literal["last", "best-validation"] | None,
-    typer.Option(
-        help="The model of a run that counts: the last one, or the best one on validation data.",
+    option(
+        "The model of a run that counts: the last one, or the best one on validation data.",
         show_default="as the grid says",
     ),
 ]
-LossesOption = Annotated[
-    Literal["best", "rounds"] | None,
-    typer.Option(
-        help="Print the best validation loss of each cell of a grid instead, with its round, the rounds run and the "
-        "variation over seeds; or the losses of each round and task."
-    ),
-]
-MetricsOption = Annotated[
-    bool, typer.Option("--metrics", help="Print every metric of every task of a grid instead, with ranks.")
-]
-SeedsOption = Annotated[
-    bool, typer.Option("--seeds", help="Print the number of every seed, method and task of a grid instead.")
-]
-
 WIDE = 200
 """Letters across where the output is no terminal."""
 
@@ -56,21 +43,19 @@ WIDE = 200
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN|GRID|RECIPE...",
-            help="Run folders; runs that differ only in the seed become one column. Or one grid that has run: its "
-            "name, "
-            "its file or its folder. Or one recipe, to learn whether training together pays off; its runs are "
-            "stored in "
+        argument(
+            "Run folders; runs that differ only in the seed become one column. Or one grid that has run: its name, its "
+            "file or its folder. Or one recipe, to learn whether training together pays off; its runs are stored in "
             "comparisons/NAME.",
+            "RUN|GRID|RECIPE...",
         ),
     ],
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN|BASE/ADDON",
-            help="The baseline of the changes (Δm): a column or a run folder; for a grid a cell, or 'base' for the "
-            "same base with the first add-on.",
+        option(
+            "The baseline of the changes (Δm): a column or a run folder; for a grid a cell, or 'base' for "
+            "the same base with the first add-on.",
+            "RUN|BASE/ADDON",
             show_default="the first column, or as the grid says",
         ),
     ] = None,
@@ -78,17 +63,42 @@ def compare(
     as_json: shared.Json = False,
     out: Out = None,
     split: shared.SplitOption = "test",
-    metric: Annotated[
-        str | None, typer.Option(help="The metric to compare by.", show_default="each task's own")
+    metric: Annotated[str | None, option("The metric to compare by.", show_default="each task's own")] = None,
+    tests: Annotated[
+        bool, flag("--tests", "Print paired tests against the baseline instead, with intervals and effect sizes.")
+    ] = False,
+    over: Annotated[
+        Literal["seeds", "clients"],
+        option(
+            "The pairs of --tests: runs of the same seed, or clients (these train together and are not independent)."
+        ),
+    ] = "seeds",
+    ranks: Annotated[
+        Literal["seeds", "tasks"] | None,
+        option("Print mean ranks instead, over each task at each seed or over each task's mean over seeds."),
     ] = None,
-    tests: shared.TestsOption = False,
-    over: shared.OverOption = "seeds",
-    ranks: shared.RanksOption = None,
-    plot: shared.PlotOption = None,
+    plot: Annotated[
+        Path | None,
+        option(
+            "Also draw the ranks to this file (.svg, .png or .pdf), as a critical-difference plot.",
+            "FILE",
+            dir_okay=False,
+        ),
+    ] = None,
     at: AtOption = None,
-    losses: LossesOption = None,
-    metrics: MetricsOption = False,
-    seeds: SeedsOption = False,
+    losses: Annotated[
+        Literal["best", "rounds"] | None,
+        option(
+            "Print the best validation loss of each cell of a grid instead, with its round, the rounds run and "
+            "the variation over seeds; or the losses of each round and task."
+        ),
+    ] = None,
+    metrics: Annotated[
+        bool, flag("--metrics", "Print every metric of every task of a grid instead, with ranks.")
+    ] = False,
+    seeds: Annotated[
+        bool, flag("--seeds", "Print the number of every seed, method and task of a grid instead.")
+    ] = False,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
@@ -100,16 +110,26 @@ def compare(
     from fedloom.study.significance.ranks import ranked
     from fedloom.study.tables.results import of_grid
 
-    source, more = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
+    source, of_grids = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
+    is_grid = len(runs) == 1 and _is_grid(source)
+    for name, value in {} if is_grid else {"at": at, **of_grids}.items():
+        if value:
+            raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
+    asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **of_grids}.items() if wanted]
+    if len(asked) > 1:
+        raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
+    if over == "clients" and not tests:
+        raise UserError("--over is only for --tests: add --tests, or leave --over out")
+    if plot is not None and not ranks:
+        raise UserError("--plot draws ranks: add --ranks seeds or --ranks tasks")
     shown: HasTable
-    if len(runs) == 1 and _is_grid(source):
-        shared.one_of(tests, over, ranks, plot, **more)
+    if is_grid:
         opened, folder = _opened(source, at)
         if metric is not None:
             opened = opened.model_copy(update={"metric": metric})
         if base is not None:
             opened = against(opened, base)
-            if any(more.values()):
+            if any(of_grids.values()):
                 raise UserError(
                     "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
                 )
@@ -118,15 +138,15 @@ def compare(
         else:
             shown = _of_grid(opened, folder, split, losses, metrics, seeds)
     else:
-        for name, value in {"at": at, **more}.items():
-            if value:
-                raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
-        shared.one_of(tests, over, ranks, plot)
         shown = comparison = _of_runs(runs, base, split, metric)
         results = comparison.results
     if ranks:
         shown = ranked(results, ranks)
-        shared.draw_ranks(shown, plot)
+        if plot is not None:
+            from fedloom.study.charts import save
+            from fedloom.study.figures import of_ranks
+
+            save(of_ranks(shown), plot)
     elif tests:
         shown = contrasts(results, over)
     _print(shown, kind, as_json, out)
@@ -164,7 +184,7 @@ def figure(
     out: Annotated[Path, shared.out_option("The file to write: .png, .svg or .pdf.", metavar="FILE", dir_okay=False)],
     split: shared.SplitOption = "test",
     at: AtOption = None,
-    named: Annotated[str | None, typer.Option(metavar="NAME", help="The name of one of the grid's `figures`.")] = None,
+    named: Annotated[str | None, option("The name of one of the grid's `figures`.", "NAME")] = None,
 ) -> None:
     """Draw the figure of a grid, or one of its figures by its name."""
     from fedloom.study.figures import draw

@@ -13,6 +13,7 @@ import typer
 from fedloom.cli import complete, shared
 from fedloom.cli.grid import grid
 from fedloom.cli.look import report
+from fedloom.cli.shared import argument, flag, option
 from fedloom.cli.tables import compare
 from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster, processes
@@ -25,19 +26,14 @@ if TYPE_CHECKING:
 def run(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A packaged recipe (see `fedloom recipes`) or a YAML file.",
-            autocompletion=complete.recipe,
-        ),
+        argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete.recipe),
     ] = None,
     changes: shared.Changes = None,
     out: Annotated[
         Path | None, shared.out_option("Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
     ] = None,
     start: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RUN", help="Start from this run's model; without RECIPE, use its recipe too."),
+        Path | None, option("Start from this run's model; without RECIPE, use its recipe too.", "RUN", name="--from")
     ] = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -73,18 +69,14 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    folder: Annotated[Path, argument("The folder of an interrupted run.", "RUN")],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE...", help="Changes: training.rounds=50 extends the run; keys of runtime may change too."
-        ),
+        argument("Changes: training.rounds=50 extends the run; keys of runtime may change too.", "KEY=VALUE..."),
     ] = None,
     accept_changes: Annotated[
         bool,
-        typer.Option(
-            "--accept-changes", help="Continue although the recipe in the folder was changed, and record that."
-        ),
+        flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that."),
     ] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -103,11 +95,11 @@ def resume(
 def demo(
     changes: shared.Changes = None,
     data: Annotated[
-        Literal["ist", "digits"], typer.Option(help="Stroke patients of 16 countries, or handwritten digits.")
+        Literal["ist", "digits"], option("Stroke patients of 16 countries, or handwritten digits.")
     ] = "ist",
     out: Annotated[Path, shared.out_option("The grid's folder.", file_okay=False)] = Path("grids/demo"),
     quiet: shared.Quiet = False,
-    tests: Annotated[bool, typer.Option("--tests", help="Also print paired tests of every method and task.")] = False,
+    tests: Annotated[bool, flag("--tests", "Also print paired tests of every method and task.")] = False,
 ) -> None:
     """Train 16 sites alone and together, with several tasks and three seeds: a table and a page of every site."""
     with_page = find_spec("vl_convert") is not None
@@ -144,7 +136,7 @@ def _gains(folder: Path) -> list[str]:
 
 def pretrain(
     recipe: shared.RecipeArgument,
-    epochs: Annotated[int, typer.Option(min=1, help="The number of passes over all training examples.")],
+    epochs: Annotated[int, option("The number of passes over all training examples.", min=1)],
     out: Annotated[Path, shared.out_option("The file to write.", metavar="FILE.safetensors", dir_okay=False)],
     changes: shared.Changes = None,
     quiet: shared.Quiet = False,

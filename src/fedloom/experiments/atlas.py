@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.core.errors import RecipeError, StateError, UserError, writing
+from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
@@ -328,8 +328,6 @@ def draw(atlas: Atlas, out: Path) -> None:
     axes = f"cosine in the first {EARLY:.0%} of the rounds", "gain of a pair, %"
     title = f"early cosines and gains: Spearman {value:+.2f}, p {p_text(p)}"
     tell = charts.scatter(points, *axes, title=title, labels=T <= 5, zero=True, spoken=".2~g")
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
     charts.save(charts.concat([who, where, tell], title=atlas.title), out)
 
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -82,9 +83,10 @@ def compare(
         raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
+    say = partial(print, file=sys.stderr, flush=True)
     try:
         if methods is None:
-            comparison = _Question(what, model, options, home, every, budget, tell or _line).answered(split, metric)
+            comparison = _Question(what, model, options, home, every, budget, tell or say).answered(split, metric)
         else:
             runs = []
             for number, method in enumerate(methods):
@@ -99,10 +101,6 @@ def compare(
     if folder is None:
         weakref.finalize(comparison, shutil.rmtree, home, ignore_errors=True)
     return comparison
-
-
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass

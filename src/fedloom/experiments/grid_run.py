@@ -50,55 +50,23 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 
 
 class Watch:
-    """The observer of a grid. It prints nothing; those of fedloom.experiments.grid_progress print progress."""
+    """The observer of a grid: it counts cells and rounds, and tells the time left from the rounds run so far.
+
+    It prints warnings alone, which the user must know, however quiet they want the grid.
+    """
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""
+        self.cells, self.rounds, self.over, self.done, self.skipped = cells, rounds, 0, 0, 0
+        self.running: dict[Cell, int] = {}
+        self.began_at = time.monotonic()
 
     def began(self, cell: Cell) -> None:
         """Note that a cell has begun."""
-
-    def round(self, cell: Cell, rounds: int) -> None:
-        """Note that a cell has finished a round."""
-
-    def put_off(self, cell: Cell) -> None:
-        """Note that a cell waits."""
-
-    def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
-        """Note that a cell has ended."""
-
-    def event(self, text: str) -> None:
-        """Note an event."""
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the grid."""
-        errors.warn(text)
-
-    def stop(self) -> None:
-        """End."""
-
-
-def progress(quiet: bool = False) -> Watch:
-    """Return a bar where stderr is a terminal, lines where it is not, nothing where `quiet`."""
-    if quiet:
-        return Watch()
-    return Bar() if sys.stderr.isatty() else CellLines()
-
-
-class _Counting(Watch):
-    """Counts cells and rounds, and extrapolates what is left from the rounds run so far."""
-
-    def start(self, cells: int, rounds: int) -> None:
-        import time
-
-        self.cells, self.rounds, self.over, self.now = cells, rounds, 0, time.monotonic
-        self.running: dict[Cell, int] = {}
-        self.done, self.skipped, self.began_at = 0, 0, time.monotonic()
-
-    def began(self, cell: Cell) -> None:
         self.running[cell] = -1
 
     def round(self, cell: Cell, rounds: int) -> None:
+        """Note that a cell has finished a round."""
         if self.running[cell] < 0:  # where a resumed run starts: these rounds cost nothing now
             self.skipped += rounds
             self.running[cell] = 0
@@ -106,33 +74,46 @@ class _Counting(Watch):
         self.running[cell] = rounds
 
     def put_off(self, cell: Cell) -> None:
+        """Note that a cell waits."""
         del self.running[cell]
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
+        """Note that a cell has ended."""
         left = rounds - max(0, self.running.pop(cell))
         self.done, self.skipped = self.done + left, self.skipped + (0 if how == "finished" else left)
         self.over += 1
 
     @property
-    def seconds_left(self) -> float | None:
-        """None before a round has been run."""
+    def left(self) -> str:
+        """The time left as text; '' before a round has been run."""
         run = self.done - self.skipped
-        return (self.now() - self.began_at) / run * (self.rounds - self.done) if run > 0 else None
+        spent = time.monotonic() - self.began_at
+        return f"{clock(spent / run * (self.rounds - self.done))} left" if run > 0 else ""
+
+    def event(self, text: str) -> None:
+        """Note an event."""
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know."""
+        errors.warn(text)
+
+    def stop(self) -> None:
+        """End."""
 
 
-class CellLines(_Counting):
+class CellLines(Watch):
     """A plain line on stderr for each cell that ends."""
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
         super().ended(cell, how, seconds, rounds)
-        left = "" if self.seconds_left is None else f", {clock(self.seconds_left)} left"
+        left = f", {self.left}" if self.left else ""
         self.event(f"[{self.over}/{self.cells}] {cell}: {how}  {clock(seconds)} spent{left}")
 
     def event(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Bar(_Counting):
+class Bar(Watch):
     """One bar over all rounds of all cells, with the cells that run; events scroll by above it."""
 
     def __init__(self) -> None:
@@ -178,11 +159,16 @@ class Bar(_Counting):
         self._bar.stop()
 
     def _show(self) -> None:
-        left = "" if self.seconds_left is None else f"{clock(self.seconds_left)} left"
         names = ", ".join(f"{cell} ({max(0, rounds)})" for cell, rounds in self.running.items())
-        self._bar.update(
-            self._task, completed=self.done, description=f"cells {self.over}/{self.cells}", left=left, names=names
-        )
+        about: dict[str, Any] = {"description": f"cells {self.over}/{self.cells}", "left": self.left, "names": names}
+        self._bar.update(self._task, completed=self.done, **about)
+
+
+def progress(quiet: bool = False) -> Watch:
+    """Return a bar where stderr is a terminal, lines where it is not, nothing where `quiet`."""
+    if quiet:
+        return Watch()
+    return Bar() if sys.stderr.isatty() else CellLines()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fedloom.study.significance.ranks import ranked
 from fedloom.study.significance.statistics import against_zero, holm, judge, p_text
 from fedloom.study.tables.estimate import Estimate, delta_m
 from fedloom.study.tables.output import Made, Records, Table
-from fedloom.study.tables.results import Results, Side, of_grid
+from fedloom.study.tables.results import Side, deltas, of_grid
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"
@@ -92,14 +92,6 @@ def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Map
     )
 
 
-def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], dict[str, str]]:
-    """Return (methods by name, directions of all tasks). Raises StateError without the base."""
-    sides = {side.label: side for side in results.sides.values()}
-    if base not in sides:
-        raise StateError(f"{folder}: {base} has not finished, but the other methods are compared with it")
-    return sides, {row.task: row.direction for row in results.rows[BENCHMARK]}
-
-
 @dataclass(frozen=True)
 class Standings(Made):
     """All methods, the best first; centralised training and the constant prediction stand below them."""
@@ -116,15 +108,14 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     Raises StateError where training alone has not finished.
     """
     results = of_grid(grid, folder)
-    sides, directions = _sides(results, folder, ALONE)
-    alone = sides[ALONE]
-    seeds = sorted(alone.values)
-    changes = {
-        name: [delta_m(side.values[seed], alone.values[seed], directions) for seed in seeds]
-        for name, side in sides.items()
-        if set(seeds) <= set(side.values)
-    }
-    changes = {name: each for name, each in changes.items() if all(map(math.isfinite, each))}
+    sides = {side.label: side for side in results.sides.values()}
+    if ALONE not in sides:
+        raise StateError(f"{folder}: {ALONE} has not finished, but the other methods are compared with it")
+    alone, rows = sides[ALONE], results.rows[BENCHMARK]
+    directions, seeds = {row.task: row.direction for row in rows}, sorted(alone.values)
+    by_seed = {name: deltas(side.values, alone.values, directions) for name, side in sides.items()}
+    each = {name: [of.get(seed, math.nan) for seed in seeds] for name, of in by_seed.items()}
+    changes = {name: of for name, of in each.items() if all(map(math.isfinite, of))}
     methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
     leader = changes[methods[0]]
     leads = {  # of the leader over each other method
@@ -140,7 +131,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
     for name in (*methods, *(name for name in changes if name not in grid.bases)):
         side, delta, of = sides[name], Estimate.of(changes[name], alone.ratio), leads.get(name)
         p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
-        gains = _gains(side, alone, results.rows[BENCHMARK], seeds) if name != ALONE else {}
+        gains = _gains(side, alone, rows, seeds) if name != ALONE else {}
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
         client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
         sent = fmean(sum(run.bytes_total().values()) for run in side.runs.values())

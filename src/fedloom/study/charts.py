@@ -244,7 +244,6 @@ def intervals(
     several: Mapping[str, tuple[float, float, float]],
     x: str,
     *,
-    title: str = "",
     small: Mapping[str, Sequence[float]] = {},
     texts: Mapping[str, str] = {},
     signed: bool = True,
@@ -285,7 +284,7 @@ def intervals(
     if few and texts:
         look = {"align": "left", "dx": 8, "color": INK, "fontSize": 11}
         layers.append(_layer("text", rows, look, x=_number("high", x, **across), y=y, text={"field": "text"}))
-    return _chart(title, {"layer": layers, "height": (20 if few else 4) * len(rows)}, f"{len(rows)} rows")
+    return _chart("", {"layer": layers, "height": (20 if few else 4) * len(rows)}, f"{len(rows)} rows")
 
 
 def scatter(
@@ -404,6 +403,7 @@ def save(chart: Chart, file: str | Path) -> None:
         options: dict[str, dict[str, Any]] = {"png": {"scale": 3.0}, "html": {"bundle": True}}
         content = getattr(convert, f"vegalite_to_{kind}")(spec, **options.get(kind, {}))
     with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content) if isinstance(content, bytes) else file.write_text(content, encoding="utf-8")
 
 

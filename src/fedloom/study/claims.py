@@ -20,9 +20,8 @@ from fedloom.core.settings.yaml import read_section
 from fedloom.study.benchmark import Sensitivity, sensitivity
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.significance.statistics import NOISE, Paired, Verdict, against_zero, holm, judge, p_text
-from fedloom.study.tables.estimate import delta_m
 from fedloom.study.tables.output import HasTable, Records, Table
-from fedloom.study.tables.results import at_constant
+from fedloom.study.tables.results import at_constant, deltas
 from fedloom.study.tables.seeds import Seeds, read_seeds
 
 UNTUNED = "before equal tuning"
@@ -156,11 +155,7 @@ def _counted(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
 def _paired(seeds: Seeds, key: tuple[str, str, str], directions: Mapping[str, str]) -> Paired | None:
     """Return the test of the gains over the seeds that both methods have; None without two finite ones."""
     data, method, over = key
-    mine, theirs = seeds.values(data, method), seeds.values(data, over)
-    gains = []
-    for seed in sorted(mine.keys() & theirs.keys()):
-        both = {task: mine[seed][task] for task in directions if task in mine[seed] and task in theirs[seed]}
-        gains.append(delta_m(both, theirs[seed], directions))
+    gains = list(deltas(seeds.values(data, method), seeds.values(data, over), directions).values())
     if len(gains) < 2 or not all(map(math.isfinite, gains)):
         return None
     return against_zero(gains, NOISE * 100, seeds.ratio(data))

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.core.errors import RecipeError, StateError, nearest, writing
+from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
@@ -131,10 +131,7 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | 
         )
     if section is None:
         raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
-    chart = section.entry.function(grid, folder, split, **section.params)
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    charts.save(chart, out)
+    charts.save(section.entry.function(grid, folder, split, **section.params), out)
 
 
 def of_ranks(ranks: Ranks) -> Chart:

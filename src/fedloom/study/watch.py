@@ -46,7 +46,7 @@ COLUMNS = 8
 RUN, GRID = "run.json", grid.FILE
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 24
 _CLOSED = "This page is for whoever started it: open the address that `fedloom watch` printed, with its token."
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -76,9 +76,9 @@ class TaskNow:
     series: Mapping[int, float]
     """Round -> value, of all rounds in which it was measured."""
 
-    def sparkline(self, most: int = 24) -> str:
-        """Return one block per round, from the least to the largest value, for at most `most` rounds; blank for nan."""
-        values = [self.series[r] for r in thinned(sorted(self.series), most)]
+    def sparkline(self) -> str:
+        """Return one block per round, from the least to the largest value, for at most `_SPARKS`; blank for nan."""
+        values = [self.series[r] for r in thinned(sorted(self.series), _SPARKS)]
         known = [v for v in values if math.isfinite(v)]
         if not known:
             return ""

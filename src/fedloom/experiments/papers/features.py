@@ -31,6 +31,7 @@ from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
 from fedloom.study.charts import COLORS, INK, Chart, concat, lines, save, scatter
+from fedloom.study.grid import write
 from fedloom.study.tables.output import Records, Table
 from fedloom.study.tables.results import DomainScores
 from fedloom.training.flat import pooled
@@ -349,7 +350,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
     return {label: metric.compute()["accuracy"] for label, metric in zip(PARTS, metrics, strict=True)}
 
 
-def embedding(features: Tensor, seed: int = 0) -> Array:
+def embedding(features: Tensor) -> Array:
     """Return t-SNE of features (n x D) in the plane (n x 2), from their principal components; needs scikit-learn.
 
     The perplexity is 30, or a third of n - 1 where that is less. ValueError for fewer than four examples.
@@ -358,7 +359,7 @@ def embedding(features: Tensor, seed: int = 0) -> Array:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
     library = need("sklearn.manifold", "report")
     perplexity = min(30.0, (len(features) - 1) / 3)
-    tsne = library.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    tsne = library.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=0)
     return np.asarray(tsne.fit_transform(features.numpy()))
 
 
@@ -384,9 +385,7 @@ class FeatureStudy:
         figures = {SPECTRUM: _spectra(self.spectra), EMBEDDING: _embedded(self.embedded)}
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in tables.items():
-                (folder / name).write_text(text, encoding="utf-8")
+            write(folder, tables)
         for name, figure in figures.items():
             save(figure, folder / name)
         if self.heat:

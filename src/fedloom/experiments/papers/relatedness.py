@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +227,7 @@ def clustered(S: Any) -> list[int]:
         pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
         i, j = max(pairs, key=lambda p: (float(M[np.ix_(groups[p[0]], groups[p[1]])].mean()), -p[0], -p[1]))
         a, b = groups[i], groups.pop(j)
-        groups[i] = max(([*x, *y] for x in (a, a[::-1]) for y in (b, b[::-1])), key=_touch(M, len(a)))
+        turned = ((x, y) for x in (a, a[::-1]) for y in (b, b[::-1]))
+        x, y = max(turned, key=lambda pair: float(M[pair[0][-1], pair[1][0]]))  # the ends that touch
+        groups[i] = [*x, *y]
     return groups[0]
-
-
-def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
-    """Return how similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
-    return lambda order: float(M[order[at - 1], order[at]])

@@ -169,11 +169,6 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     return Overlaps(label, tuple(r for r in lines if r.scope == scope))
 
 
-def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None = None) -> None:
-    """Draw a run's picture (see `picture`) to a file; its ending says the format."""
-    charts.save(picture([run if isinstance(run, Overlaps) else table(run, scope)]), path)
-
-
 def picture(several: Sequence[Overlaps]) -> Chart:
     """Draw one run below the other.
 

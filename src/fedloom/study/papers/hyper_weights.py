@@ -6,7 +6,7 @@ The run must use the method `fedhca2`, or one of its stages. Free of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,8 @@ CSV = ("round", "weight", "client", "task", "layer", "value", "used")
 _LINES = 12
 _NAMED = 12  # lines of one panel that are drawn and named each
 
-Decoder = tuple[str, str]
-"""(client, task)"""
-Series = tuple[tuple[int, float], ...]
-"""(round, weight) of the rounds in which it was used."""
+Series = Mapping[int, float]
+"""Round -> weight, of the rounds in which it was used."""
 
 
 def used(value: float) -> float:
@@ -40,7 +38,7 @@ class HyperWeights(HasTables):
     rounds: tuple[int, ...]
     alpha: Mapping[str, Series]
     """Client -> its weight over the rounds."""
-    beta: Mapping[Decoder, Mapping[str, Series]]
+    beta: Mapping[tuple[str, str], Mapping[str, Series]]
     """(client, task) -> layer -> its weight over the rounds."""
 
     @property
@@ -50,23 +48,20 @@ class HyperWeights(HasTables):
 
     def alphas(self) -> Table:
         """Return rounds by clients; of a long run, some evenly spaced. Weights outside [0, 1] stand in brackets."""
-        return self._over_rounds("alpha of the encoders", self.alpha)
+        lines = [
+            (str(r), *(_text(of[r]) if r in of else "" for of in self.alpha.values()))
+            for r in thinned(self.rounds, _LINES)
+        ]
+        return Table(f"{self.label}: alpha of the encoders", ("round", *self.alpha), tuple(lines))
 
     def betas(self) -> Table:
         """Return decoders by layers: first use > last use."""
         lines = []
         for decoder, layers in self.beta.items():
-            cells = [" > ".join(_text(v) for _, v in _ends(layers[n])) if n in layers else "" for n in self.layers]
-            lines.append((_name(decoder), *cells))
+            each = [[*layers.get(name, {}).values()] for name in self.layers]
+            cells = [" > ".join(map(_text, [*values[:1], *values[1:][-1:]])) for values in each]
+            lines.append((" ".join(decoder).strip(), *cells))
         return Table(f"{self.label}: beta of the decoders, first > last", ("decoder", *self.layers), tuple(lines))
-
-    def _over_rounds(self, what: str, series: Mapping[str, Series]) -> Table:
-        of = {name: dict(points) for name, points in series.items()}
-        lines = [
-            (str(r), *(_text(of[name][r]) if r in of[name] else "" for name in series))
-            for r in thinned(self.rounds, _LINES)
-        ]
-        return Table(f"{self.label}: {what}", ("round", *series), tuple(lines))
 
     def tables(self) -> list[Table]:
         """Return alpha and beta, where there are any."""
@@ -74,9 +69,9 @@ class HyperWeights(HasTables):
 
     def records(self) -> Records:
         """Return every weight of every round, as learned and as used."""
-        lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
+        lines = [(r, "alpha", client, "", "", v) for client, of in self.alpha.items() for r, v in of.items()]
         for (client, task), layers in self.beta.items():
-            lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
+            lines += [(r, "beta", client, task, layer, v) for layer, of in layers.items() for r, v in of.items()]
         ordered = sorted(lines, key=lambda line: line[0])
         return Records(CSV, [(*line, used(line[-1])) for line in ordered])
 
@@ -84,32 +79,22 @@ class HyperWeights(HasTables):
 def table(run: str | Path | Run) -> HyperWeights:
     """Read the hyper weights that a run recorded. Raises StateError where it recorded none."""
     run = run if isinstance(run, Run) else Run.read(run)
-    alpha: dict[str, list[tuple[int, float]]] = {}
-    beta: dict[Decoder, dict[str, list[tuple[int, float]]]] = {}
+    alpha: dict[str, dict[int, float]] = {}
+    beta: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     rounds = []
     for round, record in run.records(KIND):
         rounds.append(round)
         for client, value in record["weights"].items():
             if record["part"] == "encoder":
-                alpha.setdefault(client, []).append((round, number_of(value)))
+                alpha.setdefault(client, {})[round] = number_of(value)
                 continue
             for task, layers in value.items():
-                mine = beta.setdefault((client, task), {})
                 for layer, weight in layers.items():
-                    mine.setdefault(layer, []).append((round, number_of(weight)))
+                    beta.setdefault((client, task), {}).setdefault(layer, {})[round] = number_of(weight)
     if not rounds:
         raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
-    return HyperWeights(
-        f"{run.recipe['name']}, {run.label}, seed {run.seed}",
-        tuple(dict.fromkeys(rounds)),
-        {client: tuple(points) for client, points in sorted(alpha.items())},
-        {k: {layer: tuple(points) for layer, points in layers.items()} for k, layers in sorted(beta.items())},
-    )
-
-
-def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
-    """Draw a run's picture (see `picture`) to a file; its ending says the format."""
-    charts.save(picture([run if isinstance(run, HyperWeights) else table(run)]), path)
+    label = f"{run.recipe['name']}, {run.label}, seed {run.seed}"
+    return HyperWeights(label, tuple(dict.fromkeys(rounds)), dict(sorted(alpha.items())), dict(sorted(beta.items())))
 
 
 def picture(several: Sequence[HyperWeights]) -> Chart:
@@ -121,50 +106,37 @@ def picture(several: Sequence[HyperWeights]) -> Chart:
     drawn = []
     for weights in several:
         if weights.alpha:
-            alphas = {client: [points] for client, points in weights.alpha.items()}
+            alphas = {client: _by_round([of]) for client, of in weights.alpha.items()}
             drawn.append(_over_rounds(f"{weights.label}: encoder of each client", "α", alphas))  # noqa: RUF001
         if weights.beta:
-            betas = {_name(decoder): list(layers.values()) for decoder, layers in weights.beta.items()}
+            named = {" ".join(decoder).strip(): layers for decoder, layers in weights.beta.items()}
+            betas = {name: _by_round(layers.values()) for name, layers in named.items()}
             drawn.append(_over_rounds(f"{weights.label}: decoders, mean of their layers", "β", betas))
-            last = {_name(d): {n: used(of[n][-1][1]) for n in of} for d, of in weights.beta.items()}
+            last = {name: {layer: used([*of.values()][-1]) for layer, of in by.items()} for name, by in named.items()}
             title = f"{weights.label}: β of the decoders in round {weights.rounds[-1]} or last used"
             drawn.append(charts.heat(last, weights.layers, title=title, value="β", spoken=".3f", numbers=".3f"))
     return charts.concat(drawn, 3)
 
 
-def _over_rounds(title: str, weight: str, lines: Mapping[str, Sequence[Series]]) -> Chart:
-    """Draw a line each; of many, those with the least and the largest end, and a band of the others."""
-    means = {name: dict(_means(several)) for name, several in lines.items()}
+def _over_rounds(title: str, weight: str, lines: Mapping[str, Mapping[int, Sequence[float]]]) -> Chart:
+    """Draw the mean of each line's weights; of many lines, those with the least and the largest end, and a band."""
+    means = {name: {r: math.fsum(of) / len(of) for r, of in by.items()} for name, by in lines.items()}
     ranked = sorted(means, key=lambda name: [*means[name].values()][-1])
     named = ranked if len(ranked) <= _NAMED else [ranked[0], ranked[-1]]
     bands = {}
-    if rest := [tuple(means[name].items()) for name in ranked if name not in named]:
-        bands = {f"{len(rest)} more": {r: (min(values), max(values)) for r, values in _by_round(rest)}}
+    if rest := [means[name] for name in ranked if name not in named]:
+        bands = {f"{len(rest)} more": {r: (min(of), max(of)) for r, of in _by_round(rest).items()}}
     return charts.lines({name: means[name] for name in named}, "round", weight, title=title, bands=bands)
 
 
-def _means(several: Sequence[Series]) -> Series:
-    """Return the mean over several lines in each round that one of them has."""
-    return tuple((round, math.fsum(values) / len(values)) for round, values in _by_round(several))
-
-
-def _by_round(several: Sequence[Series]) -> list[tuple[int, list[float]]]:
-    """Return (round, the weights of several lines as used), in the order of the rounds."""
+def _by_round(several: Iterable[Series]) -> dict[int, list[float]]:
+    """Return round -> the weights of several lines as used, in the order of the rounds."""
     each: dict[int, list[float]] = {}
-    for points in several:
-        for round, value in points:
+    for of in several:
+        for round, value in of.items():
             each.setdefault(round, []).append(used(value))
-    return sorted(each.items())
-
-
-def _ends(points: Series) -> Series:
-    return points if len(points) < 2 else (points[0], points[-1])
+    return dict(sorted(each.items()))
 
 
 def _text(value: float) -> str:
     return f"{value:.4f}" if 0 <= value <= 1 else f"{used(value):.4f} ({value:.3g})"
-
-
-def _name(decoder: Decoder) -> str:
-    client, task = decoder
-    return f"{client} {task}".strip()

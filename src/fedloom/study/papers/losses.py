@@ -18,7 +18,7 @@ from fedloom.federation.runs.reader import Run, best_round
 from fedloom.study import charts
 from fedloom.study.charts import Chart
 from fedloom.study.grid import Cell, Grid, select, together
-from fedloom.study.tables.output import HasTable, Records, Table
+from fedloom.study.tables.output import HasTable, Made, Records, Table
 from fedloom.study.tables.results import Combination, read
 
 WIDE = 30
@@ -108,42 +108,12 @@ class GridLosses(HasTable):
     def records(self) -> Records:
         """Return one line per run, in full precision."""
         lines = [
-            (*_cell(where, seed), run.best, run.best_round or None, run.last, run.rounds, run.configured,
+            (data, together(*cell), seed, run.best, run.best_round or None, run.last, run.rounds, run.configured,
              run.first_not_finite or None)
-            for where, runs in self.cells.items()
+            for (data, *cell), runs in self.cells.items()
             for seed, run in runs.items()
         ]  # fmt: skip
         return Records(CSV, lines)
-
-
-@dataclass(frozen=True)
-class RoundLosses(HasTable):
-    """The losses of one run of each cell round by round: of all tasks together, then of each (Tables 6.10 and 6.14)."""
-
-    title: str
-    tasks: tuple[str, ...]
-    lines: tuple[tuple[Cell, int, tuple[float | None, ...]], ...]
-    """(cell, round, losses); None where nobody has the task."""
-
-    def as_table(self) -> Table:
-        """Return one line per cell and round."""
-        lines = tuple(
-            (f"{cell}, round {number}", *("" if loss is None else _number(loss) for loss in losses))
-            for cell, number, losses in self.lines
-        )
-        return Table(f"{self.title}: validation losses by round", ("", "all tasks", *self.tasks), lines)
-
-    def records(self) -> Records:
-        """Return one line per cell and round, in full precision."""
-        lines = [
-            (*_cell((cell.data, cell.base, cell.addon), cell.seed), number, *losses)
-            for cell, number, losses in self.lines
-        ]
-        return Records(("data", "cell", "seed", "round", "all", *self.tasks), lines)
-
-
-def _cell(where: Combination, seed: int) -> tuple[str, str, int]:
-    return where[0], together(*where[1:]), seed
 
 
 def _number(value: float, digits: int = 4) -> str:
@@ -170,18 +140,24 @@ def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str]
     return GridLosses(grid.title or grid.name, ordered, grid.seeds)
 
 
-def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> RoundLosses:
-    """Return the losses of the first seed of each cell; `only` and errors are as in `losses_of`."""
+def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> Made:
+    """Return the losses of one run of each cell round by round: of all tasks together, then of each.
+
+    These are Tables 6.10 and 6.14. The run is the one of the first seed; `only` and errors are as in `losses_of`.
+    """
     measured, results = losses_of(grid, folder, split, only), read(grid, folder, split)[0]
     first = {where: min(runs) for where, runs in measured.cells.items()}
     single = {where: task_losses(results[where].runs[seed]) for where, seed in first.items()}
     tasks = tuple(dict.fromkeys(task for by_task in single.values() for task in by_task))
-    lines = tuple(
-        (Cell(*where, seed), number, (loss, *(single[where].get(task, {}).get(number) for task in tasks)))
-        for where, seed in first.items()
-        for number, loss in measured.cells[where][seed].by_round.items()
-    )
-    return RoundLosses(measured.title, tasks, lines)
+    lines, records = [], []
+    for where, seed in first.items():
+        for number, loss in measured.cells[where][seed].by_round.items():
+            losses = (loss, *(single[where].get(task, {}).get(number) for task in tasks))  # None where nobody has it
+            numbers = ("" if value is None else _number(value) for value in losses)
+            lines.append((f"{Cell(*where, seed)}, round {number}", *numbers))
+            records.append((where[0], together(*where[1:]), seed, number, *losses))
+    title, head = f"{measured.title}: validation losses by round", ("", "all tasks", *tasks)
+    return Made(Table(title, head, tuple(lines)), Records(("data", "cell", "seed", "round", "all", *tasks), records))
 
 
 def task_losses(run: Run) -> dict[str, dict[int, float]]:

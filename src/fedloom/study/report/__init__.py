@@ -1,7 +1,7 @@
 """One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
 
-The module collect gathers what the files of a run or a grid hold, figures draws it, for pages and for files, run_page
-and grid_page write the HTML; related does all three for relatedness studies.
+The module collect gathers what the files of a run or a grid hold, figures draws it, for pages and for files, pages
+writes the HTML; related does all three for relatedness studies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.core.errors import StateError, UserError, writing
 from fedloom.federation.runs.reader import Run
 from fedloom.study import grid
-from fedloom.study.report import figures, grid_page, related, run_page, words
+from fedloom.study.report import figures, pages, related, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
 
@@ -52,7 +52,7 @@ def render(report: RunReport | GridReport | RelatedReport) -> str:
     """Return the HTML of a report. Raises UserError where Jinja2 or vl-convert is absent."""
     if isinstance(report, RelatedReport):
         return related.render(report)
-    return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
+    return pages.of_run(report) if isinstance(report, RunReport) else pages.of_grid(report)
 
 
 def write(

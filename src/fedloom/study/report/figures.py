@@ -414,7 +414,7 @@ def _hyper_weights(weights: HyperWeights) -> Iterator[tuple[str, Figure]]:
         ("beta", "beta of the decoders", beta),
     ):
         if several:
-            lines = {n: {r: used(v) for r, v in several[n]} for n in thinned(list(several), LINES)}
+            lines = {n: {r: used(v) for r, v in several[n].items()} for n in thinned(list(several), LINES)}
             yield name, over_rounds("", {title: lines}, "weight as used")
 
 

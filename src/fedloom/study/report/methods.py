@@ -12,8 +12,8 @@ from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
 from fedloom.study.significance.statistics import NOISE, Verdict, against_zero, holm, judge
-from fedloom.study.tables.estimate import Estimate, delta_m
-from fedloom.study.tables.results import Combination, Results, Side, change
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import Combination, Results, Side, change, deltas
 
 BASES = 12
 """Methods that a page offers as a baseline of the others, at most."""
@@ -96,14 +96,11 @@ def _methods(
         named = grid.reference(base)
         other = None if named is None else results.sides.get((data, *named))
         directions = results.directions(data)
-        delta, seeds, changes = None, [], {}
+        delta, seeds, changes = None, list[float](), {}
         moving = [of.label for of in (side, other) if of is not None and of.is_moving]
         if other is not None and other is not side:
-            delta = change(side.values, other.values, directions, side.ratio)
-            for seed in side.values.keys() & other.values.keys():
-                shared = directions.keys() & side.values[seed].keys() & other.values[seed].keys()
-                mine, theirs = ({t: of[seed][t] for t in shared} for of in (side.values, other.values))
-                seeds.append(delta_m(mine, theirs, directions))
+            seeds = list(deltas(side.values, other.values, directions).values())
+            delta = Estimate.of(seeds, side.ratio) if seeds else None
             each = {
                 row: change(side.values, other.values, {row.task: row.direction}, side.ratio)
                 for row in results.rows[data]

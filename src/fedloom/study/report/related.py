@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom.core.errors import StateError, writing
 from fedloom.study import charts
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
+from fedloom.study.grid import write
 from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
@@ -186,9 +187,7 @@ class Relatedness(HasRecords):
         files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
         files[FILE] = self.to_json()
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (folder / name).write_text(text, encoding="utf-8")
+            write(folder, files)
         charts.save(picture(RelatedReport(folder, self)), folder / PICTURE)
         return [folder / name for name in (*files, PICTURE)]
 

@@ -143,9 +143,9 @@ def _are(names: Sequence[str]) -> str:
     return f"{listed(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def mixed_up(shares: Mapping[tuple[str, str], float], most: int = 3) -> str:
+def mixed_up(shares: Mapping[tuple[str, str], float]) -> str:
     """Say which classes (truth, prediction) are confused most, with the share of the truth."""
-    worst = sorted(shares, key=lambda pair: (-shares[pair], pair))[:most]
+    worst = sorted(shares, key=lambda pair: (-shares[pair], pair))[:3]
     named = [f"{truth} for {answer} ({share(shares[truth, answer])} of all {truth})" for truth, answer in worst]
     return f"Most often mistaken: {listed(named)}." if named else ""
 
@@ -158,7 +158,8 @@ def alike(most: Sequence[tuple[str, ...]], least: Sequence[tuple[str, ...]]) -> 
             pair, times = Counter(pairs).most_common(1)[0]
             by = "" if len(pairs) == 1 else f" ({times} of {len(pairs)} metrics say so)"
             parts.append(f"{which} alike are {listed(pair)}{by}")
-    return _sentence(", ".join(parts))
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def about_changes(base: str) -> str:
@@ -239,7 +240,3 @@ def worse_over_all(means: Mapping[str, float]) -> str:
     """Say how many clients lost over all their tasks; client -> mean change in percent."""
     lost = sum(mean < -NOTHING for mean in means.values())
     return f"For {lost} of {len(means)} clients the mean change over all their tasks is below 0." if means else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "." if text else ""

@@ -288,17 +288,19 @@ def _round(grid: Grid, run: Run, split: str) -> int | None:
     return best
 
 
-def change(values: Values, base: Values, directions: Mapping[str, str], ratio: float) -> Estimate | None:
-    """Return Delta over the seeds that both have and the tasks of `directions`; None without a common seed.
-
-    `ratio` is that of the runs (`Side`).
-    """
-    deltas = [
-        delta_m({t: v for t, v in mine.items() if t in base[seed] and t in directions}, base[seed], directions)
+def deltas(values: Values, base: Values, directions: Mapping[str, str]) -> dict[int, float]:
+    """Return seed -> Delta over the tasks of `directions`, for the seeds and tasks that both have."""
+    return {
+        seed: delta_m({t: v for t, v in mine.items() if t in base[seed] and t in directions}, base[seed], directions)
         for seed, mine in values.items()
         if seed in base
-    ]
-    return Estimate.of(deltas, ratio) if deltas else None
+    }
+
+
+def change(values: Values, base: Values, directions: Mapping[str, str], ratio: float) -> Estimate | None:
+    """Return the mean of `deltas` over seeds; None without a common seed. `ratio` is that of the runs (`Side`)."""
+    each = deltas(values, base, directions)
+    return Estimate.of(list(each.values()), ratio) if each else None
 
 
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:

@@ -32,6 +32,7 @@ from fedloom.study.tables.results import (
 
 WIDEST = 10
 """Columns that fit beside each other."""
+_NAMED = 6  # runs that have not finished and are named, at most
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
     *("seeds", "split", "model", "at", "rounds", "state"),
@@ -182,7 +183,7 @@ class _Maker:
         self.left_out: dict[str, set[str]] = {}
         """Cell -> the tasks that its Delta leaves out, because the reference is 0 or undefined there."""
 
-    def notes(self, shown: int = 6) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
         """Yield the notes about the lines made so far."""
         for name, out in self.left_out.items():
             yield f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
@@ -199,8 +200,8 @@ class _Maker:
             yield f"No run has finished of {idle}."
         if missing := [cell for cell in self.results.missing if cell.data in begun]:
             total = sum(cell.data in begun for cell in cells(self.grid))
-            more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
-            names = ", ".join(map(str, missing[:shown]))
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            names = ", ".join(map(str, missing[:_NAMED]))
             yield f"…: {len(missing)} of {total} runs have not finished: {names}{more}."
 
     def lines(self, base: str, addon: str) -> list[tuple[Entry, ...]]:
