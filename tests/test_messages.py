@@ -14,8 +14,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 WRITTEN = Path(__file__).with_name("messages.txt")
-SAYS = {"warn", "echo", "carry", "tell", "fail", "problem", "event"}
-"""Functions that print a sentence, or collect one for an error."""
+SAYS = {"warn", "echo", "carry", "tell", "fail", "problem", "event", "argument", "option", "flag", "out_option"}
+"""Functions that print a sentence, collect one for an error, or have the help of a command's option."""
 
 
 def text_of(node: ast.AST) -> str:

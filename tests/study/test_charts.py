@@ -59,7 +59,7 @@ def test_what_a_chart_is_written_as(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sheet\.nothing: a chart is written as one of \.svg, \.png"):
         charts.save(sheet, tmp_path / "sheet.nothing")
     with pytest.raises(UserError, match="nowhere"):
-        charts.save(sheet, tmp_path / "nowhere" / "sheet.png")
+        charts.save(sheet, tmp_path / "sheet.svg" / "nowhere.png")
 
 
 def test_a_number_that_is_none_leaves_a_gap_and_the_numbers_come_back() -> None:
