@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import fedloom.engines
 from fedloom import __version__
-from fedloom.cli.app import PANELS, app
+from fedloom.cli.app import app
 from fedloom.engines import processes
 from fedloom.federation.recipes import Recipe, dump, load
 from fedloom.federation.rounds.progress import Lines, Progress, progress
