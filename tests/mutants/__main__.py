@@ -62,7 +62,7 @@ TESTS = (
     *("doors/test_trust.py", "engines/test_auto.py", "engines/test_peers_sketch.py"),
     *("models/test_dense.py", "models/test_erased.py", "models/test_linearised.py", "models/test_models.py"),
     *("models/test_sequences.py", "data/test_signals.py"),
-    *("study/test_features.py", "study/test_hyper.py", "study/test_losses.py", "study/test_overlap.py"),
+    *("study/test_features.py", "study/test_losses.py", "study/test_recorded.py"),
     *("engines/test_cluster_columns.py", "engines/test_gossip.py", "engines/test_peers.py"),
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_pool.py"),
     *("flower/test_flower_hostile.py", "flower/test_flower_private.py", "flower/test_flower_strategy.py"),
