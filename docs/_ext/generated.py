@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from fedloom import stages
 from fedloom.cli.app import PANELS, app
-from fedloom.cli.lists import chosen, parameters, required
+from fedloom.cli.look import chosen, parameters, required
 from fedloom.core.settings.registry import Registered, Registry
 from fedloom.engines.api import plan
 from fedloom.errors import UserError

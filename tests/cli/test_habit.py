@@ -201,7 +201,7 @@ def test_names_are_completed_without_torch(tmp_path: Path) -> None:
     ],
 )
 def test_changes_are_completed(before: list[str], word: str, expected: list[str]) -> None:
-    from fedloom.cli.complete import change
+    from fedloom.cli.shared import complete_change as change
 
     assert change(SimpleNamespace(params={"changes": before}), word) == expected
 

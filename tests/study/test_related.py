@@ -14,7 +14,7 @@ import pytest
 from fedloom.errors import StateError
 from fedloom.study.charts import rows_of
 from fedloom.study.report import collect, write
-from fedloom.study.report.related import FILE, POINTS, About, Relatedness, RelatedReport
+from fedloom.study.report.related import FILE, POINTS, About, Relatedness
 from report_support import NASTY, SHOWN, Page, cells, check_figures, view_of
 
 NAN = math.nan
@@ -174,7 +174,7 @@ def changed(value: dict[str, Any], path: str, new: Any) -> str:
 def test_a_damaged_file(tmp_path: Path, path: str, new: Any, message: str) -> None:
     scores = {name: drawn("abc")["sign"] for name in ("sign", "cosine")}
     file = study(tmp_path, scores) / FILE
-    assert isinstance(collect(tmp_path), RelatedReport)
+    assert isinstance(collect(tmp_path), Relatedness)
     file.write_text(changed(json.loads(file.read_text()), path, new))
     with pytest.raises(StateError, match=f"^{file}: .*{message}"):
         write(tmp_path)

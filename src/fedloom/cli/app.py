@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedloom._version import __version__
-from fedloom.cli import data, deploy, grid, lists, look, papers, shared, tables, train
+from fedloom.cli import data, deploy, grid, look, papers, shared, tables, train
 from fedloom.core.errors import UserError, of_system
 
 app = typer.Typer(
@@ -86,7 +86,7 @@ deploy.flower.command()(deploy.audit)
 
 _ALL: dict[str, tuple[Any, ...]] = {
     "Train": (train.demo, train.run, train.resume, grid.grid),
-    "Look": (look.show, look.watch, look.report, plot, lists.methods, lists.recipes),
+    "Look": (look.show, look.watch, look.report, plot, look.methods, look.recipes),
     "Compare": (tables.compare, grid.tune, study, of_papers),
     "Data": (data.init, data.data),
     "Deploy": (deploy.export, deploy.predict, deploy.flower, deploy.doctor),
@@ -113,7 +113,7 @@ for panel, members in _ALL.items():
         PANELS[panel].append(str(member.info.name if isinstance(member, typer.Typer) else member.__name__))
 
 recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)
-recipe.command("schema")(shared.renamed(lists.schema, "recipe schema", "recipes --schema"))
+recipe.command("schema")(shared.renamed(look.schema, "recipe schema", "recipes --schema"))
 app.add_typer(recipe)
 for former, (member, now) in FORMER.items():
     app.command(former, hidden=True)(shared.renamed(shared.allowing_code(member), former, now))

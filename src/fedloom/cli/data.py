@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from fedloom.cli import complete, shared
+from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import RecipeError, UserError
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer", str, int)
 data = typer.Typer(name="data", help="Look at data sets without training.", no_args_is_help=True)
 
-NameArgument = Annotated[str, argument("A data set, for example scenes.", "NAME", autocompletion=complete.dataset)]
+NameArgument = Annotated[
+    str, argument("A data set, for example scenes.", "NAME", autocompletion=shared.complete_dataset)
+]
 Names = Annotated[str | None, option("Use exactly these columns or globs as inputs.", "NAME,...")]
 Missing = Annotated[str | None, option("Cells that mean missing, such as -9 or '?'.", "CODE,...")]
 METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
@@ -41,7 +43,7 @@ def init(
     clients: Annotated[
         str | None, option("The number of clients, or the column that names the client of each row.", "N|NAME")
     ] = None,
-    method: Annotated[str | None, option("The training method.", autocompletion=complete.method)] = None,
+    method: Annotated[str | None, option("The training method.", autocompletion=shared.complete_method)] = None,
     rounds: Annotated[int | None, option("The number of rounds.", min=1)] = None,
     features: Names = None,
     leave_out: Annotated[str | None, option("Columns or globs that are not inputs.", "NAME,...")] = None,

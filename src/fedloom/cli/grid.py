@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli import complete, shared
+from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, at
 
@@ -24,7 +24,7 @@ GridArgument = Annotated[
     argument(
         "A packaged grid (no argument: list them), a YAML file, or a grid's folder.",
         "GRID",
-        autocompletion=complete.grid,
+        autocompletion=shared.complete_grid,
     ),
 ]
 Only = Annotated[
@@ -40,7 +40,7 @@ def grid(
         argument(
             "Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show=, at= change the grid.",
             "KEY=VALUE...",
-            autocompletion=complete.change,
+            autocompletion=shared.complete_change,
         ),
     ] = None,
     out: Annotated[
@@ -58,7 +58,7 @@ def grid(
         str | None,
         option(
             "Run the grid on this benchmark: one of its own, or a recipe (packaged, or a file) with your data.",
-            autocompletion=complete.recipe,
+            autocompletion=shared.complete_recipe,
         ),
     ] = None,
 ) -> None:
@@ -78,7 +78,7 @@ def grid(
     folder = out or (Path(name) if continues else default_folder(opened))
     from fedloom.experiments.grid_run import prepare, progress, run_prepared
 
-    with _interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
+    with shared.interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
         with at(str(Path(name) / FILE)) if continues else nullcontext():
             prepared = prepare(opened, folder, only or ())
         _before(prepared)
@@ -93,7 +93,9 @@ def tune(
     source: Annotated[
         str,
         argument(
-            "A packaged recipe or grid, or a YAML file with one.", "RECIPE_OR_GRID", autocompletion=complete.recipe
+            "A packaged recipe or grid, or a YAML file with one.",
+            "RECIPE_OR_GRID",
+            autocompletion=shared.complete_recipe,
         ),
     ],
     changes: shared.Changes = None,
@@ -122,7 +124,7 @@ def tune(
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
     budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
-    with _interruptible(folder, "run the same command to continue"):
+    with shared.interruptible(folder, "run the same command to continue"):
         tuned, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
@@ -142,7 +144,7 @@ def tournament(
         argument(
             "A packaged recipe or a YAML file with validation data; or a tournament's folder, to continue it.",
             "BENCHMARK",
-            autocompletion=complete.recipe,
+            autocompletion=shared.complete_recipe,
         ),
     ],
     changes: shared.Changes = None,
@@ -182,7 +184,7 @@ def tournament(
     if plan.most < plan.least:
         raise UserError(f"--most {plan.most} found, expected at least {plan.least} (--seeds)")
 
-    with _interruptible(folder, f"continue with: fedloom study tournament {folder}"):
+    with shared.interruptible(folder, f"continue with: fedloom study tournament {folder}"):
         standings = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
     _show(
         standings,
@@ -214,7 +216,7 @@ def atlas(
 
     recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
-    with _interruptible(folder, "run the same command to continue"):
+    with shared.interruptible(folder, "run the same command to continue"):
         result = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
     _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 
@@ -246,7 +248,7 @@ def claims(
         from fedloom.experiments.claims import run as run_all
         from fedloom.experiments.grid_run import progress
 
-        with _interruptible(grids, "the same command goes on"):
+        with shared.interruptible(grids, "the same command goes on"):
             run_all(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)
     elif only:
         raise UserError("--only says which grids to run: it needs --run")
@@ -257,16 +259,6 @@ def claims(
 def _teller(quiet: bool) -> Callable[[str], None]:
     """Return the observer that prints progress, or None where `quiet`."""
     return lambda text: None if quiet else typer.echo(text, err=True)
-
-
-@contextmanager
-def _interruptible(written: Path, goes_on: str) -> Iterator[None]:
-    """Print on Ctrl+C how to continue, if there is something to continue, and exit with code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; {goes_on if written.exists() else 'nothing was written yet'}", err=True)
-        raise typer.Exit(130) from None
 
 
 def _show(table: HasTable, as_json: bool, more: str) -> None:

@@ -1,4 +1,4 @@
-"""Parts that several commands share: options, output as tables or as JSON, and a progress bar."""
+"""Parts that several commands share: options with their completion, output as tables or as JSON, a progress bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli import complete
 from fedloom.core.errors import StateError, writing
 from fedloom.core.settings.trust import allow
 
@@ -42,12 +41,80 @@ def out_option(about: str, **more: Any) -> Any:
     return typer.Option("--out", "-o", help=about, **more)
 
 
+# Completion after TAB in a shell; no torch is loaded.
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return packaged recipes."""
+    from fedloom.federation.recipes.loader import names
+
+    return _that_begin(incomplete, names())
+
+
+def complete_grid(incomplete: str) -> list[str]:
+    """Return packaged grids, and those that ran in their default place."""
+    from fedloom.study.grid import names, ran
+
+    return _that_begin(incomplete, sorted({*names(), *ran()}))
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Return methods and add-ons."""
+    from fedloom.methods import ADDONS, METHODS
+
+    return _that_begin(incomplete, [*METHODS.names, *ADDONS.names])
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Return the names of data sets."""
+    from fedloom.data import DATASETS
+
+    return _that_begin(incomplete, DATASETS.names)
+
+
+def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the keys of a recipe's sections, and after data=, partition=, model= and method= the names that may
+    follow.
+    """
+    from fedloom.federation.recipes.schema import Named, Recipe
+
+    before = list(ctx.params.get("changes") or ())
+    key, equals, value = incomplete.partition("=")
+    split = not equals and before[-1:] == ["="] and len(before) > 1  # bash takes KEY=VALUE for three words
+    if split:
+        key, value = before[-2], incomplete
+    elif not equals:
+        return _that_begin(key, _keys("", Recipe))
+    field = Recipe.model_fields.get(key.removesuffix(".name"))
+    section: Any = field.annotation if field is not None else None
+    if not (isinstance(section, type) and issubclass(section, Named)):
+        return []
+    return [name if split else f"{key}={name}" for name in _that_begin(value, section.registry().names)]
+
+
+def _keys(path: str, section: Any) -> list[str]:
+    """Return KEY= for each key of a section, KEY.KEY= for those of sections in it."""
+    from pydantic import BaseModel
+
+    keys = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        keys.append(f"{path}{name}=")
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += [key for key in _keys(f"{path}{name}.", inner) if not key.endswith(("params=", "name="))]
+    return keys
+
+
+def _that_begin(with_: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(with_)]
+
+
 RecipeArgument = Annotated[
-    str, argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete.recipe)
+    str, argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete_recipe)
 ]
 Changes = Annotated[
     list[str] | None,
-    argument("Changes, for example training.rounds=5 method=fedprox.", "KEY=VALUE...", autocompletion=complete.change),
+    argument("Changes, for example training.rounds=5 method=fedprox.", "KEY=VALUE...", autocompletion=complete_change),
 ]
 AllowCode = Annotated[
     list[str] | None,
@@ -191,3 +258,13 @@ def bar(quiet: bool) -> Iterator[Tell]:
                 typer.echo(f"{done}/{total}  {what}", err=True)
 
         yield advance
+
+
+@contextmanager
+def interruptible(written: Path, goes_on: str) -> Iterator[None]:
+    """Print on Ctrl+C how to continue, if there is something to continue, and exit with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {goes_on if written.exists() else 'nothing was written yet'}", err=True)
+        raise typer.Exit(130) from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli import complete, shared
+from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError
 
@@ -26,7 +26,7 @@ Source = Annotated[
     argument(
         "A grid that has run: its name or file (if it ran in the default folder), or its folder.",
         "GRID",
-        autocompletion=complete.grid,
+        autocompletion=shared.complete_grid,
     ),
 ]
 AtOption = Annotated[

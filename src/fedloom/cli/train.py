@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli import complete, shared
+from fedloom.cli import shared
 from fedloom.cli.grid import grid
 from fedloom.cli.look import report
 from fedloom.cli.shared import argument, flag, option
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def run(
     recipe: Annotated[
         str | None,
-        argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete.recipe),
+        argument(
+            "A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=shared.complete_recipe
+        ),
     ] = None,
     changes: shared.Changes = None,
     out: Annotated[
@@ -181,15 +183,11 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
     from fedloom.federation.rounds.progress import progress
 
     watch = progress(quiet)
-    try:
-        yield watch
-    except KeyboardInterrupt:
-        can_resume = (folder / "recipe.yaml").is_file()
-        more = f"continue with: fedloom resume {folder}" if can_resume else "nothing was written yet"
-        typer.echo(f"interrupted; {more}", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        watch.stop()
+    with shared.interruptible(folder / "recipe.yaml", f"continue with: fedloom resume {folder}"):
+        try:
+            yield watch
+        finally:
+            watch.stop()
 
 
 def _conclude(result: Any, as_json: bool) -> None:

@@ -14,14 +14,14 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study import grid
 from fedloom.study.report import figures, pages, related, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
-from fedloom.study.report.related import RelatedReport
+from fedloom.study.report.related import Relatedness
 
 __all__ = ["collect", "render", "write"]
 
 NAME = "report.html"
 
 
-def collect(source: str | Path, base: str | Path | None = None) -> RunReport | GridReport | RelatedReport:
+def collect(source: str | Path, base: str | Path | None = None) -> RunReport | GridReport | Relatedness:
     """Read the contents of the page of a run, a grid or a relatedness study.
 
     Where a folder is of several kinds, the first of these counts. Raises StateError where it is none of them.
@@ -48,9 +48,9 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
     )
 
 
-def render(report: RunReport | GridReport | RelatedReport) -> str:
+def render(report: RunReport | GridReport | Relatedness) -> str:
     """Return the HTML of a report. Raises UserError where Jinja2 or vl-convert is absent."""
-    if isinstance(report, RelatedReport):
+    if isinstance(report, Relatedness):
         return related.render(report)
     return pages.of_run(report) if isinstance(report, RunReport) else pages.of_grid(report)
 
@@ -74,12 +74,12 @@ def write(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     if also:
-        drawn = related.figures_of(report) if isinstance(report, RelatedReport) else figures.figures_of(report)
+        drawn = related.figures_of(report) if isinstance(report, Relatedness) else figures.figures_of(report)
         figures.save(drawn, also, _about(report))
     return file
 
 
-def _about(report: RunReport | GridReport | RelatedReport) -> str:
+def _about(report: RunReport | GridReport | Relatedness) -> str:
     """Return the part of a caption that is the same for all figures: their source, and whether there is an interval."""
     facts = dict(report.facts)
     if isinstance(report, RunReport):

@@ -92,6 +92,8 @@ class Relatedness(HasRecords):
     """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
     notes: tuple[str, ...] = ()
     about: About = About()
+    folder: Path = Path()
+    """The folder that it was read from."""
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -112,6 +114,57 @@ class Relatedness(HasRecords):
         """Return whether the scores are not symmetric, apart from round-off."""
         R = self.scores[metric]
         return not np.allclose(R, R.T, rtol=1e-9, atol=0, equal_nan=True)
+
+    @property
+    def title(self) -> str:
+        """Return the title of the page."""
+        return f"{self.label}: how related its tasks are"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts about the study."""
+        about = self.about
+        facts = {
+            "run": self.label,
+            "method": about.method,
+            "data": about.data,
+            "seed": "" if about.seed is None else str(about.seed),
+            "tasks": str(len(self.tasks)),
+            "pairs of tasks": str(len(self.pairs)),
+            "clients per task": span(about.clients.values()),
+            "examples per task": span(about.examples.values()),
+            "metrics": ", ".join(self.scores),
+            "order of tasks": f"alike tasks stand together, by {next(iter(self.scores))}",
+        }
+        return tuple((name, text) for name, text in facts.items() if text)
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return every pair of tasks once, as places in `tasks`."""
+        return list(combinations(range(len(self.tasks)), 2))
+
+    @cached_property
+    def values(self) -> dict[str, Matrix]:
+        """Return metric -> the symmetrised score of each pair; nan where it is not defined."""
+        above = np.triu_indices(len(self.tasks), 1)
+        return {name: M[above] for name, M in self.symmetrised.items()}
+
+    @cached_property
+    def ranks(self) -> dict[str, list[int | None]]:
+        """Return metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
+        ranks: dict[str, list[int | None]] = {}
+        for name, v in self.values.items():
+            near = -v if name in self.distances else v
+            known = np.sort(near[np.isfinite(near)])
+            above = len(known) - np.searchsorted(known, near, side="right")
+            ranks[name] = [int(n) + 1 if np.isfinite(x) else None for n, x in zip(above, near, strict=True)]
+        return ranks
+
+    def ends(self, metric: str) -> list[int]:
+        """Return the `ENDS` most and least related pairs by a metric, as places in `pairs`, in its order."""
+        ranked = sorted((rank, at) for at, rank in enumerate(self.ranks[metric]) if rank is not None)
+        shown = ranked if len(ranked) <= 2 * ENDS else ranked[:ENDS] + ranked[-ENDS:]
+        return [at for _, at in shown]
 
     def sheets(self) -> list[Table]:
         """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
@@ -188,7 +241,7 @@ class Relatedness(HasRecords):
         files[FILE] = self.to_json()
         with writing(folder):
             write(folder, files)
-        charts.save(picture(RelatedReport(folder, self)), folder / PICTURE)
+        charts.save(picture(self), folder / PICTURE)
         return [folder / name for name in (*files, PICTURE)]
 
 
@@ -197,66 +250,7 @@ def _sheet(title: str, names: Sequence[str], M: Matrix) -> Table:
     return Table(title, ("", *names), tuple(lines))
 
 
-@dataclass(frozen=True)
-class RelatedReport:
-    """The contents of the page of a relatedness study."""
-
-    folder: Path
-    study: Relatedness
-
-    @property
-    def title(self) -> str:
-        """Return the title of the page."""
-        return f"{self.study.label}: how related its tasks are"
-
-    @property
-    def facts(self) -> Facts:
-        """Return the facts about the study."""
-        s, about = self.study, self.study.about
-        facts = {
-            "run": s.label,
-            "method": about.method,
-            "data": about.data,
-            "seed": "" if about.seed is None else str(about.seed),
-            "tasks": str(len(s.tasks)),
-            "pairs of tasks": str(len(self.pairs)),
-            "clients per task": span(about.clients.values()),
-            "examples per task": span(about.examples.values()),
-            "metrics": ", ".join(s.scores),
-            "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
-        }
-        return tuple((name, text) for name, text in facts.items() if text)
-
-    @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return every pair of tasks once, as places in `tasks`."""
-        return list(combinations(range(len(self.study.tasks)), 2))
-
-    @cached_property
-    def values(self) -> dict[str, Matrix]:
-        """Return metric -> the symmetrised score of each pair; nan where it is not defined."""
-        above = np.triu_indices(len(self.study.tasks), 1)
-        return {name: M[above] for name, M in self.study.symmetrised.items()}
-
-    @cached_property
-    def ranks(self) -> dict[str, list[int | None]]:
-        """Return metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
-        ranks: dict[str, list[int | None]] = {}
-        for name, v in self.values.items():
-            near = -v if name in self.study.distances else v
-            known = np.sort(near[np.isfinite(near)])
-            above = len(known) - np.searchsorted(known, near, side="right")
-            ranks[name] = [int(n) + 1 if np.isfinite(x) else None for n, x in zip(above, near, strict=True)]
-        return ranks
-
-    def ends(self, metric: str) -> list[int]:
-        """Return the `ENDS` most and least related pairs by a metric, as places in `pairs`, in its order."""
-        ranked = sorted((rank, at) for at, rank in enumerate(self.ranks[metric]) if rank is not None)
-        shown = ranked if len(ranked) <= 2 * ENDS else ranked[:ENDS] + ranked[-ENDS:]
-        return [at for _, at in shown]
-
-
-def collect(folder: Path) -> RelatedReport:
+def collect(folder: Path) -> Relatedness:
     """Read relatedness.json in this folder. Raises StateError, which names the file, where it is damaged."""
     file = folder / FILE
     try:
@@ -268,63 +262,60 @@ def collect(folder: Path) -> RelatedReport:
         where = ".".join(map(str, first["loc"]))
         raise StateError(f"{file}: " + (f"{where}: " if where else "") + first["msg"]) from None
     scores = {name: np.array(M, dtype=np.float64) for name, M in stored.scores.items()}
-    study = Relatedness(stored.run, tuple(stored.tasks), scores, tuple(stored.notes), stored.about)
-    return RelatedReport(folder, study)
+    return Relatedness(stored.run, tuple(stored.tasks), scores, tuple(stored.notes), stored.about, folder)
 
 
-def render(report: RelatedReport) -> str:
+def render(study: Relatedness) -> str:
     """Return the HTML of a relatedness study. Raises UserError where Jinja2 or vl-convert is absent."""
-    figures = figures_of(report)
-    study, more = report.study, len(report.pairs) > 2 * ENDS
+    figures = figures_of(study)
+    more = len(study.pairs) > 2 * ENDS
     return page.render(
         "relatedness",
-        report.title,
-        _data(report),
+        study.title,
+        _data(study),
         figures,
-        report=report,
+        report=study,
         lead=" · ".join(
             words.count(number, what)
-            for number, what in ((len(study.tasks), "task"), (len(report.pairs), "pair"), (len(study.scores), "metric"))
+            for number, what in ((len(study.tasks), "task"), (len(study.pairs), "pair"), (len(study.scores), "metric"))
         ),
-        sentence=_sentence(report),
+        sentence=_sentence(study),
         means=_MEANS,
         side=SIDE,
         fit=len(study.tasks) <= _FEW,
-        metrics=_metrics(report),
+        metrics=_metrics(study),
         directed=any(map(study.is_directed, study.scores)),
-        ends=[(metric, _ends(report, i, metric)) for i, metric in enumerate(study.scores)],
-        which=f"The first {ENDS} and the last {ENDS} of {len(report.pairs)} pairs" if more else "All pairs",
+        ends=[(metric, _ends(study, i, metric)) for i, metric in enumerate(study.scores)],
+        which=f"The first {ENDS} and the last {ENDS} of {len(study.pairs)} pairs" if more else "All pairs",
     )
 
 
-def _sentence(report: RelatedReport) -> str:
+def _sentence(study: Relatedness) -> str:
     """Say which pairs are at the two ends of the metrics' orders."""
-    ends = [report.ends(metric) for metric in report.study.scores]
-    most, least = ([report.pairs[order[at]] for order in ends if order] for at in (0, -1))
-    return words.alike(*([tuple(report.study.tasks[i] for i in pair) for pair in side] for side in (most, least)))
+    ends = [study.ends(metric) for metric in study.scores]
+    most, least = ([study.pairs[order[at]] for order in ends if order] for at in (0, -1))
+    return words.alike(*([tuple(study.tasks[i] for i in pair) for pair in side] for side in (most, least)))
 
 
-def figures_of(report: RelatedReport) -> dict[str, Figure]:
+def figures_of(study: Relatedness) -> dict[str, Figure]:
     """Return name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
-    study = report.study
-    figures = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
+    figures = {f"heat-{i}": _heat_map(study, metric) for i, metric in enumerate(study.scores)}
     if np.isfinite(study.agreement.pearson[np.tril_indices(len(study.scores), -1)]).any():
         figures["agreement"] = _correlations(study.agreement)
-    if len(study.scores) > 1 and len(report.pairs) > 1:
-        figures["pairs"] = _against(report)
+    if len(study.scores) > 1 and len(study.pairs) > 1:
+        figures["pairs"] = _against(study)
     return figures
 
 
-def picture(report: RelatedReport) -> Chart:
+def picture(study: Relatedness) -> Chart:
     """Draw the maps of all metrics and of their agreement on one sheet."""
-    figures = figures_of(report)
+    figures = figures_of(study)
     shown = [view for name, figure in figures.items() if name != "pairs" for view in figure.views]
     return charts.concat([view.chart for view in shown if not view.name.startswith("as scored")])
 
 
-def _heat_map(report: RelatedReport, metric: str) -> Figure:
+def _heat_map(study: Relatedness, metric: str) -> Figure:
     """Draw the symmetrised matrix, and as scored where that is another; a stronger colour is more related."""
-    study = report.study
     ways = {"symmetrised": study.symmetrised[metric]}
     if study.is_directed(metric):
         ways["as scored: encoder of the row, examples of the column"] = study.scores[metric]
@@ -359,13 +350,13 @@ def _correlations(agreement: Agreement) -> Figure:
     return Figure("Agreement of metrics", views)
 
 
-def _against(report: RelatedReport) -> Figure:
+def _against(study: Relatedness) -> Figure:
     """Draw one metric against another, one point per pair of tasks; of many pairs some, evenly spaced."""
-    study, agreement = report.study, report.study.agreement
-    kept = thinned(range(len(report.pairs)), POINTS)
-    names = [", ".join(study.tasks[i] for i in report.pairs[at]) for at in kept]
+    agreement = study.agreement
+    kept = thinned(range(len(study.pairs)), POINTS)
+    names = [", ".join(study.tasks[i] for i in study.pairs[at]) for at in kept]
     axes = [metric + (" (a distance)" if metric in study.distances else "") for metric in study.scores]
-    values = [[plain(float(report.values[metric][at])) for at in kept] for metric in study.scores]
+    values = [[plain(float(study.values[metric][at])) for at in kept] for metric in study.scores]
     views = []
     for i, j in combinations(range(len(axes)), 2):
         r, rho = (M[i, j] for M in (agreement.pearson, agreement.spearman))
@@ -376,9 +367,9 @@ def _against(report: RelatedReport) -> Figure:
     return Figure("One metric against another", views)
 
 
-def _metrics(report: RelatedReport) -> Table:
-    study, rows = report.study, []
-    for name, v in report.values.items():
+def _metrics(study: Relatedness) -> Table:
+    rows = []
+    for name, v in study.values.items():
         known = v[np.isfinite(v)]
         spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
         kind = "distance" if name in study.distances else "similarity"
@@ -387,30 +378,29 @@ def _metrics(report: RelatedReport) -> Table:
     return Table("", head, tuple(rows), name="metrics-table", text=(1, 2))
 
 
-def _ends(report: RelatedReport, place: int, metric: str) -> Table | None:
-    study, rows = report.study, []
+def _ends(study: Relatedness, place: int, metric: str) -> Table | None:
+    rows = []
     others = [m for m in study.scores if m != metric]
-    for at in report.ends(metric):
-        a, b = (study.tasks[place] for place in report.pairs[at])
-        places = [report.ranks[m][at] for m in (metric, *others)]
+    for at in study.ends(metric):
+        a, b = (study.tasks[place] for place in study.pairs[at])
+        places = [study.ranks[m][at] for m in (metric, *others)]
         ranks = ["–" if rank is None else str(rank) for rank in places]  # noqa: RUF001
-        rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
+        rows.append((ranks[0], a, b, number(float(study.values[metric][at])), *ranks[1:]))
     head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
     return Table("", head, tuple(rows), name=f"ends-{place}", text=(1, 2)) if rows else None
 
 
-def _data(report: RelatedReport) -> dict[str, Any]:
+def _data(study: Relatedness) -> dict[str, Any]:
     """Return the numbers of the page's tables, for programs."""
-    study = report.study
     ends = {
         metric: [
             {
-                "tasks": [study.tasks[place] for place in report.pairs[at]],
-                "score": float(report.values[metric][at]),
-                "ranks": {m: ranks[at] for m, ranks in report.ranks.items()},
+                "tasks": [study.tasks[place] for place in study.pairs[at]],
+                "score": float(study.values[metric][at]),
+                "ranks": {m: ranks[at] for m, ranks in study.ranks.items()},
             }
-            for at in report.ends(metric)
+            for at in study.ends(metric)
         ]
         for metric in study.scores
     }
-    return {"about": dict(report.facts), "distances": study.distances, "agreement": study.correlations(), "ends": ends}
+    return {"about": dict(study.facts), "distances": study.distances, "agreement": study.correlations(), "ends": ends}

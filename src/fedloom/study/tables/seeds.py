@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -54,17 +53,11 @@ class Seeds(HasTable):
 
     def values(self, data: str, method: str) -> Values:
         """Return seed -> task -> number; empty where the method has no run."""
-        found: dict[int, dict[str, float]] = {}
-        for line in self._of(data, method):
-            found.setdefault(line.seed, {})[line.task] = line.value
-        return found
+        return self._by_seed(data, method, "value")
 
-    def falling(self, data: str, method: str) -> Mapping[int, Mapping[str, float]]:
+    def falling(self, data: str, method: str) -> Values:
         """Return seed -> task -> the fall of the training loss."""
-        found: dict[int, dict[str, float]] = {}
-        for line in self._of(data, method):
-            found.setdefault(line.seed, {})[line.task] = line.falling
-        return found
+        return self._by_seed(data, method, "falling")
 
     def is_moving(self, data: str, method: str) -> bool:
         """Return whether the training loss still falls, so that no verdict on the method is possible."""
@@ -82,6 +75,12 @@ class Seeds(HasTable):
     def ratio(self, data: str) -> float:
         """Return the ratio of a data set's lines."""
         return max((line.ratio for line in self.lines if line.data == data), default=0.0)
+
+    def _by_seed(self, data: str, method: str, column: str) -> Values:
+        found: dict[int, dict[str, float]] = {}
+        for line in self._of(data, method):
+            found.setdefault(line.seed, {})[line.task] = getattr(line, column)
+        return found
 
     def _of(self, data: str, method: str) -> list[SeedLine]:
         return [line for line in self.lines if (line.data, line.method) == (data, method)]
