@@ -97,7 +97,7 @@ class Relatedness(HasRecords):
 
     @cached_property
     def agreement(self) -> Agreement:
-        """How far the metrics agree, over the pairs of tasks."""
+        """The agreement of the metrics over the pairs of tasks."""
         return agreement(self.scores)
 
     @cached_property
