@@ -62,7 +62,7 @@ class About(_Strict):
 
 
 class _Stored(_Strict):
-    """What is read of relatedness.json; the rest follows from the scores."""
+    """The parts of relatedness.json that are read; the rest follows from the scores."""
 
     run: str
     tasks: list[str] = Field(min_length=2)
