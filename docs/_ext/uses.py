@@ -78,7 +78,7 @@ GROUPS = (
         "Without a server",
         "Use it to simulate peers in one place, or with the section `peers`, which runs them "
         "[without a server](../../peers.md).",
-        "dpsgd dfmtl colnet staleness plateau",
+        "dpsgd dfmtl colnet sheaf-fmtl staleness plateau",
     ),
     _group(
         "Hostile clients",

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fedloom.methods.peers.aggregation import Gossip as Gossip
     from fedloom.methods.peers.aggregation import SimilarityMix as SimilarityMix
     from fedloom.methods.peers.aggregation import Staleness as Staleness
+    from fedloom.methods.peers.sheaf import SheafLinks as SheafLinks
     from fedloom.methods.personal.aggregation import Attention as Attention
     from fedloom.methods.personal.aggregation import TaskCovariance as TaskCovariance
     from fedloom.methods.prototypes.aggregation import ClusteredPrototypes as ClusteredPrototypes

@@ -120,6 +120,10 @@ def test_what_keeps_a_model_for_each_sees_updates_as_a_server_does(quick: Quick)
     assert bytes_["colnet"][-1] > 1000 > bytes_["fedhca2"][-1]
 
 
+def test_prototypes_alone_are_something_to_tell(quick: Quick) -> None:
+    compare(quick, "method={name: fedproto, share: nothing}")
+
+
 def test_local_has_nothing_to_tell(quick: Quick) -> None:
     with pytest.raises(RecipeError, match="shares nothing"):
         quick(*SHORT, "method=local", "peers={weights: {kind: uniform}}")

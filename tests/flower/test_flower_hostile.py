@@ -99,6 +99,7 @@ LORA = (
     "model={name: tiny-vit, width: 16, depth: 1, num_heads: 2, lora: {rank: 2}}",
     "method.add={flora: {ranks: {lab: 1}}}",
 )
+SHEAF = ("method={name: sheaf-fmtl, gamma: 0.001}",)
 BATCH_NORM = "model={name: resnet10, width: 4}"
 PAYLOADS: dict[str, tuple[tuple[str, ...], Spoil, str]] = {
     "n is a tensor": ((), put("n", value=torch.ones(2)), "n: expected 54"),
@@ -128,6 +129,8 @@ PAYLOADS: dict[str, tuple[tuple[str, ...], Spoil, str]] = {
     "cluster": (("method=ifca",), put("extra", "cluster", value=5.0), "extra.cluster: expected a whole number"),
     "labels": (("method=fedproto",), put("extra", "prototype_labels", value=torch.zeros(4)), "labels: expected"),
     "classes": (("method=fedproto",), other_classes, "expected the classes of the sender's own tasks"),
+    "links": (SHEAF, put("extra", "edges", value=torch.zeros(4)), "extra.edges: expected shape"),
+    "projections": (SHEAF, large("extra", "projections"), "extra.projections: expected finite"),
     "ranks": (LORA, another_rank, "packed.corners: expected at most "),
     "points": (("method=fedproto",), half_a_point, "extra.prototypes: expected shape"),
 }

@@ -213,6 +213,7 @@ NOT_SHARP = {
     "conflict-split": "it is coupled or not in the encoder only",
     "heal-split": "it is coupled or not in the encoder only",
     "scope": "it is coupled or not in the encoder only",
+    "sheaf-links": "rows pass as they are; what couples clients is broadcast beside them",
     "similarity-mix-release": "it is coupled or not in the encoder only",
     "similarity-mix": "the two most similar clients are never of another task here",
     "similar-groups-soft": "updates of different tasks are orthogonal here, and no cosine is centred",

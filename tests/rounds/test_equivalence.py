@@ -44,7 +44,7 @@ KINDS = {
         *("condistfl", "f2dc", "fedacg", "fedavg", "feddyn", "fedga", "fednova", "fedopt", "fedprox", "fedrcl", "moon"),
         "ntk-fedavg",
     ),
-    "broadcasts": ("fedproto", "fedsa", "fedtgp", "fpl", "scaffold"),
+    "broadcasts": ("fedproto", "fedsa", "fedtgp", "fpl", "scaffold", "sheaf-fmtl"),
     "private blocks": ("fedbabu", "fedbn", "fedbone", "fedper", "fedrep", "fedsta"),
     "a model of the client's own": ("ditto", "fedamp", "fedmtl", "fedsoft", "pfedme"),
     "a row for each client": (
@@ -290,7 +290,7 @@ def test_a_plain_mean_goes_with_all_add_ons_but_staleness(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_refuse_feddea_if_they_send_nothing_and_robust_rules_alike(name: str) -> None:
-    assert bool(refusal(name, "feddea")) == (name in ("local", "simple"))
+    assert bool(refusal(name, "feddea")) == (name in ("local", "sheaf-fmtl", "simple"))
     robust = {addon for addon in ROBUST if refusal(name, addon)}
     assert robust in (set(), {*ROBUST}, {*ROBUST} - {"clip", "nnm"}), "those that take a mean's place, or all"
 

@@ -70,6 +70,7 @@ from fedloom.methods.merging import wudi as wudi
 from fedloom.methods.peers import dfmtl as dfmtl
 from fedloom.methods.peers import dpsgd as dpsgd
 from fedloom.methods.peers import plateau as plateau
+from fedloom.methods.peers import sheaf_fmtl as sheaf_fmtl
 from fedloom.methods.peers import staleness as staleness
 from fedloom.methods.personal import ditto as ditto
 from fedloom.methods.personal import fedamp as fedamp

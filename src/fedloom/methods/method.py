@@ -185,7 +185,7 @@ class Method:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot run at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
             raise ValueError(f"{self.name}: {self.edge!r} would have no effect, because everything is private")
-        if self.shares_nothing and not isinstance(self.stage, Identity):
+        if self.shares_nothing and not isinstance(self.stage, Identity) and not self.stage.traits.broadcasts:
             raise ValueError(f"{self.name}: {self.stage!r} would have no effect, because everything is private")
         lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedloom.methods.lora.aggregation import MergeFactors as MergeFactors
     from fedloom.methods.lora.aggregation import OwnRank as OwnRank
     from fedloom.methods.peers.aggregation import Plateau as Plateau
+    from fedloom.methods.peers.sheaf import RestrictionMaps as RestrictionMaps
     from fedloom.methods.personal.aggregation import Anchor as Anchor
     from fedloom.methods.personal.aggregation import Envelope as Envelope
     from fedloom.methods.personal.aggregation import TaskCoupling as TaskCoupling

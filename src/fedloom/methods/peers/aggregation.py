@@ -35,7 +35,7 @@ from fedloom.methods.conflict.aggregation import Rescale
 from fedloom.methods.method import Method
 from fedloom.methods.peers import PlateauSettings, SimilarityMixSettings, StalenessSettings
 from fedloom.methods.peers.config import PeersBase, Safeguards
-from fedloom.methods.peers.graph import candidates, metropolis, resolved
+from fedloom.methods.peers.graph import Graph, candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k
 from fedloom.methods.peers.safeguards import conflict_averse_mix
 from fedloom.methods.peers.similarity import combined, gradient, overlap, task_weights
@@ -163,33 +163,42 @@ class ConflictAverseMix(Stage):
 
 
 @dataclass(frozen=True)
-class Gossip(Stage):
-    """Every trained model becomes a mean of itself and its neighbours (gossip; D-PSGD, Lian et al., NeurIPS 2017).
+class OnGraph(Stage):
+    """Base of stages on an undirected graph over clients; for `topology` and `params` see `fedloom.peers.candidates`.
 
-    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
-    seed; for `topology`, `params` and `every` see `fedloom.peers.candidates`. W is doubly stochastic, so the mean of
-    the models stays. The original D-PSGD takes the gradient at the model before mixing; here peers train, then mix. On
-    the complete graph all get the plain mean.
-
-    Raises RecipeError for an unknown topology and, when called, for one that is impossible with so many rows;
+    Raises RecipeError for an unknown topology and, when called, for one that is impossible with so many clients;
     ValueError for a directed graph.
     """
 
     topology: str = "ring"
     params: Mapping[str, Any] = field(default_factory=dict)
-    every: Natural = 0
-    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if resolved(self.topology, self.params).get("directed"):
-            raise ValueError(f"{self!r}: gossip needs an undirected graph; set directed: false")
+            raise ValueError(f"{self!r}: this needs an undirected graph; set directed: false")
+
+    def graph(self, names: Sequence[str], ctx: Ctx, every: int = 0) -> Graph:
+        """Return the graph over these clients, drawn anew every `every` rounds."""
+        return candidates(self.topology, names, seed=ctx.seed, round=ctx.round, every=every, **self.params)
+
+
+@dataclass(frozen=True)
+class Gossip(OnGraph):
+    """Every trained model becomes a mean of itself and its neighbours (gossip; D-PSGD, Lian et al., NeurIPS 2017).
+
+    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
+    seed every `every` rounds. W is doubly stochastic, so the mean of the models stays. The original D-PSGD takes the
+    gradient at the model before mixing; here peers train, then mix. On the complete graph all get the plain mean.
+    """
+
+    every: Natural = 0
+    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
             return updates, state
-        names = [client for client, _ in updates.rows]
-        graph = candidates(self.topology, names, seed=ctx.seed, round=ctx.round, every=self.every, **self.params)
+        graph = self.graph([client for client, _ in updates.rows], ctx, self.every)
         return updates.replace(X=mixed_models(updates, torch.from_numpy(metropolis(graph)))), state
 
 
@@ -299,7 +308,7 @@ class InterCluster(LocalRule):
 
 def at_peers(method: Method, config: PeersBase) -> Method:
     """Return the method as it runs at peers. Raises RecipeError if it needs a server."""
-    if method.shares_nothing:
+    if method.shares_nothing and not method.extras:
         raise RecipeError(f"peers: {method.name} shares nothing, so peers would send nothing; choose another method")
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
     if weighs and "weight" not in method.stage.traits.reads:
