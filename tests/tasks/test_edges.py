@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from fedloom.models.tasks.edges import pairs, suppress, thin
+from fedloom.models.tasks.edges import faded, pairs, suppress, thin
 from fedloom.tasks import OdsF, PlainEdgeF
 
 HEIGHT, WIDTH = 48, 64
@@ -100,6 +100,35 @@ def test_a_blurred_line_counts_as_a_line():
     plain.update(pred[:, :, :, 1:], truth[:, :, :-1])  # one pixel off
     assert plain.compute() < 0.7
     assert odsf(pred[:, :, :, 1:], truth[:, :, :-1], 0.02) == 1
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (7, 30), (12, 3), (1, 1), (2, 9)])
+def test_the_border_fades_as_in_the_loops_of_the_public_code(shape):
+    """E(x) and E(W - 1 - x) times x / s for x < s = min(5, W / 2, H / 2), and the same along y."""
+    peaks = np.random.default_rng(1).uniform(size=shape)
+    expected, (h, w) = peaks.copy(), shape
+    s = min(5, w // 2, h // 2)
+    for x in range(s):
+        expected[:, x] *= x / s
+        expected[:, w - 1 - x] *= x / s
+    for y in range(s):
+        expected[y] *= y / s
+        expected[h - 1 - y] *= y / s
+    np.testing.assert_allclose(faded(peaks), expected)
+
+
+def test_a_line_beside_the_border_counts_up_to_its_faded_probability():
+    """0.9 at column 2 of 20 fades to 0.9 x 2/5 = 0.36, its ends to 0: 18 of 20 pixels are hit, none is wrong."""
+    truth = torch.zeros(1, 20, 20)
+    truth[0, :, 2] = 1
+    pred = torch.logit(torch.where(truth > 0, 0.9, 1e-4)).unsqueeze(1)
+    assert odsf(pred, truth) == 1
+    measure = OdsF(0.0075, protocol="seism")
+    measure.update(pred, truth)
+    assert measure.compute() == pytest.approx(2 * 18 / (18 + 20))
+    assert measure.predicted[:36].tolist() == sorted(measure.predicted[:36].tolist(), reverse=True)
+    assert measure.predicted[0] == 18
+    assert not measure.predicted[36:].any()
 
 
 def test_edges_without_a_label_do_not_count():

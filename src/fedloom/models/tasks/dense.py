@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from fedloom.core.errors import RecipeError
 from fedloom.models.tasks.classification import log_share
-from fedloom.models.tasks.edges import OdsF
+from fedloom.models.tasks.edges import OdsF, Protocol
 from fedloom.models.tasks.pixels import (
     Absent,
     DepthError,
@@ -289,10 +289,10 @@ class Edge(BinaryTask):
     """Boundaries: labels 0 or 1 (shares of annotators train as they are, and count as edges from 0.5 up).
 
     `positive_weight` and `negative_weight` weigh the loss of edge and other pixels (see `edge_bce`).
-    With `ods` the task is judged by odsF (see `OdsF`, which `max_dist` and `thresholds` go to: 0.0075 is usual for
-    PASCAL-Context, 0.011 for NYUD) and the plain F comes second. Without, it is the plain F alone. A core takes about
-    0.02 s for the odsF of an image of 96 x 128 and 0.5 s for 448 x 576, so it is measured of a run's last models and as
-    often as `evaluation.costly_every` says, and the plain F at every evaluation.
+    With `ods` the task is judged by odsF (see `OdsF`, which `max_dist`, `thresholds` and `protocol` go to: 0.0075 is
+    usual for PASCAL-Context, 0.011 for NYUD) and the plain F comes second. Without, it is the plain F alone. A core
+    takes about 0.02 s for the odsF of an image of 96 x 128 and 0.5 s for 448 x 576, so it is measured of a run's last
+    models and as often as `evaluation.costly_every` says, and the plain F at every evaluation.
     """
 
     channels: int = 1
@@ -302,6 +302,7 @@ class Edge(BinaryTask):
     ods: bool = False
     max_dist: float = 0.0075
     thresholds: int = 99
+    protocol: Protocol = "plain"
 
     kind: ClassVar[str] = "edge"
     widths: ClassVar[tuple[int, ...]] = (1,)
@@ -323,7 +324,7 @@ class Edge(BinaryTask):
     def metric(self) -> Measures:
         """Return the F of edges, once or twice."""
         plain = PlainEdgeF(self.thresholds)
-        measures = (OdsF(self.max_dist, self.thresholds), plain) if self.ods else (plain,)
+        measures = (OdsF(self.max_dist, self.thresholds, self.protocol), plain) if self.ods else (plain,)
         return Measures(self.name, self.metrics, *measures)
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from fedloom.models.tasks.pixels import Measure, best_f, levels, probability, re
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Protocol = Literal["plain", "seism"]
 
 
 class OdsF(Measure):
@@ -32,17 +34,18 @@ class OdsF(Measure):
     further apart than `max_dist` times the diagonal (0.0075 for PASCAL-Context, 0.011 for NYUD). Truth is thinned
     as predictions are, so that a perfect map scores 1 also where labels are wider than a pixel.
     The image is the smallest box around the pixels that have a label, so padding with 255 changes nothing.
-    `thresholds`: their number, at equal steps between 0 and 1; the benchmark has 99. Needs scipy.
+    `thresholds`: their number, at equal steps between 0 and 1; the benchmark has 99. `protocol` "seism" fades
+    predictions towards the border, as the public code of the benchmark does (see `faded`). Needs scipy.
     """
 
     kind = "odsf"
     costly = True
 
-    def __init__(self, max_dist: float = 0.0075, thresholds: int = 99) -> None:
+    def __init__(self, max_dist: float = 0.0075, thresholds: int = 99, protocol: Protocol = "plain") -> None:
         if not max_dist > 0:
             raise ValueError(f"max_dist: expected a number above 0, found {max_dist}")
         need("scipy.ndimage", "data")
-        self.max_dist = max_dist
+        self.max_dist, self.protocol = max_dist, protocol
         self.levels = levels(thresholds).numpy()
         self.hits = torch.zeros(thresholds, dtype=torch.int64)
         self.predicted = torch.zeros(thresholds, dtype=torch.int64)
@@ -62,6 +65,8 @@ class OdsF(Measure):
         radius = self.max_dist * math.hypot(*truth.shape)
         line = thin((truth & known)[None])[0]
         crests = np.where(known, suppress(soft), 0.0)
+        if self.protocol == "seism":
+            crests = faded(crests)
         reached = np.searchsorted(self.levels, crests, side="right")
         # Thresholds between two values that occur give one set: the largest set first, and an empty one at the end.
         values = np.unique(np.append(reached, len(self.levels) + 1))
@@ -98,6 +103,18 @@ def suppress(soft: Floats) -> Floats:
     sides = [ndimage.map_coordinates(soft, (y + s * dy, x + s * dx), order=1, mode="nearest") for s in (1, -1)]
     peaks: Floats = np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
     return peaks
+
+
+def faded(peaks: Floats, width: int = 5) -> Floats:
+    """Multiply the map (H x W) by a ramp that is 0 in the outermost rows and columns and 1 from `width` pixels on.
+
+    The last step of `edgesNms` in the code of Dollar and Zitnick, in which predictions at the border count for less.
+    """
+    width = min(width, *(side // 2 for side in peaks.shape))
+    if not width:
+        return peaks
+    ramps = [np.minimum(np.minimum(at := np.arange(side), at[::-1]) / width, 1) for side in peaks.shape]
+    return peaks * np.outer(*ramps)
 
 
 def thin(maps: Bools) -> Bools:
