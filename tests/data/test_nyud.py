@@ -55,6 +55,56 @@ def test_labels_follow_the_conventions(root):
     assert np.array_equal(y["edge"][0, 0, inner] * 255, np.array(Image.open(root / "edge/0004.png")))
 
 
+def older(root):
+    """Turn the files into those of the older archive: images .jpg, normals and edges .npy."""
+    for file in [*root.glob("images/*.png")]:
+        Image.open(file).save(file.with_suffix(".jpg"), quality=100, subsampling=0)
+        file.unlink()
+    for file in [*root.glob("normals/*.png"), *root.glob("edge/*.png")]:
+        stored = np.array(Image.open(file))
+        values = stored.astype(np.float32) * 2 / 255 - 1 if stored.ndim == 3 else stored > 127
+        save(file.with_suffix(".npy"), values)
+        file.unlink()
+
+
+def test_the_older_archive_is_read_as_the_newer_one(root):
+    newer = batch(load(root, size=SIZE).train, 0, 1, 2)
+    older(root)
+    x, y = batch(load(root, size=SIZE).train, 0, 1, 2)
+    assert x.shape == newer[0].shape
+    assert float((x - newer[0]).abs().mean()) < 0.05
+    assert y.keys() == newer[1].keys()
+    for task, label in y.items():
+        torch.testing.assert_close(label, newer[1][task], rtol=0, atol=1e-5)
+    assert check("nyud", str(root)).usable
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "normals/0000.npy",
+            np.full((*SIZE, 3), 200.0),
+            r"normals: expected H x W x 3 of numbers in -1\.\.1, found float64",
+        ),
+        ("normals/0000.npy", np.zeros(SIZE), r"normals: expected H x W x 3 of numbers in -1\.\.1"),
+        ("normals/0000.npy", np.zeros((12, 15, 3)), "normals: expected the image's size"),
+        (
+            "edge/0000.npy",
+            np.full(SIZE, 255, np.uint8),
+            r"edge: expected H x W of numbers in 0\.\.1, found uint8 of .* 255\.\.255",
+        ),
+        ("edge/0000.npy", np.full(SIZE, -1.0), r"edge: expected H x W of numbers in 0\.\.1"),
+        ("edge/0000.npy", np.zeros(SIZE, "U1"), r"edge: expected H x W of numbers in 0\.\.1, found <U1"),
+    ],
+)
+def test_damaged_files_of_the_older_archive_are_named(root, file, content, message):
+    older(root)
+    np.save(root / file, content)
+    with pytest.raises(DataError, match=message):
+        batch(load(root, size=SIZE, augment=False).train, 0)
+
+
 def test_thirteen_classes(root):
     members = sorted(number for group in THIRTEEN.values() for number in group)
     assert members == list(range(1, 41))

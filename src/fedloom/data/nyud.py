@@ -29,7 +29,10 @@ NormalsFrom = Literal["camera", "pixels"]
 
 EXPECTED = {"train": 795, "val": 654}
 FILES = {"semseg": "segmentation/{}.png", "normals": "normals/{}.png", "depth": "depth/{}.npy", "edge": "edge/{}.png"}
-ADVICE = f"Expected images/ID.png, {', '.join(FILES.values()).format(*['ID'] * 4)} and gt_sets/{{train,val}}.txt"
+ADVICE = (
+    f"Expected images/ID.png, {', '.join(FILES.values()).format(*['ID'] * 4)} and gt_sets/{{train,val}}.txt; "
+    "images may be .jpg, normals and edge .npy"
+)
 
 LABELLED = "nyu_depth_v2_labeled.mat"
 LABELLED_ADVICE = (
@@ -71,7 +74,9 @@ def nyud(
 
     `root` holds images/ID.png, segmentation/ID.png (0..40; 0 is ignored, the classes are 1..40), normals/ID.png
     (0..255 for -1..1), depth/ID.npy (metres, float; 0, NaN and infinity are ignored), edge/ID.png (above 127 is an
-    edge) and the lists gt_sets/train.txt and gt_sets/val.txt. A label file that is absent is ignored for its image.
+    edge) and the lists gt_sets/train.txt and gt_sets/val.txt. A label file that is absent is ignored for its image. The
+    older archive (NYUD_MT.tgz, as in ATRC's release) has images/ID.jpg, normals/ID.npy (-1..1) and edge/ID.npy (0..1)
+    in the place of these, which is read too.
 
     `size` is what images are cropped or padded to; it must hold them in evaluation (they are 425 x 560) and be a
     multiple of the encoder's stride. `classes: 13` joins the 40 classes to 13. `limit` keeps that many random
@@ -96,15 +101,18 @@ class Nyud(Folder):
     classes: int
 
     def image(self, name: str) -> Path:
-        return self.root / "images" / f"{name}.png"
+        return _or_else(self.root / "images" / f"{name}.png", ".jpg")
 
     def files(self, task: str, name: str) -> tuple[Path, ...]:
-        return (self.root / FILES[task].format(name),)
+        file = self.root / FILES[task].format(name)
+        return (_or_else(file, ".npy") if task in ("normals", "edge") else file,)
 
     def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
         (file,) = files
         if task == "depth":
             return metres(file)
+        if file.suffix == ".npy":
+            return unit_values(file, task)
         stored = folders.picture(file, task, colour=task == "normals")
         if task == "normals":
             return folders.normals_of(stored)
@@ -125,10 +133,37 @@ def shifted(stored: Array, classes: int) -> Array:
     return joined
 
 
+def _or_else(file: Path, suffix: str) -> Path:
+    """Return the file, or the one with another suffix where only that exists."""
+    other = file.with_suffix(suffix)
+    return other if other.is_file() and not file.is_file() else file
+
+
+def _array(file: Path, field: str) -> Array:
+    with parsing(f"{file}, {field}: cannot be read"):
+        return np.asarray(np.load(file, allow_pickle=False))
+
+
+def unit_values(file: Path, task: str) -> Array:
+    """Read normals (H x W x 3 in -1..1, float32) or edges (H x W in 0..1, as 0 and 1) of the older archive.
+
+    Values that are not finite count as 0. DataError where the file holds anything else.
+    """
+    values, low, shape = _array(file, task), *((-1, "H x W x 3") if task == "normals" else (0, "H x W"))
+    if task == "edge" and values.ndim == 3 and values.shape[2] == 1:
+        values = values[..., 0]
+    right = values.dtype.kind in "fbui" and (values.ndim == 2 if task == "edge" else values.shape[2:] == (3,))
+    real = np.where(np.isfinite(values), values, 0).astype(np.float32) if right else np.zeros(1)
+    if not right or real.min(initial=0) < low - 0.01 or real.max(initial=0) > 1.01:
+        found = f"{values.dtype} of shape {values.shape}"
+        found += f" in {real.min():g}..{real.max():g}" if right else ""
+        raise DataError(f"{file}, {task}: expected {shape} of numbers in {low}..1, found {found}")
+    return real if task == "normals" else (real > 0.5).astype(np.uint8)
+
+
 def metres(file: Path) -> Array:
     """Read a depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
-    with parsing(f"{file}, depth: cannot be read"):
-        depth: Array = np.asarray(np.load(file, allow_pickle=False))
+    depth = _array(file, "depth")
     if depth.ndim == 3 and 1 in (depth.shape[0], depth.shape[2]):
         depth = depth.squeeze(0 if depth.shape[0] == 1 else 2)
     if depth.ndim != 2 or depth.dtype.kind != "f":
