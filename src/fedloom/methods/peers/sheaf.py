@@ -43,11 +43,9 @@ class SheafLinks(OnGraph, Identity):
     )
 
     def init(self, layout: Layout) -> State:
-        """Return a state without clients."""
         return {"links": {}, "sent": {}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return the links of each client; nothing before it has taken part."""
         told: dict[str, Broadcast] = {client: {} for client in clients}
         sent, nothing = state["sent"], torch.zeros(0)
         for client in sent.keys() & told.keys():
@@ -88,7 +86,6 @@ class RestrictionMaps(RestrictionMapsSettings, LocalRule):
     provides = frozenset({"extra:edges", "extra:projections"})
 
     def begin(self, view: View, state: State) -> State:
-        """Draw the maps of new links, and take the neighbours' projections."""
         y = _joined(view)
         rows, edges = max(int(self.gamma * len(y)), 1), view.broadcast.get("edges", torch.zeros(0, 2)).tolist()
         count = max(len(edges), 1)  # one at least, so that a map which can never fit is refused in the first round
