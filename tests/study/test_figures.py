@@ -178,6 +178,17 @@ def test_some_cells_only(tmp_path):
         convergence(grid, tmp_path, "test", only=["FedAvgg"])
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_figure_of_one_seed_claims_no_interval(tmp_path, seeds):
+    grid = made(tmp_path, figure="convergence")
+    for seed in range(seeds):
+        write_run(tmp_path, Cell("NYUD", "Local", "-", seed), {"x": {"semseg": 1.0 + seed}})
+    for figure in (convergence(grid, tmp_path, "test"), sweep(grid, tmp_path, "test", parameter="training.rounds")):
+        said = " ".join(figure["title"]["subtitle"])
+        assert ("95 % t-interval over seeds" in said) == (seeds == 2)
+        assert ("one seed, so no interval" in said) == (seeds == 1)
+
+
 def test_bands_of_fractions_end_at_0_and_1(tmp_path):
     grid = made(tmp_path, figure="convergence")
     for seed, value in enumerate((0.0, 0.1)):

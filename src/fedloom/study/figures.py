@@ -197,7 +197,7 @@ def sweep(
         level = {text: [(x, Estimate(v, math.nan, 1)) for x in {min(xs), max(xs)}] for text, v in alone.items()}
         look: dict[str, Any] = {"title": title, "bars": True, "dashed": list(alone), "log": "x" if log else ""}
         drawn.append(lines(several | level, column.metric, label or parameter, "", **look))
-    return panels.finished(drawn, f"{split} split; {about_model(grid, results)}; ± 95 % t-interval over seeds")
+    return panels.finished(drawn, f"{split} split; {about_model(grid, results)}; {_spread(results)}")
 
 
 @FIGURES.register(
@@ -247,7 +247,7 @@ def convergence(
                 several[text] = _over_rounds(result, column, panels.columns[data], curves)
                 groups[text] = label
         pictures.append(lines(several, column.metric, "round", "", title=title, groups=groups))
-    return panels.finished(pictures, f"{split} split; bands: 95 % t-interval over seeds")
+    return panels.finished(pictures, f"{split} split; {_spread(results, 'bands:')}")
 
 
 @FIGURES.register("activated-dimensions", source="FedDEA, Figure 2")
@@ -505,7 +505,13 @@ class _Means:
     def finished(self, drawn: Sequence[Chart]) -> Chart:
         """Put the panels on one sheet."""
         title = self.grid.title or self.grid.name
-        return charts.concat(drawn, title=title, about=f"{self.split} split; ± 95 % t-interval over seeds")
+        return charts.concat(drawn, title=title, about=f"{self.split} split; {_spread(self.results)}")
+
+
+def _spread(results: Mapping[Combination, Side], sign: str = "±") -> str:
+    """Return what the intervals of a figure are; where each cell has run with one seed there are none."""
+    several = any(len(result.runs) > 1 for result in results.values())
+    return f"{sign} 95 % t-interval over seeds" if several else "one seed, so no interval"
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:
