@@ -19,8 +19,9 @@ import fedloom
 from fedloom.data.drawing import label, wrong
 from fedloom.federation.recipes import load
 from fedloom.federation.recipes.schema import recipe_hash
-from fedloom.federation.rounds import showing
+from fedloom.federation.rounds import measure, showing
 from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.worker import Answers, LookJob, Worker
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.dense import Depth, as_label
@@ -124,6 +125,16 @@ def test_clients_with_one_model_and_the_same_data_share_a_matrix(tmp_path: Path)
         assert one["clients"] == [name for name, client in clients.items() if task in client.tasks]
         assert (one["model"], one["data"], about["in_all"]) == ("global", "shared test", 1)
         assert sum(map(sum, one["counts"])) == one["examples"] == one["examples_in_all"]
+
+
+def test_what_the_last_round_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[LookJob] = []
+    monkeypatch.setattr(Worker, "look", lambda self, job: looked.append(job) or (job.key, Answers({}, {})))
+    run = fedloom.run(load_recipe(), tmp_path / "run")
+    assert (looked, len(kept(run.folder)["tasks"]) > 0) == ([], True)
+    shutil.rmtree(run.folder / showing.PREDICTIONS)
+    fedloom.resume(run.folder)  # it knows only what is on disk
+    assert any(job.tasks for job in looked)
 
 
 def test_workers_do_not_change_what_is_kept(scenes: Path, tmp_path: Path) -> None:
@@ -245,10 +256,10 @@ def test_nothing_where_the_recipe_says_so(tmp_path: Path) -> None:
 
 
 def test_caps_leave_out_what_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "MODELS", 1)
+    monkeypatch.setattr(measure, "MODELS", 1)
     tasks = kept(fedloom.run(load_recipe("method=local"), tmp_path / "all").folder)["tasks"]
     assert {(len(about["models"]), about["in_all"]) for about in tasks.values()} == {(1, 2)}
-    monkeypatch.setattr(showing, "CLASSES", 9)  # digits are ten
+    monkeypatch.setattr(measure, "CLASSES", 9)  # digits are ten
     fewer = kept(fedloom.run(load_recipe("method=local"), tmp_path / "fewer").folder)["tasks"]
     assert set(tasks) - set(fewer) == {"digit"}
 

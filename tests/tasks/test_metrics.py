@@ -125,6 +125,16 @@ def test_what_a_metric_keeps_does_not_grow(kind):
     assert kept(measure) == before
 
 
+@pytest.mark.parametrize("kind", sorted(MEASURES.keys() - {"ods"}))
+def test_only_counts_and_sums_go_to_the_host(kind, monkeypatch):
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self.numel()) or self)
+    pred, labels = (x.repeat(*(1,) * (x.ndim - 2), 4, 4) for x in example(kind))
+    MEASURES[kind]().update(pred, labels)
+    assert moved
+    assert max(moved) < len(pred) * 16 * SIZE[0] * SIZE[1]
+
+
 @pytest.mark.parametrize("kind", MEASURES)
 def test_labels_of_another_size_are_an_error(kind):
     pred, labels = example(kind)

@@ -254,7 +254,9 @@ def _train(
         start = time.perf_counter()
     if applied is not None:
         result.rules, result.extra = applied.finish(result.steps)
-    result.losses = {name: float(sums[name]) / max(counts[name], 1) for name in names if name in sums}
+    seen = [name for name in names if name in sums]
+    totals = torch.stack([sums[name].double() for name in seen]).tolist() if seen else ()  # one transfer per client
+    result.losses = {name: total / max(counts[name], 1) for name, total in zip(seen, totals, strict=True)}
     if training.keep_optimizer:
         result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
     return result

@@ -155,7 +155,9 @@ class AtNodes:
             by_client.setdefault(job.client, []).append(job)
         contents = {}
         for client, mine in by_client.items():
-            asked = [{k: value for k, value in vars(job).items() if k not in ("pool", "some")} for job in mine]
+            asked = [
+                {k: value for k, value in vars(job).items() if k not in ("pool", "counted", "some")} for job in mine
+            ]
             trees = [{**each, "message": message_tree(job.message)} for each, job in zip(asked, mine, strict=True)]
             contents[client] = self._content(client, mine[0].round, {"jobs": trees})
         if not contents:

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from fedloom.federation.rounds.federation import Part
-from fedloom.models.tasks.task import Task
+from fedloom.models.tasks.task import Metric, Task
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import channels_last
 
 Scores = dict[str, dict[str, float]]
 """Task -> metric -> value; "loss" is the unweighted mean loss."""
-Kept = dict[str, tuple[Tensor, Tensor]]
-"""Task -> outputs and labels of all examples, of tasks whose metrics need all of them at once."""
 
 
 def evaluate(
@@ -25,27 +23,27 @@ def evaluate(
     batch_size: int,
     innermost: bool = True,
     costly: bool = False,
-    kept: Kept | None = None,
+    seen: dict[str, Metric] | None = None,
 ) -> Scores:
     """Compute metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
-    takes long too (see `fedloom.models.tasks.pixels.Measure.costly`). `kept` receives what metrics keep.
+    takes long too (see `fedloom.models.tasks.pixels.Measure.costly`). `seen` receives each task's metric.
     """
     scores: Scores = {}
     for labelled, names in part.by_labels(tasks):
         metrics = {name: tasks[name].metric() if costly else tasks[name].metric().cheap() for name in names}
-        losses = dict.fromkeys(names, 0.0)
+        losses = torch.zeros(len(names), dtype=torch.float64, device=model.device)
         with torch.inference_mode():
             for size, outputs, targets in answers(model, labelled, names, batch_size, innermost):
-                for name in names:
+                for number, name in enumerate(names):
                     metrics[name].update(outputs[name], targets[name])
-                    losses[name] += float(tasks[name].loss(outputs[name], targets[name])) * size
+                    losses[number] += tasks[name].loss(outputs[name], targets[name]).double() * size
         size = len(labelled)
-        for name in names:
-            scores[name] = {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")}
-            if kept is not None and (whole := metrics[name].kept) is not None:
-                kept[name] = whole
+        for name, loss in zip(names, losses.tolist(), strict=True):
+            scores[name] = {**metrics[name].compute(), "loss": loss / size if size else float("nan")}
+        if seen is not None:
+            seen |= metrics
     return {name: scores[name] for name in tasks}
 
 

@@ -19,12 +19,25 @@ from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.messages import Message, pack_tasks
 from fedloom.federation.rounds.server import model_of
-from fedloom.federation.rounds.worker import POOL, EvalJob, Executor, TrainDone
+from fedloom.federation.rounds.worker import COUNTS, POOL, EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import POOLED, WITHHELD
 from fedloom.training.flat import FlatModel
 
 Record = dict[str, Any]
+Key = tuple[str | None, str | None, int]
+"""The client that has a model of its own, the task that has one, and the data."""
+SPLIT = "test"
+"""The split whose predictions are counted and drawn."""
+CLASSES = 100
+"""A task with more classes has no confusion matrix."""
+MODELS = 30
+"""At most so many confusion matrices of a task: those of the first clients."""
+CELLS = 150_000
+"""At most so many numbers in all matrices of a task."""
+SEEN = "seen"
+"""The key of a finished run's state under which are the confusions of its last measurement: the key of a group ->
+{task: counts}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +65,20 @@ class MeasuredGroup:
     members: list[tuple[BuiltClient, Model]] = field(default_factory=list)
 
     @property
+    def key(self) -> Key:
+        """The model and the data."""
+        return self.model.owner, self.model.task, id(self.members[0][0].part(self.split))
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks for which some member uses the model."""
         return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
 
-    def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
-        """Return the job that measures it, with the metrics that take long if `costly`."""
+    def job(self, key: int, round: int, costly: bool = False, counted: tuple[str, ...] = ()) -> EvalJob:
+        """Return the job that measures it, with the metrics that take long if `costly`, and confusions of tasks."""
         m = self.model
         about = m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
-        return EvalJob(key, *about, costly, pool=True)
+        return EvalJob(key, *about, costly, pool=True, counted=counted)
 
 
 def models_to_measure(built: Built) -> None:
@@ -156,17 +174,22 @@ def measure(
     state: State,
     costly: bool = False,
     record: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
+    seen: dict[Key, Any] | None = None,
 ) -> list[Record]:
     """Return records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
 
     A model that several clients share is measured once on data that they share. `record` hears which clients withhold
-    their scores.
+    their scores. `seen` receives the confusions that are kept of the final models.
     """
     entries = groups(built, state, built.recipe.evaluation.splits)
-    jobs = [g.job(number, state["round"], costly) for number, g in enumerate(entries)]
+    counted = {} if seen is None else to_count(built, state)
+    jobs = [g.job(number, state["round"], costly, counted.get(g.key, ())) for number, g in enumerate(entries)]
     if costly and (lengthy := _lengthy(built)):  # these first, so that no worker is left alone with one at the end
         jobs.sort(key=lambda job: lengthy.isdisjoint(job.tasks))
     results: dict[int, Scores] = dict(executor.run(jobs))
+    if seen is not None:
+        counts = [(g.key, results[number].get(COUNTS)) for number, g in enumerate(entries) if number in results]
+        seen |= {key: each for key, each in counts if each}
     records: list[Record] = []
     if silent := sorted({g.client for number, g in enumerate(entries) if results.get(number) == {}}):
         record(WITHHELD, {"what": "scores", "clients": silent})
@@ -175,6 +198,31 @@ def measure(
             records += records_of(client, model.name, g.split, results[number], model.tasks)
     records.sort(key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
     return records + pooled(built, [(g, results.get(number, {})) for number, g in enumerate(entries)])
+
+
+def to_count(built: Built, state: State) -> dict[Key, tuple[str, ...]]:
+    """Return the key of a group -> the tasks whose confusions are kept of its model, if it is a final one."""
+    evaluation = built.recipe.evaluation
+    if not evaluation.predictions or SPLIT not in evaluation.splits or built.deployed:
+        return {}
+    used = groups(built, state, (SPLIT,), used=True)
+    return {group.key: tasks for group, tasks in zip(used, counted_tasks(built, used), strict=True) if tasks}
+
+
+def counted_tasks(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
+    """Return, for each group, the tasks whose confusions are counted."""
+    room = {
+        task.name: min(MODELS, CELLS // task.channels**2)
+        for task in built.federation.tasks
+        if task.channels <= CLASSES and task.metric().confusion is not None
+    }
+    tasks_of = []
+    for group in used:
+        tasks = tuple(task for task in group.tasks if room.get(task, 0))
+        for task in tasks:
+            room[task] -= 1
+        tasks_of.append(tasks)
+    return tasks_of
 
 
 def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, Any]]]) -> list[Record]:
@@ -224,7 +272,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
 
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
-    by_model: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
+    by_model: dict[Key, MeasuredGroup] = {}
     shared: dict[str | None, Message] = {}
     for client in built.honest:
         models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from fedloom.core.context import State, new_secret
 from fedloom.core.errors import StateError
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.constant import constant_scores
-from fedloom.federation.rounds.measure import headline, measure, trained_records, unmeasured
+from fedloom.federation.rounds.measure import SEEN, Key, headline, measure, trained_records, unmeasured
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import again, gave_up
 from fedloom.federation.rounds.round import Advance, Round, with_server
@@ -243,13 +244,15 @@ def run_rounds(
 
     The observers begin, and the initial model is measured. Then, until the last round or until an observer stops the
     run: `advance` (None: `with_server`) trains and aggregates, models are measured, `show` gets the states of which
-    pictures are kept on the way, the observers look at the round, its line is written, and the state is saved.
+    pictures are kept on the way, the observers look at the round, its line is written, and the state is saved. The last
+    state has what its measurement counted too, so that nobody measures it again to show its predictions.
     """
     recipe, evaluation = built.recipe, built.recipe.evaluation
     observers = [kind(built, folder) for kind in OBSERVERS]
     for observer in observers:
         state = observer.begin(state)
     rounds = min(recipe.training.rounds, *(observer.last for observer in observers))
+    seen: dict[Key, Any] = {}
     secret = new_secret() if built.deployed else None
     saving = Saving(folder, recipe.runtime.saved_every)
     if state["round"] == 0:
@@ -262,7 +265,8 @@ def run_rounds(
         with now.ledger.phase("evaluate"):
             now.metrics = trained_records(built, now.done)
             if last or now.number % evaluation.every == 0:
-                now.metrics += measure(built, executor, state, evaluation.in_full(now.number, rounds), now.record)
+                full = evaluation.in_full(now.number, rounds)
+                now.metrics += measure(built, executor, state, full, now.record, seen if last else None)
             if not last and evaluation.pictured(now.number):
                 show(state)
         for observer in observers:
@@ -272,7 +276,7 @@ def run_rounds(
         if last or stopped(state) or saving.due(now.number):
             saving.save(state)
         progress.round(now.number, headline(built, line))
-    return state
+    return {**state, SEEN: seen} if seen else state
 
 
 def _measure_start(built: Built, executor: Executor, folder: RunFolder, state: State, progress: Progress) -> None:

@@ -19,26 +19,17 @@ from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, legends
 from fedloom.data.prepare import Array
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
-from fedloom.federation.rounds.measure import MeasuredGroup, groups
+from fedloom.federation.rounds.measure import SEEN, SPLIT, MeasuredGroup, counted_tasks, groups
 from fedloom.federation.rounds.worker import Answers, Executor, LookJob
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, index_of
 from fedloom.models.tasks.dense import DenseTask, as_label
 from fedloom.models.tasks.task import IGNORE
 
-SPLIT = "test"
 EXAMPLES = 4
 """Images whose predictions are kept."""
 SIDE = 160
 """At most so many pixels on the longer side of a picture."""
-CLASSES = 100
-"""A task with more classes has no confusion matrix."""
-MODELS = 30
-"""At most so many confusion matrices of a task: those of the first clients."""
-CELLS = 150_000
-"""At most so many numbers in all matrices of a task."""
-IMAGES = 200
-"""At most so many images on which confusions of pixels are counted."""
 _FAR = 1e6  # larger answers are drawn as this
 
 
@@ -53,21 +44,22 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
     if not evaluation.predictions or SPLIT not in evaluation.splits:
         return
     used = groups(built, state, (SPLIT,), used=True)
-    counted, shown = _counted(built, used) if final else [()] * len(used), _shown(built, used)
+    counted, shown = counted_tasks(built, used) if final else [()] * len(used), _shown(built, used)
+    known = [state.get(SEEN, {}).get(group.key, {}) for group in used]
     jobs = [
-        LookJob(**{**vars(group.job(number, state["round"])), "tasks": counted[number]}, images=IMAGES,
-                shown=shown[number], examples=EXAMPLES)
+        LookJob(**{**vars(group.job(number, state["round"])), "tasks": tasks}, shown=shown[number], examples=EXAMPLES)
         for number, group in enumerate(used)
-        if counted[number] or shown[number]
-    ]  # fmt: skip
-    if not jobs:
-        return
+        if (tasks := () if known[number] else counted[number]) or shown[number]
+    ]
     seen: dict[int, Answers] = dict(executor.run(jobs))
+    if not any(counted) and not any(shown):
+        return
     home = folder / PREDICTIONS
     home.mkdir(exist_ok=True)
     about = {"round": state["round"], "split": SPLIT}
     if any(counted):
-        matrices = _confusions(built, used, counted, seen)
+        counts = [known[number] or seen[number].confusions if tasks else {} for number, tasks in enumerate(counted)]
+        matrices = _confusions(built, used, counts)
         checkpoint.write_text(home / CONFUSION, json.dumps({**about, "tasks": matrices}))
     if any(shown):
         parts = _pictures(built, used, shown, seen, home)
@@ -90,22 +82,6 @@ def some_examples(
     return x, truth, pictures(part.examples, x, part.index)
 
 
-def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
-    """Return, for each group, the tasks whose confusions are counted."""
-    room = {
-        task.name: min(MODELS, CELLS // task.channels**2)
-        for task in built.federation.tasks
-        if task.channels <= CLASSES and task.metric().confusion is not None
-    }
-    tasks_of = []
-    for group in used:
-        tasks = tuple(task for task in group.tasks if room.get(task, 0))
-        for task in tasks:
-            room[task] -= 1
-        tasks_of.append(tasks)
-    return tasks_of
-
-
 def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
     """Return, for each group, the dense tasks whose pictures show its model: that of the first client with the task."""
     shape = built.dataset.input_shape
@@ -122,27 +98,25 @@ def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]
     ]
 
 
-def _confusions(
-    built: Built, used: Sequence[MeasuredGroup], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Answers]
-) -> dict[str, Any]:
+def _confusions(built: Built, used: Sequence[MeasuredGroup], counts: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
     """Return task -> what is counted, the number of models, and for some of them the owner and the counts."""
     clients = built.federation.clients
     by_task: dict[str, Any] = {}
     for task in built.federation.tasks:
         with_it = [number for number, group in enumerate(used) if task.name in group.tasks]
         of = []
-        for number in (number for number in with_it if task.name in counted[number]):
+        for number in (number for number in with_it if task.name in counts[number]):
             group = used[number]
             part = clients[group.client].part(SPLIT)
-            looked = len(part.spread(IMAGES) if task.dense else part.of(task.name))
+            looked = len(part.of(task.name))
             of.append(
                 {
                     "clients": [client.id for client, model in group.members if task.name in model.tasks],
                     "model": group.model.name,
                     "data": f"{part.name} {SPLIT}",
                     "examples": looked,
-                    "examples_in_all": len(part if task.dense else part.of(task.name)),
-                    "counts": seen[number].confusions[task.name].tolist(),
+                    "examples_in_all": looked,
+                    "counts": counts[number][task.name].tolist(),
                 }
             )
         if of:

@@ -16,10 +16,11 @@ from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory
 from fedloom.federation.recipes.runtime import Evaluation
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
-from fedloom.federation.rounds.evaluation import Kept, Scores, answers, confusions, evaluate
+from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.methods.method import Method
+from fedloom.models.tasks.task import Metric
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
@@ -57,8 +58,8 @@ class Setup:
         return part_of(self.method)(self.method, model, self.federation, client, ctx, settings, attack)
 
 
-POOL = ""
-"""The key, beside the tasks' names, of outputs and labels among the scores of a job."""
+POOL, COUNTS = "", "counts:"
+"""Keys, beside the tasks' names, of outputs and labels, and of confusions, among the scores of a job."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,9 @@ class EvalJob:
 
     `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
     task has one; `costly` for the metrics that take long too; `pool` for outputs and labels, under the key POOL of
-    the scores, of the tasks whose metrics are also computed over the examples of several clients together. With `some`
-    the split is cut to that many examples, evenly spaced.
+    the scores, of the tasks whose metrics are also computed over the examples of several clients together; `counted`
+    for the confusions of these tasks, under the key COUNTS. With `some` the split is cut to that many examples, evenly
+    spaced.
     """
 
     key: int
@@ -92,6 +94,7 @@ class EvalJob:
     task: str | None = None
     costly: bool = False
     pool: bool = False
+    counted: tuple[str, ...] = ()
     some: int = 0
 
     def same_model(self, other: EvalJob) -> bool:
@@ -104,11 +107,10 @@ class EvalJob:
 class LookJob(EvalJob):
     """Predictions of one model on one client's split.
 
-    Confusions are counted for `tasks`; tasks with one label per pixel use only `images` examples. `shown` are dense
-    tasks whose outputs on `examples` examples are wanted. Both are evenly spaced over the split.
+    Confusions are counted for `tasks`. `shown` are dense tasks whose outputs on `examples` examples, evenly spaced over
+    the split, are wanted.
     """
 
-    images: int = 0
     shown: tuple[str, ...] = ()
     examples: int = 0
 
@@ -209,19 +211,21 @@ class Worker:
         with self._loaded(job) as part:
             tasks = {name: self.tasks[name] for name in job.tasks}
             how = s.evaluation.batch_size, s.training.channels_last, job.costly
-            kept: Kept = {}
-            scores: dict[str, Any] = {**evaluate(self.model, part, tasks, *how, kept)}
-            judged = {name: list(kept[name]) for name in kept if tasks[name].known.judge}
-            return job.key, {**scores, POOL: judged} if job.pool and judged else scores
+            seen: dict[str, Metric] = {}
+            scores: dict[str, Any] = {**evaluate(self.model, part, tasks, *how, seen)}
+            judged = {name: list(kept) for name in seen if tasks[name].known.judge and (kept := seen[name].kept)}
+            if job.pool and judged:
+                scores[POOL] = judged
+            if job.counted:
+                scores[COUNTS] = {name: seen[name].confusion for name in job.counted}
+            return job.key, scores
 
     def look(self, job: LookJob) -> tuple[int, Answers]:
         """Return confusions and answers of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
         outputs: dict[str, Tensor] = {}
         with self._loaded(job) as part:
-            plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
-            counted = confusions(self.model, part, plain, *how)
-            counted |= confusions(self.model, part.spread(job.images), dense, *how)
+            counted = confusions(self.model, part, {name: self.tasks[name] for name in job.tasks}, *how)
             if job.shown:
                 with torch.inference_mode():
                     each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]

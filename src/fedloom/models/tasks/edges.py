@@ -55,7 +55,7 @@ class OdsF(Measure):
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
         y, valid = read_binary(target.cpu(), pred)
-        for one, truth, known in zip(probability(pred).numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
+        for one, truth, known in zip(probability(pred).cpu().numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
             if known.any():
                 box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))
                 self._add(one[box], truth[box], known[box])

@@ -9,7 +9,7 @@ float32 (float64 for float64), also under autocast, and work under `torch.func.v
 
 Each metric accumulates over a data set: what it keeps does not grow with the images, and neither batch size nor order
 changes the result. `compute()` returns the metric that the class is named after and `all()` what comes with it, both
-nan where no valid pixel was seen.
+nan where no valid pixel was seen. All is computed where the predictions are; only sums and counts come to the host.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ class _ConfusionMeasure(Measure):
         classes = len(self.matrix)
         if pred.shape[1] != classes:
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
-        truth = read_classes(target, pred, self.ignore).cpu()
-        guess = pred.detach().max(1).indices.cpu()  # argmax takes five times as long
+        truth = read_classes(target, pred, self.ignore)
+        guess = pred.detach().max(1).indices  # argmax takes five times as long
         for j, some in enumerate(self.sets):
             here = truth == classes + j
-            guess = torch.where(here & torch.isin(guess, torch.tensor(some)), 0, guess)
+            guess = torch.where(here & torch.isin(guess, torch.tensor(some, device=guess.device)), 0, guess)
             truth = torch.where(here, 0, truth)
         valid = truth != self.ignore
         if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
             raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
         cell = torch.where(valid, truth * classes + guess, classes**2)
-        self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes)
+        self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes).cpu()
 
     def all(self) -> dict[str, float]:
         """Return `miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of pixels that are
@@ -162,14 +162,14 @@ class DepthError(Measure):
         """Take depths B x 1 x H x W and labels in metres."""
         if pred.shape[1] != 1:
             raise DataError(f"expected a prediction of 1 channel, found {pred.shape[1]}")
-        truth, valid = read_depth(target.cpu(), pred)
+        truth, valid = read_depth(target, pred)
         valid &= truth < self.limit
-        near, truth = pred.detach().cpu()[:, 0][valid].double(), truth[valid].double()
+        near, truth = pred.detach()[:, 0][valid].double(), truth[valid].double()
         near = (near.expm1() if self.log else near).clamp(min=1e-9)
         error = near - truth
         ratio = torch.maximum(near / truth, truth / near)
         deltas = [(ratio < 1.25**power).double() for power in (1, 2, 3)]
-        self.sums += torch.stack([v.sum() for v in (error.square(), error.abs(), error.abs() / truth, *deltas)])
+        self.sums += torch.stack([v.sum() for v in (error.square(), error.abs(), error.abs() / truth, *deltas)]).cpu()
         self.seen += len(truth)
 
     def all(self) -> dict[str, float]:
@@ -194,12 +194,12 @@ class NormalError(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take vectors of any length and labels, both B x 3 x H x W."""
-        truth, valid = read_normals(target.cpu(), pred)
-        a, b = unit(pred.detach().cpu().contiguous().double()), unit(truth.contiguous().double())
+        truth, valid = read_normals(target, pred)
+        a, b = unit(pred.detach().contiguous().double()), unit(truth.contiguous().double())
         apart, along = (a - b).square().sum(1).sqrt(), (a + b).square().sum(1).sqrt()
         angle = 2 * torch.atan2(apart, along)[valid] * (180 / math.pi)
         within = [(angle < limit).double() for limit in self.LIMITS.values()]
-        self.sums += torch.stack([v.sum() for v in (angle, *within)])
+        self.sums += torch.stack([v.sum() for v in (angle, *within)]).cpu()
         self.seen += len(angle)
 
     def all(self) -> dict[str, float]:
@@ -214,7 +214,7 @@ def levels(count: int) -> Tensor:
 
 def probability(pred: Tensor) -> Tensor:
     """Return the probability of class 1, B x H x W float64, from 2 logits (softmax) or 1 (sigmoid); nan becomes 0."""
-    return logit(pred.detach()).cpu().double().sigmoid().nan_to_num(nan=0.0)
+    return logit(pred.detach()).double().sigmoid().nan_to_num(nan=0.0)
 
 
 class _BestF(Measure):
@@ -233,11 +233,11 @@ class _BestF(Measure):
 
     def _count(self, pred: Tensor, target: Tensor) -> Tensor:
         """Add the batch; returns its counts, B x 2 x (thresholds + 1)."""
-        y, valid = read_binary(target.cpu(), pred)
-        reached = torch.bucketize(probability(pred), self.levels, right=True)
+        y, valid = read_binary(target, pred)
+        reached = torch.bucketize(probability(pred), self.levels.to(y.device), right=True)
         images, bins = len(y), len(self.levels) + 1
-        cell = (torch.arange(images).view(-1, 1, 1) * 2 + (y >= 0.5)) * bins + reached
-        counts = torch.bincount(cell[valid], minlength=images * 2 * bins).view(images, 2, bins)
+        cell = (torch.arange(images, device=y.device).view(-1, 1, 1) * 2 + (y >= 0.5)) * bins + reached
+        counts = torch.bincount(cell[valid], minlength=images * 2 * bins).view(images, 2, bins).cpu()
         self.counts += counts.sum(0)
         return counts
 
