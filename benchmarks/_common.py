@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+QUICK = "--quick" in sys.argv
+"""Whether the numbers do not matter: then nothing is repeated, and nothing has a process of its own."""
 
 
 def arguments(about: str | None, out: str | None = None) -> argparse.Namespace:
     """The command line that all benchmarks have, and --out for those that say what they write there."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and less work: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="no repeats and little work: does it run at all?")
     if out:
         parser.add_argument("--out", type=Path, help=out)
     return parser.parse_args()
@@ -43,30 +45,33 @@ def interleaved(
 ) -> dict[str, float]:
     """Seconds of each way, the median or what `pick` says: taken in turn so that other load hits all alike.
 
-    One turn is not counted. With `clock=time.process_time` they are CPU seconds of this process.
+    One turn is not counted, unless it is the only one, as with `--quick`. With `clock=time.process_time` they are CPU
+    seconds of this process.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 1):
+    for turn in range(1 if QUICK else repeats + 1):
         for name, way in ways.items():
             start = clock()
             way()
-            if turn:
+            if turn or QUICK:
                 seconds[name].append(clock() - start)
     return {name: pick(values) for name, values in seconds.items()}
 
 
 def threads(what: str = "") -> Iterator[None]:
-    """Twice: with one thread and with two, each after a heading."""
+    """Twice, or with `--quick` once: with one thread and with two, each after a heading."""
     import torch
 
-    for count in (1, 2):
+    for count in (1,) if QUICK else (1, 2):
         torch.set_num_threads(count)
         print(f"\n{what}{count} thread{'s' * (count > 1)}")
         yield
 
 
 def alone(function: Callable[..., T], *options: Any) -> T:
-    """Return what a function of a module returns in a process of its own."""
+    """Return what a function of a module returns in a process of its own; with `--quick` it is called here."""
+    if QUICK:
+        return function(*options)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *options).result()
 
@@ -104,10 +109,10 @@ def without_data(tasks: Mapping[str, Mapping[str, Any]], examples: int = 0) -> d
     """Clients without data, by id, from what each has as `tasks`; they say that they have so many examples."""
     import numpy as np
 
-    from fedloom.federation.rounds.federation import Client, Part
+    from fedloom.federation.rounds.federation import BuiltClient, Part
 
     part = Part(None, np.zeros(examples, dtype=np.int64), "own")  # type: ignore[arg-type]
-    return {name: Client(name, held, part, part, part) for name, held in tasks.items()}
+    return {name: BuiltClient(name, held, part, part, part) for name, held in tasks.items()}
 
 
 def write_table(file: Path, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -108,15 +108,15 @@ def step(scratch: str, d: int, turns: int) -> None:
     """One of the processes that take the server's step."""
     import torch
 
-    from fedloom.core.context import Ctx
     from fedloom.core.layout import Block, Layout
     from fedloom.engines.cluster.comm import Comm
     from fedloom.engines.cluster.member import Member
     from fedloom.engines.cluster.sharing import Sharing
     from fedloom.federation.recipes import load
     from fedloom.federation.rounds.build import build_method
-    from fedloom.federation.rounds.federation import Federation
+    from fedloom.federation.rounds.federation import BuiltFederation
     from fedloom.federation.rounds.messages import Payload
+    from fedloom.federation.rounds.round import Progress, Round
     from fedloom.federation.rounds.server import server_init, server_step
 
     torch.set_num_threads(1)
@@ -124,30 +124,27 @@ def step(scratch: str, d: int, turns: int) -> None:
     tensors = [d // 50] * 49 + [d - 49 * (d // 50)]
     layout = Layout(tuple(Block(f"{i}.weight", (size,)) for i, size in enumerate(tensors)))
     names = [f"c{i:02}" for i in range(K)]
-    federation = Federation((), without_data({c: {"t": (None, 1.0)} for c in names}, examples=100))
+    federation = BuiltFederation((), without_data({c: {"t": (None, 1.0)} for c in names}, examples=100))
     found: dict[str, Any] = {}
     for name, (base, add, exact) in WAYS.items():
         if exact and comm.size == 1:
             continue
         recipe = load("digits-tasks", [f"method={json.dumps({'name': base, 'add': add})}"])
-        built: Any = SimpleNamespace(
-            recipe=recipe, method=build_method(recipe.method), layout=layout, federation=federation, module=None
-        )
+        about = {"recipe": recipe, "method": build_method(recipe.method), "layout": layout, "federation": federation}
+        built: Any = SimpleNamespace(**about, module=None, attacks={})
         member = (Member if exact else Sharing)(built, comm, SimpleNamespace())  # type: ignore[arg-type]
         mine = [c for c in names if member.owner[c] == comm.rank]
         rows = torch.stack([torch.randn(d, generator=torch.Generator().manual_seed(int(c[1:]))) for c in mine])
         server = server_init(built.method, layout, torch.zeros(d), {})
-        ctx = Ctx(1, 0, tuple((c, None) for c in names))
-
         seconds, nbytes = [], 0
         for _ in range(turns):
             comm.all(None)
             payloads = (Payload((c, None), 100.0, {"values": row}) for c, row in zip(mine, list(rows), strict=True))
             before, start = comm.sent, time.perf_counter()
             if comm.size == 1:
-                server_step(built.method, layout, federation, payloads, server, ctx)
+                server_step(built.method, layout, federation, payloads, server, Round(built, 1, Progress()).ctx(names))
             else:
-                member._step(server, payloads, ctx, names)
+                member._step(server, payloads, Round(built, 1, Progress()), names)
             nbytes = comm.sent - before
             seconds.append(max(comm.all(time.perf_counter() - start)))
         found[name] = [min(seconds), max(comm.all(nbytes))]

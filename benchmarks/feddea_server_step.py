@@ -33,11 +33,11 @@ class Round:
         from fedloom.codecs import Raw, Sparse
         from fedloom.core.context import Ctx
         from fedloom.core.layout import Block, Layout
-        from fedloom.federation.rounds.federation import Federation
+        from fedloom.federation.rounds.federation import BuiltFederation
         from fedloom.methods.method import Method
         from fedloom.stages import Identity, TopMagnitude
 
-        self.federation = Federation((), without_data({f"c{i}": {} for i in range(K)}))
+        self.federation = BuiltFederation((), without_data({f"c{i}": {} for i in range(K)}))
         edge = TopMagnitude(float(name.split()[1].rstrip(","))) if name.startswith("FedDEA") else Identity()
         self.method = Method(name, edge=edge, codec=Sparse() if name.endswith("sparse") else Raw())
         self.layout = Layout((Block("body", (d // 2,)), Block("head", (d - d // 2,), role="head")))
@@ -147,7 +147,7 @@ def steps(d: int, repeats: int) -> None:
 
 def main() -> None:
     quick = arguments(__doc__).quick
-    d = 4_000_000 if quick else 28_000_000
+    d = 200_000 if quick else 28_000_000
     print(f"{machine()}; K = {K}, d = {d:,} float32")
     cases = {**{f"server step, {name}": (name, d) for name in STEPS}, "TopMagnitude(0.5) at the client": ("client", d)}
     peaks(f"for a server step: K + 3 = {K + 3}", peak, cases)

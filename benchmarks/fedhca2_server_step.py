@@ -38,7 +38,7 @@ class Work:
     def __init__(self, d: int) -> None:
         from fedloom.core.context import Ctx
         from fedloom.core.layout import Block, Layout
-        from fedloom.federation.rounds.federation import Federation
+        from fedloom.federation.rounds.federation import BuiltFederation
         from fedloom.methods import fedhca2
 
         tensors = [d // 170] * 169 + [d - 169 * (d // 170)]
@@ -49,7 +49,7 @@ class Work:
             )
         )
         clients = without_data({c: dict.fromkeys(held) for c, held in CLIENTS.items()})
-        self.federation = Federation((), clients, unified=False)
+        self.federation = BuiltFederation((), clients, unified=False)
         self.present: list[Any] = [self.federation.present(client, self.layout) for client in clients.values()]
         self.method = fedhca2(average_identical=False)
         self.rows = tuple((c, None) for c in CLIENTS)
@@ -255,7 +255,7 @@ def times(d: int, repeats: int) -> None:
 
 def main() -> None:
     quick = arguments(__doc__).quick
-    d = 3_000_000 if quick else 27_500_000
+    d = 200_000 if quick else 27_500_000
     print(f"{machine()}; N = {N}, d = {d:,} float32 and {len(TASKS)} decoders")
     # an encoder's tensor has 0.6 MB
     peaks(f"for the encoder's stage: 2 N + 2 = {2 * N + 2}", peak, {name: (name, d) for name in WAYS}, mapped=1 << 16)

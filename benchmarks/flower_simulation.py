@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,17 @@ def local(message: Any, context: Any) -> Any:
 def main(turns: int, rounds: int) -> None:
     from safetensors.torch import load_file
 
+    ways = {name: way for name, way in WAYS.items() if way[0] == "fedloom" or find_spec("ray") is not None}
+    if len(ways) < len(WAYS):
+        print("skipped Flower's simulation: pip install 'flwr[simulation]'")
     print(f"{machine()}; {turns} turns of {rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     models = {}
     with tempfile.TemporaryDirectory() as base:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH")]))
         env = os.environ | QUIET | {"PYTHONPATH": path, "FLWR_HOME": str(Path(base) / "flwr")}
         for i in range(turns):
-            for name, (kind, options) in WAYS.items():
+            for name, (kind, options) in ways.items():
                 out, ends = Path(base) / f"{name}{i}", Path(base) / "ends.json"
                 given = {"out": str(out), "rounds": rounds, **options}
                 # Imported, not run as a script: what Ray pickles by name keeps its data between messages.
@@ -160,7 +164,7 @@ def main(turns: int, rounds: int) -> None:
                 when = json.loads(ends.read_text())
                 taken[name].append(((when[-2] - when[1]) / (rounds - 3), whole))
                 models[name] = load_file(out / "model.safetensors")
-    first = next(iter(WAYS))
+    first = next(iter(ways))
     base_round = statistics.median(each for each, _ in taken[first])
     print("seconds of a round, start-up not counted (median, least), over the first row; seconds of the whole process")
     for name, values in taken.items():

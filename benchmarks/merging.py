@@ -1,6 +1,7 @@
 """Measure what is left of models that were trained apart once they are merged: accuracy by rule, on finished runs.
 
     python benchmarks/merging.py RUN...
+    python benchmarks/merging.py --quick     # a run of a few seconds: does it run at all?
 
 Each RUN is one of `method=local` with `partition={name: one-task}`: a client a task, all from the same model. Their
 models are exported and merged by `fedloom.experiments.export.merge`, once for each rule and each of a few scales; the
@@ -72,5 +73,14 @@ def main(runs: Sequence[str]) -> None:
         print(f"| {rule} | {scales} | {' | '.join(cells)} | {min(means):.3f} to {max(means):.3f} |")
 
 
+def quick() -> None:
+    import fedloom
+
+    with tempfile.TemporaryDirectory() as home:
+        changes = ("method=local", "partition={name: one-task}", "training.rounds=1", "training.steps=1")
+        fedloom.run("digits-tasks", Path(home) / "run", overrides=[*changes, "training.epochs=null"])
+        main([str(Path(home) / "run")])
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    quick() if sys.argv[1:] == ["--quick"] else main(sys.argv[1:])

@@ -59,7 +59,7 @@ def through_the_runtime(clients: list[Any]) -> None:
 
     from fedloom.core.context import Ctx
     from fedloom.core.layout import Block, Layout
-    from fedloom.federation.rounds.federation import Federation
+    from fedloom.federation.rounds.federation import BuiltFederation
     from fedloom.federation.rounds.messages import Payload, rows_of
     from fedloom.federation.rounds.server import dispatch, server_init, server_step
     from fedloom.methods import matu
@@ -67,7 +67,7 @@ def through_the_runtime(clients: list[Any]) -> None:
 
     tasks = {name: (Classification(name, 2), 1.0) for name in TASKS}
     held = without_data({c.client: {t: tasks[t] for t in c.tasks} for c in clients})
-    federation = Federation(tuple(task for task, _ in tasks.values()), held)
+    federation = BuiltFederation(tuple(task for task, _ in tasks.values()), held)
     layout, method = Layout((Block("encoder.w", (len(clients[0].vector),)),)), matu()
     payloads = (
         Payload(
@@ -92,7 +92,7 @@ def peak(k: int, d: int, work: str, count: int) -> float:
     import torch
 
     torch.set_num_threads(count)
-    step(uploads(k, 50_000), work)  # imports and the like
+    step(uploads(k, min(d, 50_000)), work)  # imports and the like
     clients = uploads(k, d)
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # VmHWM starts anew
@@ -107,14 +107,15 @@ def main() -> None:
 
     from fedloom.taskvectors import unify
 
-    d = 200_000 if quick else 1_200_000
+    d = 5_000 if quick else 1_200_000
     repeats = 1 if quick else 5
     print(f"{machine()}; N = {N}, T = {T}, d = {d:,} float32")
+    held, counts = ((3,), (1,)) if quick else ((3, T), (1, 2))
     cases = {
         f"{k:>2} tasks a client, {work:<20} {count} thread(s)": (k, d, work, count)
-        for k in (3, T)
+        for k in held
         for work in WORK
-        for count in (1, 2)
+        for count in counts
     }
     peaks(f"T + 3 = {T + 3}", peak, cases)
     X = torch.randn(T, d)
@@ -133,7 +134,7 @@ def main() -> None:
         for name, s in seconds.items():
             ratios = f"this/copy {s / seconds['copy']:5.2f}  this/fresh {s / seconds['copy, fresh']:5.2f}"
             print(f"  {name:<16} {s * 1e3:7.1f} ms  {ratios}", flush=True)
-        for k in (3, T):
+        for k in held:
             clients = uploads(k, d)
             ways = {work: lambda c=clients, w=work: step(c, w) for work in WORK}
             for name, s in interleaved(ways, 1 if quick else 2, min).items():

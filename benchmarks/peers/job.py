@@ -1,5 +1,7 @@
 """The job that all do: FedAvg of ten clients with 600 grey images each and a small convolutional network, on a CPU.
 
+The network has 16 and 32 channels and 29,914 parameters; the convolutions of one image are 1.02 million multiply-adds.
+
 Free of any framework of federated learning: data, model and a client's local epoch. What a framework adds is its own.
 """
 
@@ -41,12 +43,12 @@ def shares(path: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def network() -> nn.Module:
-    """20,266 parameters."""
+    """Return the network, with the same initial values every time."""
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(4, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(8 * 7 * 7, 48), nn.ReLU(), nn.Linear(48, CLASSES)),
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3)),
+        *(nn.Flatten(), nn.Linear(32 * 4 * 4, 48), nn.ReLU(), nn.Linear(48, CLASSES)),
     )
 
 

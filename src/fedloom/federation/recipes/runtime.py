@@ -116,8 +116,8 @@ class Evaluation(Section):
     batch_size: Count = 512
     predictions: bool = True
     """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
-    to a few images, also those after evaluations 1, 2, 4, 8 and so on. Costs about as much as measuring once more;
-    changes no result."""
+    to a few images, also those after evaluations 1, 2, 4, 8 and so on. What is counted comes from the last
+    measurement, so it costs next to nothing; changes no result."""
 
     @model_validator(mode="after")
     def _fits(self) -> Evaluation:
