@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests of one file run in one process, so that the runs which they share are made once.
 TWO := -n 2 --dist loadscope
 
-.PHONY: demo demo-scenes results-claims docs test test-flower-oldest test-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
+.PHONY: demo demo-scenes results-claims docs test test-flower-oldest test-oldest nightly trials bench bench-gpu gpu bench-peers mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -108,6 +108,11 @@ bench: $(VENV)/.test
 # One job by hand, by fedloom and by Flower's simulation, which gets a virtual environment of its own.
 bench-peers: $(VENV)/.test
 	PIP_ARGS="$(PIP_ARGS)" $(BIN)/python benchmarks/peers $(ARGS)
+
+# Runs on a GPU against the same on the CPU: dense, LoRA, stacked, a pool, deterministic, a cluster of one.
+# FEDLOOM_DEVICE=cpu tries the tests themselves where there is none.
+gpu: $(VENV)/.test
+	FEDLOOM_DEVICE=$${FEDLOOM_DEVICE:-cuda} $(BIN)/pytest -m 'slow or not slow' tests/engines/test_devices.py $(ARGS)
 
 # Ways to use a GPU, where there is one.
 bench-gpu: $(VENV)/.test

@@ -8,8 +8,8 @@ from typing import Any
 from job import BATCH, CLIENTS, LR, ROUNDS, Clock
 
 
-def recipe(path: str, workers: str, checkpoints: bool = True) -> dict[str, Any]:
-    """Return the job as a recipe."""
+def recipe(path: str, workers: str, every: str = "auto") -> dict[str, Any]:
+    """Return the job as a recipe, with a checkpoint after every so many rounds."""
     return {
         "name": "peers",
         "data": {"name": "arrays", "path": path},
@@ -19,13 +19,13 @@ def recipe(path: str, workers: str, checkpoints: bool = True) -> dict[str, Any]:
         "training": {"rounds": ROUNDS, "epochs": 1, "batch_size": BATCH, "optimizer": {"name": "sgd", "lr": LR}},
         "runtime": {
             "workers": workers if workers == "auto" else int(workers),
-            **({} if checkpoints else {"checkpoint_every": 1000}),
+            "checkpoint_every": every if every == "auto" else int(every),
         },
         "evaluation": {"every": 1000, "splits": ["test"], "predictions": False},
     }
 
 
-def main(path: str, workers: str, checkpoints: str = "") -> None:
+def main(path: str, workers: str, every: str = "auto") -> None:
     import fedloom
     from fedloom.federation.rounds.round import Progress
 
@@ -33,7 +33,7 @@ def main(path: str, workers: str, checkpoints: str = "") -> None:
     progress = Progress()
     progress.start = progress.round = clock.tick  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        fedloom.run(recipe(path, workers, checkpoints != "none"), folder=Path(folder) / "run", progress=progress)
+        fedloom.run(recipe(path, workers, every), folder=Path(folder) / "run", progress=progress)
     clock.tell()
 
 

@@ -13,6 +13,7 @@ import typer
 from fedloom._version import __version__
 from fedloom.cli import data, deploy, grid, look, papers, shared, tables, train
 from fedloom.core.errors import UserError, of_system
+from fedloom.core.machine import out_of_memory
 
 app = typer.Typer(
     name="fedloom",
@@ -43,7 +44,7 @@ def message_of(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return of_system(error)
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    if out_of_memory(error):
         return f"memory ran out: {str(error).splitlines()[0] if str(error) else 'nothing more is known'}"
     return None
 

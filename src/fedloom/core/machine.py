@@ -43,6 +43,11 @@ def need_memory(count: int, what: str) -> None:
         raise UserError(f"{what} needs {count / 1e9:.3g} GB of memory, but only {free / 1e9:.3g} GB are free")
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on the machine or on an accelerator."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ("allocate memory", "out of memory"))
+
+
 def keep_memory() -> None:
     """Keep freed memory in this process, up to 2 GB at once, for the next large tensor.
 

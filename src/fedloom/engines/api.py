@@ -26,12 +26,13 @@ from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
 from fedloom.federation.recipes.objects import described, separated, undone, with_keywords, without_method
+from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.progress import Progress, shown
 from fedloom.federation.rounds.rounds import run_rounds
-from fedloom.federation.rounds.worker import check_device
+from fedloom.federation.rounds.worker import check_device, set_torch
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import TEMPORARY
@@ -271,7 +272,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
     folder.tracker = Tracking(built.about["recipe"], folder.path, progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
-        with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
+        with _torch_as(recipe.runtime), engine.start(built, folder) as (executor, advance):
             show = partial(engine.show, built, executor, folder.path, final=False)
             state = run_rounds(built, executor, folder, state, progress, advance, show)
             return engine.conclude(built, executor, folder, state)
@@ -280,11 +281,13 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Set torch's thread count during a run: results may depend on it, so the recipe states it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _torch_as(runtime: Runtime) -> Iterator[None]:
+    """Set torch during a run as the recipe states."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    set_torch(runtime.threads, runtime.deterministic)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.backends.cudnn.deterministic = before[2]

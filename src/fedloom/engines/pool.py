@@ -19,7 +19,17 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.engines import processes
-from fedloom.federation.rounds.worker import EvalJob, Executor, InProcess, Job, Setup, TrainJob, Worker, check_device
+from fedloom.federation.rounds.worker import (
+    EvalJob,
+    Executor,
+    InProcess,
+    Job,
+    Setup,
+    TrainJob,
+    Worker,
+    check_device,
+    set_torch,
+)
 
 _SMALL = 1 << 18  # bytes
 
@@ -176,7 +186,7 @@ def _serve(pipe: Connection, device: str) -> None:
     """Serve as a worker process: the setup in, then jobs in and results out, until the pipe closes."""
     try:
         setup: Setup = pipe.recv()
-        torch.set_num_threads(setup.threads)
+        set_torch(setup.threads, setup.deterministic)
         worker = Worker(setup, device)
     except (EOFError, KeyboardInterrupt):
         return

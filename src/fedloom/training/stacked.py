@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from fedloom.core.context import Ctx
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns
+from fedloom.core.machine import out_of_memory
 from fedloom.data.dataset import without_label
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
@@ -175,6 +176,8 @@ def train_stacked(
             )
             total.sum().backward()
         except RuntimeError as error:
+            if out_of_memory(error):
+                raise
             raise UserError(f"training.stacked: the model cannot be stacked: {error}") from error
         for rule in rules:
             rule.grad(view, {})

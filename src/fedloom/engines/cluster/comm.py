@@ -21,6 +21,7 @@ from torch import Tensor, distributed
 
 from fedloom.core.errors import UserError
 from fedloom.engines.peers.transport import as_tensor
+from fedloom.federation.rounds.worker import with_index
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
 dist: Any = distributed  # its type stubs leave out part of what is used here
@@ -61,7 +62,7 @@ class Comm:
         """
         local = int(os.environ.get("LOCAL_RANK", "0"))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        mine = devices[local % len(devices)]
+        mine = with_index(devices[local % len(devices)])
         own = torch.device(mine).type == "cuda" and len(set(devices)) >= here and dist.is_nccl_available()
         if all(self.all(own)):
             self.device = torch.device(mine)

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedloom.core.context import State
 from fedloom.core.errors import UserError
 from fedloom.data.partition import Partition
@@ -28,7 +26,7 @@ from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import run_rounds, status
 from fedloom.federation.rounds.showing import keep
-from fedloom.federation.rounds.worker import Executor, Job, check_device
+from fedloom.federation.rounds.worker import Executor, Job, check_device, set_torch
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.track import Tracking
 
@@ -141,7 +139,7 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
     with comm.together():
         saved = RunFolder.read(path) if first and not fresh else None
     recipe, partition = _known_to_all(comm, saved or (recipe, None))
-    torch.set_num_threads(recipe.runtime.threads)
+    set_torch(recipe.runtime.threads, recipe.runtime.deterministic)
     device = comm.use(recipe.runtime.devices)
     with comm.together():
         check_device(device)

@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedloom._version import __version__
@@ -65,7 +64,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
 from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
-from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
+from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker, set_torch
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import Audit
@@ -96,7 +95,7 @@ class Bench:
         own = config.client if config.data is not None else None
         key = own, config.device, tasks, table
         if key not in self.workers:
-            torch.set_num_threads(self.recipe.runtime.threads)
+            set_torch(self.recipe.runtime.threads, self.recipe.runtime.deterministic)
             if own is None:
                 built = self.built or build(self.recipe)
             else:

@@ -54,6 +54,10 @@ class Runtime(Section):
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
+    deterministic: bool = False
+    """true: torch and cuDNN use only algorithms that give the same bits each time, so a run on CUDA repeats on a GPU of
+    the same kind. It costs time, of convolutions most, and memory; an operation that has no such algorithm ends the run
+    with its name. On a CPU runs repeat without it."""
     checkpoint_every: Count | Literal["auto"] = "auto"
     """Save the state after every so many rounds, and after the last. auto: as often as saving takes at most 5 % of the
     time; with the engine flower after each round, because nodes keep no older states."""

@@ -54,7 +54,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
         "samples": None,
     },
     ("peers", "warmup"): {"alone": 1},
-    ("runtime",): {"exact": True},
+    ("runtime",): {"deterministic": False, "exact": True},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},
 }

@@ -141,6 +141,7 @@ class Built:
             r.evaluation,
             r.seed,
             r.runtime.threads,
+            r.runtime.deterministic,
             self.deployed,
             self.attacks,
         )

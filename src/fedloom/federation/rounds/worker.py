@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.core.errors import UserError
-from fedloom.core.machine import keep_memory
+from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
 from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
@@ -39,6 +40,7 @@ class Setup:
     evaluation: Evaluation
     seed: int
     threads: int = 1
+    deterministic: bool = False
     deployed: bool = False
     """True if noise must not come from the seed, nor be the same where a round is asked for again."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
@@ -153,9 +155,11 @@ class Worker:
         s, self._last = self.setup, None
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
+        who = f"client {job.client!r}, round {job.round}"
         try:
-            turn = s.turn(job.client, self.model, s.ctx(job.round))
-            payload, result, state = turn.step(job.message, job.state)
+            with fitting(who, "training.batch_size", client.settings(s.training).batch_size):
+                turn = s.turn(job.client, self.model, s.ctx(job.round))
+                payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
             why = f"{error}"
@@ -187,7 +191,9 @@ class Worker:
         shared = model.layout.parameters.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training):
             start = time.perf_counter()
-            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.rules)
+            who, more = f"{len(members)} stacked clients, round {ctx.round}", " or training.stacked=false"
+            with fitting(who, "training.batch_size", s.training.batch_size, more):
+                params, results = train_stacked(model, members, s.training, ctx, shared, s.method.rules)
             mine, states = zip(*(turns[member.work.who] for member in members), strict=True)
             done = finish(mine, torch.stack([member.base for member in members]), params, states, results)
             seconds = (time.perf_counter() - start) / len(members)
@@ -244,7 +250,11 @@ class Worker:
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
-        with torch.random.fork_rng(devices=[]):  # for models that draw random numbers even here
+        who = f"measuring client {job.client!r}, round {job.round}"
+        with (
+            torch.random.fork_rng(devices=[]),  # for models that draw random numbers even here
+            fitting(who, "evaluation.batch_size", s.evaluation.batch_size),
+        ):
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
             part = client.part(job.split)
             yield part.spread(job.some) if job.some else part
@@ -256,8 +266,41 @@ class Worker:
         return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
 
 
+@contextmanager
+def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
+    """Raise UserError with the batch size to try where memory runs out inside.
+
+    `who` did what, with the recipe's `key` at `batch`; `more` is what may help too.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        try_ = f"try {key}={batch // 2}{more}" if batch > 1 else "try smaller inputs or a smaller model"
+        why = str(error).splitlines()[0] if str(error) else "torch says no more"
+        raise UserError(f"{who}: memory ran out with {key}={batch} ({why}); {try_}") from error
+
+
+def set_torch(threads: int, deterministic: bool) -> None:
+    """Set what results may depend on, so that the recipe states it: torch's threads, and its choice of algorithms."""
+    torch.set_num_threads(threads)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+
+
+def with_index(name: str) -> str:
+    """Return the name of a device with its number, without which CUDA cannot make it the current one."""
+    return "cuda:0" if name == "cuda" else name
+
+
 def check_device(name: str) -> str:
-    """Return the device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
+    """Return the device's name with its number, if it is there; nothing falls back to the CPU silently.
+
+    Raises UserError otherwise.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -268,7 +311,7 @@ def check_device(name: str) -> str:
             raise UserError(f"runtime.device: {name!r} found, but this machine has {count} CUDA devices")
     elif device.type != "cpu":
         raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
-    return name
+    return with_index(name)
 
 
 Job = TrainJob | EvalJob
