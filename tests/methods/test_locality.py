@@ -77,17 +77,8 @@ CASES: dict[str, Any] = {
 }
 # These work on features of a model with an encoder; their stages are tested below.
 WITH_FEATURES = {
-    "condistfl",
-    "f2dc",
-    "fdse",
-    "fedproto",
-    "fedrcl",
-    "fedsa",
-    "fedtgp",
-    "fpl",
-    "moon",
+    *("condistfl", "f2dc", "fdse", "fedmd", "fedproto", "fedrcl", "fedsa", "fedtgp", "fpl", "moon", "matu"),
     "feature-modules",
-    "matu",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private")
+ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private", "public")
 
 
 RoleRule = str | tuple[str, str]

@@ -409,6 +409,7 @@ class Dataset:
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
+    public    inputs (n x ...), as models take them, that everybody has; no client trains on them
     """
 
     name: str
@@ -423,6 +424,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
+    public: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.signal is None:

@@ -36,6 +36,7 @@ from fedloom.methods.conflict import min_norm as min_norm
 from fedloom.methods.conflict import pcgrad as pcgrad
 from fedloom.methods.conflict import upgrad as upgrad
 from fedloom.methods.distill import condistfl as condistfl
+from fedloom.methods.distill import fedmd as fedmd
 from fedloom.methods.drift import fedacg as fedacg
 from fedloom.methods.drift import feddyn as feddyn
 from fedloom.methods.drift import fednova as fednova

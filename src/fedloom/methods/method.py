@@ -162,6 +162,8 @@ class Method:
     weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
              was known before the run (declared), or 1 (uniform)
     max_examples  most examples that a row counts for, whatever a client says, or None
+    public   how many training examples go to no client, because every model predicts them: the public set of a
+             federation that has none of its own (`module.public`)
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
     """
@@ -177,6 +179,7 @@ class Method:
     turn: Received = Received()
     weights: Literal["size", "declared", "uniform"] = "size"
     max_examples: int | None = None
+    public: int = 0
     buffers: Literal["mean", "local", "pooled"] = "mean"
 
     def __post_init__(self) -> None:

@@ -131,6 +131,32 @@ def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, 
 
 
 @dataclass(frozen=True)
+class PublicOutputs:
+    """Parameters `public_outputs`: of each task the outputs (n x ...) of some model on the n public inputs.
+
+    They are 0 at first, and nothing computes with them: local rules read and write them. Their role is "public", so
+    that a method whose other parameters are private shares predictions in their place. RecipeError without a public
+    set.
+    """
+
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
+        if model.public is None:
+            raise RecipeError(
+                "the method sends predictions on a public set, but there is none: nodes with data of their own share "
+                "no examples; give one as fl.Federation(public=...)"
+            )
+        modes = model.training
+        with torch.no_grad():
+            outputs = model.eval()(model.public[:1])
+        model.train(modes)
+        n = len(model.public)
+        model.public_outputs = nn.ParameterDict({name: torch.zeros(n, *y.shape[1:]) for name, y in outputs.items()})
+        own: dict[str, str | tuple[str, str]] = {f"public_outputs.{name}": ("public", name) for name in outputs}
+        model.more_roles = {**own, **model.more_roles}
+
+
+@dataclass(frozen=True)
 class ConstantAnswers:
     """Heads that ignore their input, in place of the encoder, the decoders and the heads."""
 

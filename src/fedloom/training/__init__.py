@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedloom.methods.clusters.centres import SoftAnchors as SoftAnchors
     from fedloom.methods.conflict.aggregation import ValidationLosses as ValidationLosses
     from fedloom.methods.distill.rules import ConditionalDistillation as ConditionalDistillation
+    from fedloom.methods.distill.rules import Digest as Digest
     from fedloom.methods.drift.aggregation import ControlVariate as ControlVariate
     from fedloom.methods.drift.aggregation import CountedSteps as CountedSteps
     from fedloom.methods.drift.aggregation import Dual as Dual

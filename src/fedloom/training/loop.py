@@ -201,7 +201,7 @@ def _train(
     model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
 ) -> LocalResult:
     names, trained, index, groups = tuple(work.tasks), model.layout.trained(work.tasks), work.index, work.groups
-    applied = _Applied(model, trained, training, added, memory) if added.rules else None
+    applied = _Applied(model, trained, names, training, added, memory) if added.rules else None
     if applied is not None and applied.view.chosen is not None:
         index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
@@ -266,7 +266,13 @@ class _Applied:
     """The rules that a method adds, with their view and states, during one client's training."""
 
     def __init__(
-        self, model: FlatModel, trained: Layout, training: Training, added: Additions, memory: Mapping[str, State]
+        self,
+        model: FlatModel,
+        trained: Layout,
+        tasks: tuple[str, ...],
+        training: Training,
+        added: Additions,
+        memory: Mapping[str, State],
     ) -> None:
         received = model.vector.clone() if added.received is None else added.received
         self.model, self.rules = model, added.rules
@@ -277,6 +283,7 @@ class _Applied:
             added.shared,
             model.layout.parameters.spans(trained),
             optimizer=training.optimizer,
+            tasks=tasks,
             broadcast=added.broadcast,
             module=model.module,
             buffers=model.buffers,

@@ -38,6 +38,7 @@ class View:
 
     Absent if clients are stacked:
     outputs, targets   of the batch, by task
+    tasks     the names of the client's tasks
     broadcast what the server sent beside the model: vectors (p, zero outside the shared columns), scalars, or
               unchanged tensors of more dimensions
     module    the model
@@ -61,6 +62,7 @@ class View:
     scale: float = 1.0
     step: int = 0
     optimizer: Optimizer = Optimizer()
+    tasks: tuple[str, ...] = ()
     outputs: Mapping[str, Tensor] | None = None
     targets: Mapping[str, Tensor] | None = None
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)

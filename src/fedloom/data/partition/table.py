@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -158,6 +158,12 @@ class Partition:
         if partition.hash != stated:
             raise DataError(f"{where}: the partition was changed: expected hash {stated}, found {partition.hash}")
         return partition
+
+    def without(self, positions: Indices) -> Partition:
+        """Return the partition with some positions in nobody's share."""
+        left = [[part[~np.isin(part, positions)] for part in (share.train, share.val)] for share in self.shares]
+        shares = [replace(s, train=train, val=val) for s, (train, val) in zip(self.shares, left, strict=True)]
+        return replace(self, shares=tuple(shares))
 
     @property
     def hash(self) -> str:

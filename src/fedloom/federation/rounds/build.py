@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedloom.core.context import generator
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.layout import Layout
 from fedloom.core.settings.trust import imported, is_import
@@ -183,6 +184,8 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
         _enough(recipe.partition.arguments, pool)
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
         partition = partition.by_task(pool) if method.turn.apart else partition
+    if method.public:
+        dataset, partition = _with_public(method, dataset, partition, recipe.seed)
     partition.check(pool, shared=True)
     _labellers(dataset, partition)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
@@ -193,6 +196,19 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)
     return built
+
+
+def _with_public(method: Method, dataset: Dataset, partition: Partition, seed: int) -> tuple[Dataset, Partition]:
+    """Return the data with a public set: its own, or training examples drawn by the seed, which leave all shares."""
+    if dataset.public is not None:
+        return dataset, partition
+    if method.public >= len(dataset.train):
+        raise RecipeError(
+            f"method.public: {method.public} found, but the data set has only {len(dataset.train)} training examples"
+        )
+    chosen = torch.randperm(len(dataset.train), generator=generator(seed, "public"))[: method.public].sort().values
+    x, _ = dataset.train.batch(chosen, torch.device("cpu"), tasks=())
+    return replace(dataset, public=x), partition.without(chosen.numpy())
 
 
 def _labellers(dataset: Dataset, partition: Partition) -> None:
@@ -336,6 +352,7 @@ def assemble(
         share, local = share_of(recipe.training, terms), terms.trust == "local"
         method = private(method, clip=section.clip, noise=terms.noise, share=share, local=local)
     module = starting_model(recipe.model, recipe.seed, dataset)
+    module.public = dataset.public
     _needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
     if recipe.model.start is not None:

@@ -1,9 +1,11 @@
-"""Distillation from other models' predictions: ConDistFL."""
+"""Distillation from other models' predictions: ConDistFL and FedMD."""
 
 from __future__ import annotations
 
-from fedloom import training
-from fedloom.core.settings.section import Natural, NonNegative, Positive, parameters
+from typing import Literal
+
+from fedloom import stages, training
+from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -42,3 +44,51 @@ def condistfl(rule: training.ConditionalDistillation) -> m.Method:
     method; lam = 0 is FedAvg with it, bit for bit, and so is a federation whose clients label everything.
     """
     return m.Method(name="condistfl", local=(rule,))
+
+
+@parameters("fedloom.methods.distill.rules:Digest")
+class DigestSettings:
+    """Parameters of `Digest`."""
+
+    digest_epochs: Count = 1
+    digest_batch_size: Count = 32
+    distance: Literal["l1", "mse"] = "l1"
+
+
+@m.METHODS.register(
+    "fedmd",
+    source="FedMD: Li, Wang, 2019 (arXiv 1910.03581)",
+    order=("public", "digest_epochs", "digest_batch_size", "distance"),
+)
+def fedmd(*, public: Count = 100, rule: training.Digest) -> m.Method:
+    r"""Share predictions on a public set in place of parameters, so that clients' models may differ.
+
+    Each round a client first digests: it trains towards the consensus, for `digest_epochs` passes over the public
+    inputs $x_i$ on the mean of $|f_k(x_i) - \bar f(x_i)|$ over inputs and outputs. Then it revisits: it trains on its
+    own examples. It sends its outputs $f_k(x_i)$ (logits of classes), and the server's consensus is their mean,
+    $\bar f(x_i) = \frac{1}{K_t} \sum_k f_k(x_i)$, over the $K_t$ clients of the round that train the task.
+
+    paper    logits; before the first round each model is trained on the public set's labels and then on its own data;
+             a subset of the public set each round. Read in abstract and summaries only
+    release  the mean absolute error on logits, one epoch of digest, Adam; 5000 public examples a round
+    here     the same distance and epochs; the public set has no labels, so nothing is trained on them; all of it every
+             round; the local optimiser, without its schedule and its memory. `distance: mse` is the squared error
+
+    Predictions are a row of the matrix of updates, n_public x outputs per task (the change since the consensus that
+    was sent), so stages, codecs, clipping and noise act on them as on parameters, and the server's model is the
+    consensus. All parameters and running statistics stay with the client. The public set is `fl.Federation(public=x)`,
+    or else `public` training examples drawn by the seed, which no client then has: a method that shares parameters
+    has them. No digest in the first round, nor for a task that nobody has sent yet.
+    """
+    from fedloom.models.changes import PublicOutputs
+
+    return m.Method(
+        name="fedmd",
+        model=(PublicOutputs(),),
+        local=(rule,),
+        stage=stages.SupportMean(),
+        private=m.Select(exclude=m.Select(role="public")),
+        weights="uniform",
+        public=public,
+        buffers="local",
+    )

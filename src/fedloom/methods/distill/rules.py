@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss, mse_loss
 
 from fedloom.core.context import State
-from fedloom.methods.distill import ConditionalDistillationSettings
+from fedloom.methods.distill import ConditionalDistillationSettings, DigestSettings
 from fedloom.models.tasks.classification import Multilabel
 from fedloom.models.tasks.dense import Semseg
+from fedloom.training.optim import build
 from fedloom.training.rules import LocalRule, View
 
 
@@ -89,3 +91,44 @@ def conditional_dice(z: Tensor, t: Tensor, open_: Tensor, of: Sequence[Sequence[
     q, taught = conditional(z), conditional(t)
     dice = 2 * (q * taught).sum(1) / (q.sum(1) + taught.sum(1) + 1e-5)
     return 1 - dice.mean()
+
+
+@dataclass(frozen=True)
+class Digest(DigestSettings, LocalRule):
+    """Trains towards the received outputs on the public set before a round, and puts its own there after it (FedMD).
+
+    `PublicOutputs` must have given the model its parameters `public_outputs`.
+    """
+
+    def begin(self, view: View, state: State) -> State:
+        """Digest the consensus of the client's tasks, where there is one: it is all 0 before anybody has sent."""
+        assert view.module is not None
+        module, x = view.module, view.module.public
+        known = {task: module.public_outputs[task].detach().clone() for task in view.tasks}  # type: ignore[index]
+        known = {task: consensus for task, consensus in known.items() if bool(consensus.any())}
+        if not known:
+            return state
+        assert isinstance(x, Tensor)
+        distance = l1_loss if self.distance == "l1" else mse_loss
+        optimizer = build(view.optimizer, view.params, view.grad, view.trained)
+        module.train()
+        for _ in range(self.digest_epochs):
+            for batch in torch.randperm(len(x)).to(x.device).split(self.digest_batch_size):
+                view.grad.zero_()
+                outputs = module(x[batch], tuple(known))
+                torch.stack([distance(outputs[task], known[task][batch]) for task in known]).sum().backward()
+                optimizer.step()
+        return state
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Put the model's outputs on the public set where the consensus was."""
+        assert view.module is not None
+        module, x = view.module, view.module.public
+        assert isinstance(x, Tensor)
+        module.eval()
+        with torch.no_grad():
+            for batch in torch.arange(len(x), device=x.device).split(self.digest_batch_size):
+                for task, output in module(x[batch], view.tasks).items():
+                    module.public_outputs[task][batch] = output.to(view.params.dtype)  # type: ignore[index]
+        module.train()
+        return state, {}
