@@ -35,6 +35,11 @@ GROUPS = (
         "fedbn fedga fdse f2dc feature-modules domain-weights heal",
     ),
     _group(
+        "Clients whose models differ",
+        "Use it where clients have models of different shapes, and share predictions on a small public set instead.",
+        "fedmd",
+    ),
+    _group(
         "Clients that label only some classes",
         "Use it where each site labels some of the organs or classes only, and the model is to know all of them.",
         "condistfl",

@@ -45,7 +45,7 @@ KINDS = {
         "ntk-fedavg",
     ),
     "broadcasts": ("fedproto", "fedsa", "fedtgp", "fpl", "scaffold", "sheaf-fmtl"),
-    "private blocks": ("fedbabu", "fedbn", "fedbone", "fedper", "fedrep", "fedsta"),
+    "private blocks": ("fedbabu", "fedbn", "fedbone", "fedmd", "fedper", "fedrep", "fedsta"),
     "a model of the client's own": ("ditto", "fedamp", "fedmtl", "fedsoft", "pfedme"),
     "a row for each client": (
         *("cfl", "colnet", "dfmtl", "dpsgd", "fdse", "fedhca2", "fedmerge", "fedpmt", "fedspd", "ifca", "matfl"),

@@ -410,6 +410,7 @@ class Dataset:
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
     public    inputs (n x ...), as models take them, that everybody has; no client trains on them
+    models    client -> a model of its own, as `fl.run(model=...)` takes it
     """
 
     name: str
@@ -425,6 +426,7 @@ class Dataset:
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
     public: Tensor | None = None
+    models: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.signal is None:

@@ -54,12 +54,15 @@ class Client:
     tasks   names of its tasks, or {name: weight of the loss}; by default those of the federation's tasks of which any
             of its training examples has a label
     test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
+    model   its own model, in one of the forms that `fl.run(model=...)` takes, for methods that share no parameters with
+            others (`fedmd`, `local`); by default the run's. It must have outputs of all tasks of the federation
     """
 
     train: Any
     val: Any = 0.1
     tasks: Sequence[str] | Mapping[str, float] | None = None
     test: Any = None
+    model: Any = None
 
 
 class Federation:
@@ -77,6 +80,8 @@ class Federation:
     signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
                `fedloom.data.Signal`, which has the tokens' vocabulary and padding. By default vectors are features,
                whole numbers tokens, what has three axes an image; encoders ask what has two is
+    public     inputs alone (n x ...), like those of the clients, that everybody has: for methods that share predictions
+               on them (`fedmd`)
     axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
     Tensors and arrays are used as they are, but uint8 is scaled to 0..1, and lists of tokens of different lengths are
@@ -100,6 +105,7 @@ class Federation:
         signal: Kind | Signal | None = None,
         axes: Literal["NCT", "NTC"] | None = None,
         name: str = "federation",
+        public: Any = None,
     ) -> None:
         if (clients is None) == (data is None):
             both = "neither" if clients is None else "both"
@@ -117,7 +123,8 @@ class Federation:
                 raise DataError(
                     "Federation: a fedloom Dataset already has tasks, test data and a signal: leave these arguments out"
                 )
-            self.dataset = replace(data, deal=_rule(partition))
+            shared = data.public if public is None else _public(public, data.input_shape)
+            self.dataset = replace(data, deal=_rule(partition), public=shared)
             return
         known = _tasks(tasks)
         if labels is not None and not isinstance(labels, Mapping):
@@ -153,7 +160,17 @@ class Federation:
             whose = [*([-1] if test is not None else []), *range(len(own))]
             domain = torch.tensor(whose).repeat_interleave(torch.tensor([len(piece) for piece in tests]))
         train, tested = gathered(parts, known, first, keys), gathered(tests, known, first, keys, domain)
-        self.dataset = Dataset(name, tuple(known.values()), train, tested, tuple(own), deal, _signal(every, signal))
+        self.dataset = Dataset(
+            name,
+            tuple(known.values()),
+            train,
+            tested,
+            tuple(own),
+            deal,
+            _signal(every, signal),
+            public=None if public is None else _public(public, first.shape),
+            models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
+        )
         is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
         if axes is None and is_series and len(first.shape) == 2 and first.shape[0] > first.shape[1]:
             warnings.warn(
@@ -237,6 +254,18 @@ class Federation:
             f"Federation: {len(shares)} clients with train + validation examples: {', '.join(listed)}{more}; tasks: "
             f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
+
+
+def _public(inputs: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return the inputs of a public set as models take them. Raises DataError for another shape than the clients'."""
+    try:
+        x = torch.as_tensor(inputs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _unfit("Federation, public", type(inputs).__name__, f"an array of inputs ({error})") from None
+    if x.ndim < 1 or not len(x) or tuple(x.shape[1:]) != tuple(shape):
+        expected = f"at least one input of shape {tuple(shape)}"
+        raise _unfit("Federation, public", f"an array of shape {tuple(x.shape)}", expected)
+    return x.float().div_(255) if x.dtype == torch.uint8 else x
 
 
 def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:

@@ -133,8 +133,8 @@ def run(
             return Result(path, ended, temporary=folder is None)
         built = engine.build(recipe)
         with RunFolder.create(path, recipe, built.dealt, built.about, progress.warn) as run_folder:
-            if recipe.model.is_held:
-                run_folder.save_model(built.module.state_dict(), {"round": "0"}, START)
+            if recipe.model.is_held or built.modules:
+                run_folder.save_model(built.start, {"round": "0"}, START)
             ended = _go(engine, built, run_folder, engine.initial(built), progress)
     except BaseException:
         if folder is None:
@@ -196,7 +196,7 @@ def resume(
     if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, partition)
-    if recipe.model.is_held:
+    if recipe.model.is_held or built.modules:
         _begin_again(built, path)
     if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
         raise StateError(
@@ -250,7 +250,7 @@ def _extended(
 def _begin_again(built: Built, folder: Path) -> None:
     """Give a model that was made in Python the weights that the run began with."""
     try:
-        built.module.load_state_dict(load_file(folder / START))
+        built.begin_again(load_file(folder / START))
     except (OSError, RuntimeError) as error:
         raise StateError(f"{folder / START}: the model is not the one that the run began with: {error}") from None
 

@@ -113,7 +113,7 @@ class Result:
             known = ", ".join(sorted(models))
             what = "one model for all" if client is None else f"one model of client {client!r}"
             raise StateError(f"{self.folder}: the run has no {what}; name a client or a task. Its models: {known}")
-        module = copy.deepcopy(built.module)
+        module = copy.deepcopy(built.modules.get(client or "", built.module))
         fill(module, models[key], self.folder)
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
         return inner.eval()

@@ -139,6 +139,8 @@ class PublicOutputs:
     set.
     """
 
+    any_model = True
+
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         """Change the model in place."""
         if model.public is None:
@@ -160,8 +162,8 @@ class PublicOutputs:
 class ConstantAnswers:
     """Heads that ignore their input, in place of the encoder, the decoders and the heads."""
 
-    replaces_all = True
-    """True if nothing is left of the model, so that any model will do."""
+    any_model = True
+    """True if it looks into no part of the model, so that any model will do."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         model.encoder = _Inputs()
@@ -173,7 +175,7 @@ class ConstantAnswers:
 class LinearAnswers:
     """A linear head per task on the raw inputs, in place of the encoder, the decoders and the heads."""
 
-    replaces_all = True
+    any_model = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         if dense := [task.name for task in model.tasks if task.dense]:

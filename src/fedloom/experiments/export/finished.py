@@ -58,8 +58,9 @@ class Finished:
 
     def network(self, owner: str) -> MultiTask:
         """Return the run's network with one of the models in it, in evaluation mode."""
-        fill(self.built.module, self.models[owner], self.folder)
-        return self.built.module.eval()
+        module = self.built.modules.get(owner.partition("/")[0], self.built.module)
+        fill(module, self.models[owner], self.folder)
+        return module.eval()
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:

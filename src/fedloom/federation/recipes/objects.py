@@ -46,6 +46,10 @@ def described(thing: Any) -> str:
     dataset = getattr(thing, "dataset", thing)
     if hasattr(dataset, "fingerprint") or (hasattr(dataset, "train") and hasattr(dataset, "test")):
         digest = hashlib.sha256(dataset.train.fingerprint() + dataset.test.fingerprint())
+        if (public := getattr(dataset, "public", None)) is not None:
+            digest.update(public.numpy().tobytes())
+        for client, model in getattr(dataset, "models", {}).items():
+            digest.update(f"{client}: {model if isinstance(model, str | Mapping) else described(model)}".encode())
         return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
     module = getattr(thing, "module", thing)
     if hasattr(module, "state_dict") and not isinstance(module, type):

@@ -23,6 +23,7 @@ from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
 from fedloom.data.tables.preprocessing import Noise
+from fedloom.federation.recipes.objects import described
 from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
 from fedloom.federation.rounds import refusals
@@ -275,7 +276,7 @@ def _needs_parts(method: Method, module: MultiTask) -> None:
     """Refuse methods that look into a model which is one module, for nobody knows where its features are."""
     if not is_whole(module):
         return
-    parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
+    parts = [*(change for change in method.model if not getattr(change, "any_model", False))]
     for part in (*parts, *(rule for rule in method.rules if rule.features)):
         raise RecipeError(
             f"model: {method.name} uses features, heads or layers ({part!r}), but the model is one module; give an "
@@ -338,6 +339,55 @@ def _freeze(module: MultiTask, glob: str) -> None:
         module.get_parameter(name).requires_grad_(False)
 
 
+def _module(recipe: Recipe, method: Method, dataset: Dataset, section: ModelSection) -> MultiTask:
+    """Return a section's model as the method changes it."""
+    module = starting_model(section, recipe.seed, dataset)
+    module.public = dataset.public
+    _needs_parts(method, module)
+    return changed(module, method.model, dataset.input_shape, recipe.seed)
+
+
+def _own_modules(
+    recipe: Recipe, method: Method, dataset: Dataset, federation: BuiltFederation, layout: Layout
+) -> dict[str, MultiTask]:
+    """Return the models of clients that have their own.
+
+    Raises RecipeError where the engine has one model for all, or a tensor that clients share differs from `layout`.
+    """
+    modules: dict[str, MultiTask] = {}
+    for client, model in dataset.models.items():
+        where = "peers" if recipe.peers is not None else f"runtime.engine: {recipe.runtime.engine}"
+        if where != "runtime.engine: process":
+            raise RecipeError(
+                f"client {client!r}: a model of its own found, but with {where} all clients have the same; leave the "
+                "clients' model= out, or run in one place (runtime.engine: process)"
+            )
+        if method.turn.pool:
+            continue  # one model, of who has all examples
+        try:
+            named = isinstance(model, str | Mapping)
+            section = ModelSection.model_validate(model) if named else recipe.model.holding(model, described(model))
+            module = _module(recipe, method, dataset, section)
+            own = Layout.from_module(module)
+            own.bind(module)
+        except (ValueError, RecipeError) as error:
+            raise RecipeError(f"client {client!r}, model: {error}") from error
+        for part in (method.shared_part, method.shared_buffers):
+            if part == method.shared_buffers and method.buffers == "local":
+                continue
+            mine, common = ({b.name: b.shape for b in part(each).blocks} for each in (own, layout))
+            for name in (*mine, *common):
+                if (here := mine.get(name)) != (there := common.get(name)):
+                    has, had = ("none" if s is None else " x ".join(map(str, s)) or "1" for s in (here, there))
+                    raise RecipeError(
+                        f"client {client!r}: {name!r} of shape {has} found in its own model, but {method.name} shares "
+                        f"it and the run's model has {had}; give all clients the same model, or use a method that "
+                        "shares no parameters (fedmd, local)"
+                    )
+        modules[client] = module
+    return modules
+
+
 def assemble(
     recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
 ) -> Built:
@@ -351,10 +401,7 @@ def assemble(
         terms = terms_of(section, recipe.training, len(federation.trainers), statistics)
         share, local = share_of(recipe.training, terms), terms.trust == "local"
         method = private(method, clip=section.clip, noise=terms.noise, share=share, local=local)
-    module = starting_model(recipe.model, recipe.seed, dataset)
-    module.public = dataset.public
-    _needs_parts(method, module)
-    module = changed(module, method.model, dataset.input_shape, recipe.seed)
+    module = _module(recipe, method, dataset, recipe.model)
     if recipe.model.start is not None:
         begin_with(module, recipe.model.start)
     if recipe.model.freeze is not None:
@@ -369,7 +416,8 @@ def assemble(
         method.edge.init(method.shared_part(layout))
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
-    built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms)
+    modules = _own_modules(recipe, method, dataset, federation, layout)
+    built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms, modules)
     for refuse in (*refusals.ALL, _stacks, models_to_measure):
         refuse(built)
     return replace(built, stacked=_stacked(built))
@@ -389,6 +437,10 @@ def _stacks(built: Built) -> None:
 def _stackable(built: Built) -> None:
     """Refuse what cannot be stacked."""
     recipe, method = built.recipe, built.method
+    if built.modules:
+        raise RecipeError(
+            f"training.stacked: clients of a stack share one model, but {next(iter(built.modules))} has its own"
+        )
     if isinstance(recipe.training.epochs, dict):
         raise RecipeError(
             "training.stacked: clients of a stack need the same number of epochs, but training.epochs differs by domain"

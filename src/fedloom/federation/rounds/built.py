@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,8 @@ class Built:
     layout: Layout
     terms: PrivacyTerms | None = None
     """The privacy cost of a round, where the recipe has a section for it."""
+    modules: Mapping[str, MultiTask] = field(default_factory=dict)
+    """Client -> its own model, of those that do not have `module`."""
     stacked: bool = False
     """True if clients train stacked, as the recipe says or by itself."""
 
@@ -130,6 +132,20 @@ class Built:
         return {**self.partition.to_json(), "labels": labels}
 
     @property
+    def start(self) -> dict[str, Tensor]:
+        """The initial tensors of all models: the common one's under their own names, others under client/NAME/."""
+        own = {f"client/{c}/{k}": v for c, module in self.modules.items() for k, v in module.state_dict().items()}
+        return {**self.module.state_dict(), **own}
+
+    def begin_again(self, start: Mapping[str, Tensor]) -> None:
+        """Give all models these initial tensors (see `start`). Raises RuntimeError where they do not fit."""
+        self.module.load_state_dict({k: v for k, v in start.items() if not k.startswith("client/")})
+        for client, module in self.modules.items():
+            module.load_state_dict(
+                {key: start.get(f"client/{client}/{key}", v) for key, v in module.state_dict().items()}
+            )
+
+    @property
     def setup(self) -> Setup:
         """The part that workers need."""
         r = self.recipe
@@ -144,6 +160,7 @@ class Built:
             r.runtime.deterministic,
             self.deployed,
             self.attacks,
+            self.modules,
         )
 
     @property

@@ -356,9 +356,9 @@ def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str
     """Return named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal
     one
     under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
-    model = FlatModel.copy_of(built.module)
-    tensors: dict[str, Tensor] = {}
+    common, tensors = FlatModel.copy_of(built.module), dict[str, Tensor]()
     for prefix, (client, one) in wanted(built, state).items():
+        model = FlatModel.copy_of(built.modules[client]) if client in built.modules else common
         tensors |= named(built, model, client, one, state["round"], prefix)
     return tensors, labels(built, state)
 

@@ -45,6 +45,8 @@ class Setup:
     """True if noise must not come from the seed, nor be the same where a round is asked for again."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     """Client -> its attack, of the hostile ones."""
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Client -> its own model, of those that do not have `module`."""
 
     def ctx(self, round: int) -> Ctx:
         """Return the context of a client's part of a round."""
@@ -145,7 +147,8 @@ class Worker:
     def __init__(self, setup: Setup, device: str = "cpu") -> None:
         keep_memory()
         self.setup = setup
-        self.model = FlatModel.copy_of(setup.module, device)
+        self.model = self._common = FlatModel.copy_of(setup.module, device)
+        self._own = {client: FlatModel.copy_of(module, device) for client, module in setup.modules.items()}
         self.tasks = {task.name: task for task in setup.federation.tasks}
         self._last: EvalJob | None = None
         """The job whose model is still loaded, if that of any is."""
@@ -153,6 +156,7 @@ class Worker:
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """Return the client's part of a round, and the scores of the trained model if they are wanted."""
         s, self._last = self.setup, None
+        self.model = self._own.get(job.client, self._common)
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         who = f"client {job.client!r}, round {job.round}"
@@ -244,6 +248,8 @@ class Worker:
         s = self.setup
         client = s.federation.clients[job.client]
         last, self._last = self._last, None if job.personal else job
+        if (model := self._own.get(job.client, self._common)) is not self.model:
+            self.model, last = model, None
         if last is None or job.personal or not job.same_model(last):
             message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
             load(s.method, self.model, message, job.state)
