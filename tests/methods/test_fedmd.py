@@ -18,6 +18,7 @@ from fedloom.federation.runs.reader import Run
 from tests_support import assert_same, load_recipe
 
 Quick = Callable[..., Result]
+ALIKE = f"partition={{name: task-groups, groups: [{', '.join(['[digit, parity, large, holes]'] * 3)}]}}"
 PUBLIC = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
 
@@ -74,10 +75,10 @@ def test_models_of_any_shape_learn_together() -> None:
 
 
 def test_bytes_are_those_of_the_predictions(tmp_path: Path) -> None:
-    """Three numbers of four bytes each way; beside them, up, the number of examples and one bit a block of support."""
+    """Three numbers of four bytes each way, and the number of examples beside them on the way up."""
     fed = federation({"a": linear(1, 1), "b": deep()})
     result = fl.run(fed, tmp_path / "run", model=linear(0, 0), method="fedmd", rounds=1)
-    assert Run.read(result.folder).bytes_total() == {"up": 2 * (12 + 8 + 1), "down": 2 * 12}
+    assert Run.read(result.folder).bytes_total() == {"up": 2 * (12 + 8), "down": 2 * 12}
 
 
 def test_a_resumed_run_is_the_same_with_models_of_their_own(tmp_path: Path) -> None:
@@ -131,6 +132,28 @@ def test_too_few_examples_for_a_public_set_are_refused(quick: Quick) -> None:
         quick("method={name: fedmd, public: 100000}")
 
 
-def test_the_order_of_engines_does_not_matter(quick: Quick) -> None:
+@pytest.mark.parametrize("engine", ["cluster", "flower"])
+def test_every_engine_gives_the_same(quick: Quick, engine: str) -> None:
     method = "method={name: fedmd, public: 20}"
-    assert_same(quick(method), quick(method, "runtime.workers=2"))
+    assert_same(quick(method), quick(method, f"runtime.engine={engine}", "runtime.workers=2"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("peers={weights: {kind: uniform}}",),
+        ("privacy={clip: 1, noise: 0.5, delta: 1.0e-3}",),
+        ("method.codec=sparse", "method.add={feddea: {rho: 0.5}}"),
+        (
+            "method.add={median: }",
+            "attack=sign-flip",
+            "attack.clients=1",
+            ALIKE,
+        ),
+    ],
+    ids=lambda changes: changes[0].partition("=")[0],
+)
+def test_stages_codecs_and_noise_act_on_predictions(quick: Quick, changes: tuple[str, ...]) -> None:
+    result = quick("method={name: fedmd, public: 20}", *changes)
+    assert result.status == "finished"
+    assert not any(event["event"] == "round lost" for line in result.run.rounds for event in line["events"])

@@ -342,7 +342,7 @@ def _freeze(module: MultiTask, glob: str) -> None:
 def _module(recipe: Recipe, method: Method, dataset: Dataset, section: ModelSection) -> MultiTask:
     """Return a section's model as the method changes it."""
     module = starting_model(section, recipe.seed, dataset)
-    module.public = dataset.public
+    module.public = dataset.public if method.public else None
     _needs_parts(method, module)
     return changed(module, method.model, dataset.input_shape, recipe.seed)
 

@@ -192,7 +192,8 @@ def _wrong(new: State, before: State, known: float) -> str | None:
         # both bounds: a small model may grow a lot by honest updates, and a large one moves far by a small factor
         if size > GROWTH * start:
             was = max(start, _size(then))
-            if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
+            usually = max(GROWTH * was, UPDATES * known) or math.inf  # of a model of 0 whose updates are secret
+            if size > usually or size > FAR * max(was, 1.0):
                 return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
     memory = [one for name, one in new["rule"].items() if one and one is not before["rule"].get(name)]
     buffers = new.get("task_buffers") or new["buffers"]

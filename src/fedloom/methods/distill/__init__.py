@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedloom import stages, training
+from fedloom import training
 from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
@@ -86,7 +86,6 @@ def fedmd(*, public: Count = 100, rule: training.Digest) -> m.Method:
         name="fedmd",
         model=(PublicOutputs(),),
         local=(rule,),
-        stage=stages.SupportMean(),
         private=m.Select(exclude=m.Select(role="public")),
         weights="uniform",
         public=public,
