@@ -273,7 +273,7 @@ class BuiltFederation:
         return torch.tensor(mine, dtype=torch.bool)
 
     def _has_all(self, layout: Layout) -> bool:
-        """Return whether every client has all blocks. Only the holders of a task have its predictions on the public set."""
+        """Return whether all clients have all blocks; only the holders of a task have predictions of it."""
         return self.unified and all(b.role != "public" for b in layout.blocks)
 
     def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
