@@ -245,6 +245,11 @@ class Layout:
         return {}
 
     @cached_property
+    def predicts(self) -> bool:
+        """Whether some block is predictions of a task, which only its holders have."""
+        return any(block.role == "public" for block in self.blocks)
+
+    @cached_property
     def common(self) -> Layout:
         """The blocks that belong to no task."""
         return Layout(tuple(b for b in self.blocks if b.task is None))

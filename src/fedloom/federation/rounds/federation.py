@@ -267,18 +267,14 @@ class BuiltFederation:
         """
         if tasks:
             return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks], dtype=torch.bool)
-        if self._has_all(layout):
+        if self.unified and not layout.predicts:
             return None
         mine = [[b.task in (None, *client.tasks) or (self.unified and b.role != "public") for b in layout.blocks]]
         return torch.tensor(mine, dtype=torch.bool)
 
-    def _has_all(self, layout: Layout) -> bool:
-        """Return whether all clients have all blocks; only the holders of a task have predictions of it."""
-        return self.unified and all(b.role != "public" for b in layout.blocks)
-
     def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
         """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""
-        if self._has_all(layout) and all(task is None for _, task in rows):
+        if self.unified and not layout.predicts and all(task is None for _, task in rows):
             return None
         masks = [self.present(self.client(client), layout, (task,) if task else ()) for client, task in rows]
         known = [mask for mask in masks if mask is not None]

@@ -155,8 +155,7 @@ class Worker:
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """Return the client's part of a round, and the scores of the trained model if they are wanted."""
-        s, self._last = self.setup, None
-        self.model = self._own.get(job.client, self._common)
+        s, self._last, self.model = self.setup, None, self._own.get(job.client, self._common)
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         who = f"client {job.client!r}, round {job.round}"
