@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 import fedloom
 from fedloom.core.settings import trust
 from fedloom.engines.api import Result
-from tests_support import load_recipe
+from fedloom.federation.rounds.progress import Progress
+from tests_support import Quick, load_recipe
 
 torch.set_num_threads(1)
 os.fsync = lambda file: None  # a run waits 20 times for the disk; what kills processes leaves the disk alone
@@ -25,6 +26,14 @@ os.fsync = lambda file: None  # a run waits 20 times for the disk; what kills pr
 # How long an example takes says how busy the machine is, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is rendered once is there for all tests, and nothing is in the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +45,12 @@ def _no_code_is_allowed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Callable[..., Result]:
+def quick(tmp_path: Path) -> Quick:
     """Run the main recipe for a few steps, with changes: quick("method=fedprox", recipe="digits-tasks")."""
     count = iter(range(1000))
 
     def run(*changes: str, recipe: str = "digits-tasks", **options: Any) -> Result:
+        options = {"progress": Progress(), **options}
         return fedloom.run(load_recipe(*changes, recipe=recipe), tmp_path / f"run{next(count)}", **options)
 
     return run

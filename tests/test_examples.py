@@ -17,14 +17,11 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 def test_example_runs(path: Path) -> None:
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
-
-
-def test_one_round_by_hand_fits_a_screen_and_learns() -> None:
-    path = next(p for p in EXAMPLES if p.stem == "one_round_by_hand")
-    assert len(path.read_text().splitlines()) < 80
-    out = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout.split()
-    assert float(out[out.index("after") + 2]) > float(out[out.index("before") + 2]) + 0.3
+    out = done.stdout.split()
+    assert out
+    if path.stem == "one_round_by_hand":
+        assert len(path.read_text().splitlines()) < 80, "it fits a screen"
+        assert float(out[out.index("after") + 2]) > float(out[out.index("before") + 2]) + 0.3
 
 
 def test_import_is_light() -> None:

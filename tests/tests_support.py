@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.stages import Stage
 
+Quick = Callable[..., Result]
+"""The fixture `quick`."""
 POOLED = ("centralised", "constant")
 """Methods that need the examples of all clients in one place, and so one process."""
-QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null", "runtime.checkpoint_every=1")
+QUICK = ("data.size=8", "training.rounds=2", "training.steps=2", "training.epochs=null", "runtime.checkpoint_every=1")
+"""Changes that cut the main recipe down to a few steps on small images."""
 
 
 def named(name: str) -> str:
@@ -53,8 +57,8 @@ def needed(addon: str) -> dict[str, Any]:
 
 
 def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
-    """The main recipe, cut down to a few steps, with changes."""
-    return load(recipe, (*QUICK, *changes))
+    """The main recipe, cut down to a few steps on small images, with changes."""
+    return load(recipe, (*(QUICK if recipe == "digits-tasks" else QUICK[1:]), *changes))
 
 
 def outcome(result: Result | Path) -> tuple[dict[str, torch.Tensor], list[Any]]:

@@ -193,7 +193,7 @@ def test_a_client_with_several_tasks_trains_on_mixed_batches(tmp_path):
     assert all(value > 0.3 for value in losses.values()), losses  # not diluted by the other tasks' examples
 
 
-@pytest.mark.parametrize(("name", "tasks"), [("eight", 8), ("thirty", 30)])
+@pytest.mark.parametrize(("name", "tasks"), [("eight", 8), pytest.param("thirty", 30, marks=pytest.mark.slow)])
 def test_embedded_recipe_trains(name, tasks, tmp_path):
     result = fedloom.run(f"matu/{name}-embedded", tmp_path / "run", overrides=SMALL)
     assert len(result.run.final().values) == tasks

@@ -23,11 +23,6 @@ def pixels(path) -> np.ndarray:
         return np.array(picture)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
-
-
 def fedloom(monkeypatch, *words: str) -> None:
     monkeypatch.setattr("sys.argv", ["fedloom", "data", "preview", *words])
     with pytest.raises(SystemExit) as done:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,10 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
-from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError
 from fedloom.federation.recipes.loader import load
 from fedloom.study.report.collect import of_run
-from tests_support import assert_same, load_recipe, stopped_after
-
-Quick = Callable[..., Result]
+from tests_support import Quick, assert_same, load_recipe, stopped_after
 
 
 def test_a_run_goes_on_as_if_it_had_been_meant_to(quick: Quick) -> None:

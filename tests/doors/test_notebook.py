@@ -61,14 +61,9 @@ def executed(tmp_path: Path, *workers: int) -> tuple[list[str], str]:
     return told, pages[-1]
 
 
-def test_a_cell_may_run_twice_and_its_result_shows_itself(tmp_path: Path) -> None:
-    told, page = executed(tmp_path, 1, 1)
-    assert told[0] == told[1]
+@pytest.mark.slow
+def test_a_cell_may_run_twice_its_result_shows_itself_and_its_functions_reach_worker_processes(tmp_path: Path) -> None:
+    told, page = executed(tmp_path, 1, 2, 2)
+    assert told[0] == told[1] == told[2]
     assert "<table>" in page
     assert "error" in page
-
-
-@pytest.mark.slow
-def test_functions_of_a_notebook_reach_worker_processes(tmp_path: Path) -> None:
-    told, _ = executed(tmp_path, 1, 2, 2)
-    assert told[0] == told[1] == told[2]

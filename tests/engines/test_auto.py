@@ -13,7 +13,7 @@ from fedloom.engines.api import Result
 from fedloom.errors import UserError
 from fedloom.experiments.grid_run import one_worker
 from fedloom.federation.recipes.loader import load
-from fedloom.federation.recipes.runtime import Runtime, cores
+from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.rounds.messages import Message
 from fedloom.federation.rounds.worker import TrainJob
 from tests_support import assert_same
@@ -97,13 +97,6 @@ def test_a_run_that_moves_to_workers_is_the_same(quick: Callable[..., Result], m
     monkeypatch.setattr(places_of, "WorkerPool", lambda *setup: pools.append(pool := WorkerPool(*setup)) or pool)
     assert_same(quick("training.rounds=3"), quick("training.rounds=3", "runtime.workers=auto"))
     assert pools
-
-
-def test_auto_is_as_many_as_there_are_cores_or_devices() -> None:
-    assert Runtime(workers="auto").processes == cores()
-    assert Runtime(workers="auto", threads=2 * cores()).processes == 1
-    assert Runtime(workers="auto", device=("cuda:0", "cuda:1")).processes == 2
-    assert Runtime(workers=3).processes == 3
 
 
 def test_cells_beside_others_have_one_worker() -> None:

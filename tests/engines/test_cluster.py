@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,12 @@ import torch
 
 import fedloom
 from cluster_support import start
-from fedloom.engines.api import Result
 from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.methods import METHODS
 from fedloom.methods.robust.attacks import ATTACKS
-from tests_support import POOLED, QUICK, assert_same, load_recipe, named, outcome
-
-Quick = Callable[..., Result]
+from tests_support import POOLED, QUICK, Quick, assert_same, load_recipe, named, outcome
 
 HARD = (
     "digits-tasks",

@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.core.settings.section import strict
 from fedloom.engines.api import Result
-from fedloom.errors import RecipeError
-from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, staleness
 from peers_support import Valleys
@@ -163,19 +160,6 @@ def test_methods_of_all_sorts_run(name: str) -> None:
     assert any(about["neighbours"] for about in peers.recorded("peer"))
 
 
-@pytest.mark.parametrize(
-    ("section", "why"),
-    [
-        ({"mode": "asynchronous"}, "needs scenario.speed"),
-        ({"mode": "asynchronous", "scenario": {"speeds": {"a": 1}}}, "needs scenario.speed"),
-        (free({}, similarity={"normalise": "min-max"}), "one by one"),
-    ],
-)
-def test_what_needs_one_instant_is_refused(section: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        strict(PeersSection, section)
-
-
 SHORT = ("training.steps=1", "training.rounds=4", "evaluation={every: 4, splits: [val]}", "model.heads=own")
 FREE = (
     "peers={mode: asynchronous, choose: {top: 2}, similarity: {signals: {gradient: 1, cross-loss: 1, features: 1}}, "
@@ -190,16 +174,3 @@ def test_a_whole_run_resumes(quick: Callable[..., Result], tmp_path: Path) -> No
     times = [r["end"] for line in whole.run.rounds for r in line.get("records", ()) if r["kind"] == "clock"]
     assert len(times) == 4
     assert times == sorted(times)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ((FREE, "training.participation=0.5"), "participation"),
-        (("method={name: fedavg, add: {staleness: {}}}",), "asynchronous"),
-        (("method={name: fedavg, add: {staleness: {}}}", "peers={}"), "asynchronous"),
-    ],
-)
-def test_recipes_that_cannot_work_are_refused(changes: tuple[str, ...], why: str) -> None:
-    with pytest.raises(RecipeError, match=why):
-        fedloom.plan(load_recipe(*SHORT, *changes))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from fedloom.core.settings.section import strict
-from fedloom.engines.api import Result, trained_models
+from fedloom.engines.api import trained_models
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.build import build
 from peers_support import Valleys
-from tests_support import load_recipe
+from tests_support import Quick, load_recipe
 
-Quick = Callable[..., Result]
 TWO = [[5.0, 1], [-5, 1], [5, 1.5], [-5, 1.2], [5, 0.8], [-5, 0.9]]
 ONCE: dict[str, Any] = {"steps": 1, "optimizer": {"name": "sgd", "lr": 1.0}}
 
@@ -82,13 +80,9 @@ def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> Non
     ("section", "why"),
     [
         ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between any two peers"),
-        ({"choose": {"groups": {}}, "similarity": {"normalise": "z-score"}}, "at least 0"),
         ({"choose": {"groups": {}}, "similarity": {"scale": "cosine"}}, "similarity.scale is cosine"),
         ({"similarity": {"signals": {"cross-loss": 1}, "cross_loss": "negative"}}, "leave out every neighbour"),
         ({"similarity": {"model": "received"}}, "set gradient: loss"),
-        ({"choose": {"groups": {}}, "scope": "encoder"}, "outside the encoder"),
-        ({"choose": {"groups": {"low": 5}}}, "must not exceed"),
-        ({"choose": {"groups": {}}, "mode": "asynchronous", "scenario": {"speed": 1}}, "at once"),
     ],
 )
 def test_what_does_not_go_is_refused(section: dict[str, Any], why: str) -> None:
@@ -96,8 +90,6 @@ def test_what_does_not_go_is_refused(section: dict[str, Any], why: str) -> None:
         strict(PeersSection, section)
 
 
-def test_outputs_need_validation_data() -> None:
-    with pytest.raises(RecipeError, match=r"groups\.fine.*val_fraction"):
-        build(load_recipe("partition.val_fraction=0", peers(0.4)))
+def test_vectors_of_tasks_have_no_outputs_to_group_by() -> None:
     with pytest.raises(RecipeError, match="groups by outputs"):
         build(load_recipe("method=matu", peers(0.4)))

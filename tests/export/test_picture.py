@@ -37,17 +37,9 @@ OUTSIDE, ROOMS = 5, 4
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run with personal models, one with a global model, one with both, on two data sets side by side."""
     home = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDLOOM_CACHE", str(home / "cache"))
-        for method in ("local", "fedavg", "ditto"):
-            recipe = load("fedhca2/scenes-outside-st-rooms-mt", (*SMALL, f"method={method}"))
-            fedloom.run(recipe, home / method)
+    for method in ("local", "fedavg", "ditto"):
+        fedloom.run(load("fedhca2/scenes-outside-st-rooms-mt", (*SMALL, f"method={method}")), home / method)
     return {method: home / method for method in ("local", "fedavg", "ditto")}
-
-
-@pytest.fixture(autouse=True)
-def cache(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLOOM_CACHE", str(runs["local"].parent / "cache"))
 
 
 def width(columns: int) -> int:

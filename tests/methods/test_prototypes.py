@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,8 +55,7 @@ def test_labels_of_prototypes_are_of_the_senders_own_tasks() -> None:
             read(torch.tensor(bad))
 
 
-def test_without_a_classification_it_is_fedavg(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+def test_without_a_classification_it_is_fedavg(quick: Quick) -> None:
     small = ("data.count=24", "data.test_count=4", "training.batch_size=4", "training.steps=1", "evaluation.every=2")
     expected, found = (quick(f"method={m}", *small, recipe="feddea/scenes") for m in ("fedavg", "fedsa"))
     assert_same(expected, found)
@@ -215,14 +213,3 @@ def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
 def test_it_goes_before_a_mean(stage: Stage) -> None:
     check_closed([stage >> Mean()], "test")
     assert (stage >> Mean()).traits.reduces
-
-
-def test_numbers_out_of_range() -> None:
-    for make in (
-        lambda: MeanPrototypes("all"),  # type: ignore[arg-type]
-        lambda: ClusteredPrototypes("middle"),  # type: ignore[arg-type]
-        lambda: TrainedPrototypes(lr=0),
-        lambda: MovingAnchors(1.1),
-    ):
-        with pytest.raises(ValueError, match="found"):
-            make()

@@ -155,7 +155,7 @@ def test_erasers_are_shared_but_for_their_statistics() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("model={name: tiny-vit, width: 16, depth: 1, num_heads: 2}", "qkv' of TimmEncoder gives 16 x 48 values per"),
+        ("model={name: tiny-vit, width: 16, depth: 1, num_heads: 2}", "qkv' of TimmEncoder gives 4 x 48 values per"),
         ("model={name: mlp, lora: {rank: 2, targets: [layers.0]}}", "leave model.lora out"),
     ],
 )

@@ -259,14 +259,6 @@ def test_alone_and_in_silence(add_own: bool) -> None:
     assert zero.coefficients == pytest.approx({"a": 0.5 / 1.16 + add_own, "b": 0.5 / 1.16})
 
 
-def test_the_order_of_messages_does_not_matter() -> None:
-    given = random_rows()
-    a = conflict_averse_mix("b", given)
-    b = conflict_averse_mix("b", dict(reversed(given.items())))
-    assert torch.equal(a.update, b.update)
-    assert a.weights == b.weights
-
-
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected an update of peer 'z' itself, found those of \['a'\]"):
         conflict_averse_mix("z", {"a": torch.ones(2)})

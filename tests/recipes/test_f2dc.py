@@ -49,16 +49,6 @@ def test_the_papers_federations(name: str, classes: int, clients: dict[str, int]
     assert set(result.run.final().values) == {"label"}
 
 
-def test_the_papers_settings() -> None:
-    for name, clients in (("pacs", 10), ("office-caltech", 10), ("digits", 20)):
-        recipe = load(f"f2dc/{name}")
-        t, o = recipe.training, recipe.training.optimizer
-        assert (t.rounds, t.epochs, t.batch_size) == (100, 10, 64)
-        assert (o.name, o.lr, o.momentum, o.weight_decay) == ("sgd", 0.01, 0.9, 1e-5)
-        assert (recipe.model.name, recipe.model.params["width"]) == ("resnet10", 64)
-        assert sum(recipe.partition.params["clients"].values()) == clients
-
-
 @pytest.mark.parametrize(("name", "clients"), [("pacs-real", 10), ("office-real", 10), ("digits-real", 20)])
 def test_the_real_twins_train(name: str, clients: int, tmp_path: Path) -> None:
     if not (SHARED / "pacs.npz").exists():

@@ -36,17 +36,15 @@ MINI = {"feddea/nyud-mini": "data.path", "thesis/nyud-mini": "data.path", "fedhc
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_scenes_twin_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+def test_scenes_twin_trains(name: str, tmp_path: Path) -> None:
     result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, *TWINS[name]])
     assert set(result.run.final().values) == set(result.run.info["tasks"])
 
 
 @pytest.mark.parametrize("name", MINI)
-def test_real_twin_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_twin_trains(name: str, tmp_path: Path) -> None:
     if not REAL.exists():
         pytest.skip("the small NYU v2 is not here")
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     more = ["data.sets.outside.count=24", "data.sets.outside.test_count=4"] if name.startswith("fedhca2") else []
     result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, f"{MINI[name]}={REAL}", *more])
     assert set(result.run.final().values) == set(result.run.info["tasks"])

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.federation.rounds.progress import Progress
 from fedloom.tasks import Classification
 
 HERE = Path(__file__).parent
@@ -57,7 +58,7 @@ def run(name: str, folder: Path) -> Path:
             own_objects(folder)
             return folder
         recipe, *changes = known_runs()[name]
-        fedloom.run(recipe, folder, overrides=changes)
+        fedloom.run(recipe, folder, overrides=changes, progress=Progress())
         if name == "resumed":
             fedloom.resume(folder, overrides=["training.rounds=4"])
     return folder

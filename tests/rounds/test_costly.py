@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.errors import RecipeError
 from fedloom.federation.recipes import load
-from fedloom.federation.recipes.runtime import Evaluation
-from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.dense import Edge
@@ -28,11 +25,6 @@ SMALL = (
 )  # fmt: skip
 LEAVES = ("partition.val_fraction=0.25", "early_stopping={patience: 1, min_delta: 9}")
 """No round improves on the first by 9, so a run stops after the second and keeps the first."""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def run(folder: Path, *changes: str) -> Run:
@@ -93,16 +85,6 @@ def _full(*_: Any, **__: Any) -> None:
     raise OSError("disk full")
 
 
-def test_how_often_is_a_multiple_of_how_often_all_is_measured() -> None:
-    with pytest.raises(RecipeError, match=r"evaluation.costly_every: 3 found, expected a multiple of every \(2\)"):
-        load("feddea/scenes", ["evaluation.every=2", "evaluation.costly_every=3"])
-    plain, often = load("feddea/scenes"), load("feddea/scenes", ["evaluation.costly_every=5"])
-    assert recipe_hash(plain) != recipe_hash(often)
-    older = plain.model_dump(mode="json")
-    del older["evaluation"]["costly_every"]
-    assert recipe_hash(older) == recipe_hash(plain)
-
-
 CUT = ("model={name: tiny-pyramid}", "training.rounds=1", "training.epochs=null", "training.steps=1",
        "training.batch_size=2", "runtime.diagnostics=false")  # fmt: skip
 FULL = {
@@ -131,16 +113,3 @@ def test_the_papers_recipes_judge_edges_by_odsf(name: str, tmp_path: Path) -> No
         assert tasks[task]["primary"] == "odsf"
         assert {"odsf", "edge_f_plain"} <= tasks[task]["metrics"].keys()
         assert 0 < final[task]["odsf"] < 1
-
-
-@pytest.mark.parametrize(("every", "expected"), [(None, [6]), (2, [2, 4, 6]), (4, [4, 6])])
-def test_what_takes_long_is_measured_in_the_last_round_and_every_so_many(
-    every: int | None, expected: list[int]
-) -> None:
-    evaluation = Evaluation(costly_every=every)
-    assert [round for round in range(7) if evaluation.in_full(round, 6)] == expected
-
-
-def test_pictures_are_kept_after_evaluations_1_2_4_and_8() -> None:
-    evaluation = Evaluation(every=3, predictions=True)
-    assert [round for round in range(60) if evaluation.pictured(round)] == [3, 6, 12, 24, 48]

@@ -28,11 +28,6 @@ SMALL = (
 )
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
-
-
 def recipe(*changes: str) -> Recipe:
     return load("feddea/scenes", (*SMALL, *changes))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,10 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.engines.api import Result
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.diagnostics import groups_of, look
 from fedloom.stages import Mean, TopMagnitude
-from tests_support import assert_same
-
-Quick = Callable[..., Result]
+from tests_support import Quick, assert_same
 
 
 def updates(X: Any, **more: Any) -> Updates:

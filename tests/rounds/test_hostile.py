@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fedloom.core.updates import Updates
 from fedloom.data.partition import Partition
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError
-from fedloom.federation.recipes import dump, load, recipe_hash
+from fedloom.federation.recipes import dump, load
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.build import build, build_method
 from fedloom.federation.rounds.hostile import conspired
@@ -26,9 +25,8 @@ from fedloom.federation.rounds.server import collect
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
 from fedloom.methods.robust.attacks import ATTACKS
-from tests_support import assert_same, load_recipe, named, stopped_after
+from tests_support import Quick, assert_same, load_recipe, named, stopped_after
 
-Quick = Callable[..., Result]
 FLOWER = "runtime.engine=flower"
 NAMES = ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
 
@@ -38,15 +36,6 @@ def test_an_attack_is_named_as_briefly_as_a_method() -> None:
     assert brief == load_recipe("attack={name: alie, clients: 3, factor: null}")
     assert load(dict(brief.model_dump(mode="json"))) == brief
     assert "attack: null" in dump(load_recipe())
-
-
-def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
-    plain = load_recipe()
-    older = plain.model_dump(mode="json")
-    del older["attack"], older["method"]["max_examples"]
-    assert recipe_hash(older) == recipe_hash(plain)
-    for change in ("attack=replay", "method.max_examples=9", "method.weights=declared"):
-        assert recipe_hash(load_recipe(change)) != recipe_hash(plain)
 
 
 @pytest.mark.parametrize(

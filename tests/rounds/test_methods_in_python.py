@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import fedloom
 from fedloom import Method, methods
-from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import load
@@ -22,9 +20,7 @@ from fedloom.methods import METHODS
 from fedloom.stages import CAGrad, Heal, PCGrad, Stage, TopMagnitude
 from fedloom.study import compare
 from fedloom.training import Proximal
-from tests_support import load_recipe
-
-Quick = Callable[..., Result]
+from tests_support import Quick, load_recipe
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,21 +20,19 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
-from fedloom.engines.api import Result, plan
+from fedloom.engines.api import plan
 from fedloom.errors import DataError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
 from fedloom.federation.rounds.messages import Payload
-from fedloom.federation.rounds.progress import Lines, Progress
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import Patience, initial_state
 from fedloom.federation.rounds.server import merge_buffers, server_init, server_step
 from fedloom.federation.rounds.worker import check_device
 from fedloom.methods.method import Method
-from fedloom.stages import Identity
-from tests_support import load_recipe, outcome
+from tests_support import Quick, load_recipe, outcome
 
-Quick = Callable[..., Result]
 REAL = Path(__file__).parents[3] / "shared" / "data"
 
 
@@ -303,21 +299,6 @@ def test_absent_clients_keep_their_state(quick: Quick) -> None:
         assert moved == (client in lines[1]["cohort"])
 
 
-def test_lines_say_how_long_the_rest_will_take(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
-    """Of 20 rounds 4 were done before; each takes 30 seconds, and every second one is told."""
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    lines = Lines()
-    lines.start(20, 4)
-    for number in (5, 6, 7, 20):
-        now[0] = 1000.0 + 30 * (number - 4)
-        lines.round(number, {})
-    assert capsys.readouterr().err.splitlines() == [
-        "round 6/20  1:00 spent, 7:00 left",
-        "round 20/20  8:00 spent, 0:00 left",
-    ]
-
-
 def test_nobody_left_changes_nothing() -> None:
     built = build(load_recipe())
     state = initial_state(built)["server"]
@@ -359,12 +340,6 @@ def test_trained_models_are_measured_before_aggregation(quick: Quick) -> None:
         }
 
     assert values("trained") == values("personal")
-
-
-def test_a_personal_method_keeps_one_model_per_client(quick: Quick) -> None:
-    tensors, lines = outcome(quick(method=Method(name="identity", stage=Identity())))
-    assert sum(name.endswith("heads.digit.bias") for name in tensors) == 5
-    assert {m["model"] for m in lines[1]["metrics"]} == {"personal"}
 
 
 def test_a_part_in_a_worker_process_has_the_same_groups() -> None:

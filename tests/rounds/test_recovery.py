@@ -32,9 +32,8 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
 from peers_support import Valleys
 from quadratics import Quadratics
-from tests_support import assert_same, client_step, load_recipe, outcome, stopped_after
+from tests_support import QUICK, Quick, assert_same, client_step, load_recipe, outcome, stopped_after
 
-Quick = Callable[..., Result]
 ROUNDS = ("training.rounds=4",)
 
 
@@ -94,14 +93,10 @@ GROUP = ("data.tasks=[digit]", "partition={name: one-task, clients_per_task: 4}"
     ("changes", "said"),
     [
         ((), True),
-        (("method=fedper",), True),
         (("method=fedhca2",), True),
-        (("method={name: fedavg, add: {nnm: {}}}",), True),
         (("method={name: fedavg, add: {multi-krum: {f: 0}}}",), True),
         (("method={name: fedavg, add: {multi-krum: {}}}",), False),
-        (("method={name: fedavg, add: {nnm: {}, trimmed-mean: {}}}",), False),
         (("method={name: fedper, add: {clip: {}}}",), False),
-        (("method=local",), False),
     ],
     ids=str,
 )
@@ -131,7 +126,7 @@ def test_the_length_of_a_private_row_is_not_told(quick: Quick, monkeypatch: pyte
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "matu", "fedhca2"])
 def test_honest_clients_are_not_named(method: str, quick: Quick) -> None:
     """Some have one task and some five; steps are large."""
-    result = quick(f"method={method}", "training.rounds=4", "training.optimizer={name: sgd, lr: 0.1}")
+    result = quick(f"method={method}", "training.optimizer={name: sgd, lr: 0.1}")
     assert not [event for line in result.run.rounds for event in line["events"]]
 
 
@@ -193,7 +188,7 @@ def test_a_run_in_which_everybody_is_enormous_gives_up(
 
 def test_the_command_line_says_that_a_run_gave_up(tmp_path: Path) -> None:
     where = ["--quiet", "--out", str(tmp_path / "r")]
-    changes = ["training.rounds=9", "training.steps=2", "training.epochs=null", "training.optimizer.lr=1e30"]
+    changes = [*QUICK, "training.rounds=9", "training.optimizer.lr=1e30"]
     shown = CliRunner().invoke(app, ["run", "digits-tasks", *changes, *where])
     assert shown.exit_code == 1
     assert "nothing learned: " in shown.output

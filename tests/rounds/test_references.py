@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,10 @@ from fedloom.methods.method import InOnePlace
 from fedloom.stages import Identity
 from fedloom.tasks import Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.rules import label_means
-from tests_support import POOLED, assert_same, load_recipe, outcome, stopped_after
+from tests_support import POOLED, Quick, assert_same, load_recipe, outcome, stopped_after
 
-Quick = Callable[..., Result]
 ALIKE = ("partition={name: iid, clients: 3}", "training={rounds: 2, epochs: 1, batch_size: 5000, optimizer: {lr: 0.1}}")
 SCENES = ("data.count=48", "data.test_count=12", "training.rounds=1", "training.epochs=1", "training.schedule.warmup=0")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def values(result: Result, split: str = "test") -> dict[tuple[str, str], float]:
@@ -208,11 +199,11 @@ def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Qui
     assert {m["client"] for m in line["metrics"]} == set(built.federation.clients)
 
 
-@pytest.mark.parametrize("method", [*POOLED, "{name: centralised, by: task}", "{name: centralised, add: {feddea: {}}}"])
+@pytest.mark.parametrize("method", ["{name: centralised, by: task}", "{name: centralised, add: {feddea: {}}}"])
 def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
     recipe = load_recipe(f"method={method}", "training.rounds=3")
     whole = fedloom.run(recipe, tmp_path / "whole")
-    assert_same(whole, fedloom.resume(stopped_after(int(method != "constant"), tmp_path / "part", recipe)))
+    assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "part", recipe)))
 
 
 def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
@@ -271,9 +262,9 @@ def test_show_estimates_the_trivial_answer(quick: Quick) -> None:
 
 
 def test_show_counts_activations_and_refuses_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An MLP keeps its input (256) and the outputs of its layers (128, 64) of each example, as float32."""
+    """An MLP keeps its input (64) and the outputs of its layers (128, 64) of each example, as float32."""
     recipe = load_recipe("model=mlp", "training.batch_size=16")
-    assert plan(recipe).memory["activations of a batch (per worker)"] == 4 * (256 + 128 + 64) * 16
+    assert plan(recipe).memory["activations of a batch (per worker)"] == 4 * (64 + 128 + 64) * 16
     built = build(load_recipe("model={name: resnet10, width: 2}"))
     before = {name: b.clone() for name, b in built.module.named_buffers()}
     assert activations(built) > 0

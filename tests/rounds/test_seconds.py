@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedloom.engines.api import Result
 from fedloom.federation.rounds import messages, worker
 from fedloom.federation.rounds.messages import Ledger
-
-Quick = Callable[..., Result]
+from tests_support import Quick
 
 
 @pytest.mark.parametrize("changes", [(), ("model={name: mlp, hidden: [4]}", "training.stacked=true")])

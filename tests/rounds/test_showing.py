@@ -35,13 +35,6 @@ SCENES = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Peers with personal models and dense tasks."""
@@ -189,12 +182,6 @@ def test_the_answers_of_earlier_rounds_stay(scenes: Path, tmp_path: Path) -> Non
     assert answers(folder, "round-2.json") == answers(folder, showing.INDEX)  # kept too, for the run may go on
     assert answers(folder, "round-1.json") == answers(scenes, showing.INDEX)  # whose only round it is
     assert answers(folder, "round-1.json") != answers(folder, showing.INDEX)
-
-
-def test_earlier_rounds_are_those_of_a_few_evaluations() -> None:
-    asked = load("digits-tasks", ("evaluation.every=5",)).evaluation
-    assert [round for round in range(100) if asked.pictured(round)] == [5, 10, 20, 40, 80]
-    assert not load("digits-tasks", ("evaluation.predictions=false",)).evaluation.pictured(1)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from fedloom.engines.api import Result, trained_models
+from fedloom.engines.api import trained_models
 from fedloom.engines.pool import Stacked, executor
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
-
-Quick = Callable[..., Result]
+from tests_support import Quick
 
 
 @pytest.mark.parametrize("method", ["fedavg", "{name: fedprox, mu: 0.1}"])

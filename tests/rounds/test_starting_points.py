@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,19 @@ import torch
 import fedloom
 from fedloom.core.lazy import need
 from fedloom.data.dataset import Dataset, TensorExamples, normal
-from fedloom.engines.api import Result, trained_models
+from fedloom.engines.api import trained_models
 from fedloom.errors import RecipeError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.pretrain import pretrain
 from fedloom.federation.recipes.loader import load
-from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build, starting_model
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.training.config import Schedule, Training
 from fedloom.training.optim import learning_rate
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import Quick, assert_same, load_recipe, stopped_after
 
-Quick = Callable[..., Result]
 SMALL = ("data.count=8", "data.test_count=4", "training.steps=null", "training.epochs=1")
 RESNET = "model={name: resnet10, width: 4"
 
@@ -77,11 +75,9 @@ def test_the_encoder_moves_at_its_own_rate(quick: Quick) -> None:
         torch.testing.assert_close(slow[name] - start, share * (plain[name] - start), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["{name: adamw, lr: 0.01, encoder_lr: 0.001}", "{lr: 0.1, momentum: 0.9, encoder_lr: 0.02}"]
-)
-def test_a_run_with_two_rates_resumes_bit_identically(optimizer: str, tmp_path: Path) -> None:
-    changes = (f"training.optimizer={optimizer}", "training.keep_optimizer=true", "training.rounds=3")
+def test_a_run_with_two_rates_resumes_bit_identically(tmp_path: Path) -> None:
+    optimizer = "training.optimizer={name: adamw, lr: 0.01, encoder_lr: 0.001}"
+    changes = (optimizer, "training.keep_optimizer=true", "training.rounds=3")
     recipe = load_recipe(*changes, "training.schedule={name: cosine, warmup_share: 0.4}")
     whole = fedloom.run(recipe, tmp_path / "whole")
     assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "part", recipe)))
@@ -145,16 +141,6 @@ def test_inputs_go_from_the_datas_normalisation_to_that_of_the_weights(
     ).rescale
     assert found is not None
     assert [v.flatten().tolist() for v in found] == [scale, shift]
-
-
-def test_the_hash_of_a_recipe_without_the_keys_is_as_it_was() -> None:
-    recipe = load_recipe()
-    value = recipe.model_dump(mode="json")
-    for key in ("inputs", "freeze", "frozen_statistics"):
-        del value["model"][key]
-    del value["training"]["optimizer"]["encoder_lr"], value["training"]["schedule"]["warmup_share"]
-    assert recipe_hash(value) == recipe_hash(recipe)
-    assert recipe_hash(load_recipe("training.optimizer.encoder_lr=0.01")) != recipe_hash(recipe)
 
 
 def test_an_exported_model_gets_images_as_its_weights_want_them(quick: Quick, tmp_path: Path) -> None:

@@ -10,11 +10,6 @@ from fedloom.models.tasks.pixels import depth_l1
 from tests_support import load_recipe
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
-
-
 def tasks_of(*changes: str):
     small = ("data.count=16", "data.test_count=2")
     return {t.name: t for t in build(load_recipe(*small, *changes, recipe="feddea/scenes")).federation.tasks}

@@ -66,21 +66,11 @@ REFUSED = [
     ("model.freeze=nothing*", "matches no parameter"),
     ("model.freeze='*'", "matches every parameter"),
     (f"{ALL} | partition.clients=4000", "partition.clients: 4000 found, but the data set has"),
-    (f"{PRIVATE} | method.weights=size", "set method.weights: uniform, or method.max_examples"),
-    (f"{PRIVATE} | method=local", "send nothing, so there is nothing to protect"),
     (f"{PRIVATE} | method=centralised", "send nothing, so there is nothing to protect"),
     (f"{PRIVATE} | method=separate", "separate sends one row per task"),
-    (f"{PRIVATE} | method=scaffold", "sends control beside the update"),
-    (f"{PRIVATE} | peers={{weights: {{kind: uniform}}}}", "set trust: local"),
-    (f"{PRIVATE} | early_stopping.patience=1", "clients' validation data"),
-    (f"{PRIVATE} | privacy.trust=local | {FREE}", "set peers.mode: synchronous"),
     (
         f"{PRIVATE} | privacy.trust=local | peers={{similarity: {{signals: {{disparity: 1}}}}}}",
         "privacy: similarity disparity",
-    ),
-    (
-        f"{PRIVATE} | privacy.trust=local | peers={{similarity: {{signals: {{features: 1}}}}}}",
-        "privacy: similarity features",
     ),
     (IFCA % ("groups", ", choose: {top: 1}"), "peers.choose found, but"),
     (IFCA % ("groups", ", choose: {threshold: 0.5}"), "peers.choose found, but"),
@@ -107,7 +97,6 @@ REFUSED = [
     ),
     (f"{MOVED} | partition.clients=3", "rr-cluster"),
     ("method=centralised | peers={weights: {kind: uniform}}", "centralised"),
-    ("method=centralised | attack={name: sign-flip, clients: 1}", "attack: "),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedloom
 from tests_support import load_recipe, stopped_after
 
-CHANGES = ("training.rounds=4", "data.size=8")
+CHANGES = ("training.rounds=4",)
 PEERS = (*CHANGES, "model.heads=own", "peers={}")
 
 

@@ -109,7 +109,7 @@ def test_a_full_mirror_is_said_once_however_quiet_the_run_is(
         return real(source, target, **options)
 
     monkeypatch.setattr(shutil, "copyfile", copyfile)
-    command = ["run", "digits-tasks", *QUICK, "data.size=8", "-q", "--out", str(tmp_path / "run")]
+    command = ["run", "digits-tasks", *QUICK, "-q", "--out", str(tmp_path / "run")]
     monkeypatch.setattr("sys.argv", ["fedloom", *command, f"runtime.mirror={tmp_path / 'copies'}"])
     with pytest.raises(SystemExit) as ended:
         main()

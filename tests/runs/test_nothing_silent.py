@@ -23,7 +23,7 @@ from fedloom.federation.runs import checkpoint, folder
 from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import is_over
 from runs.conftest import CHANGES, PEERS
-from tests_support import Stop, assert_same, load_recipe, stopped_after
+from tests_support import QUICK, Stop, assert_same, load_recipe, stopped_after
 
 
 def edit(file: Path, old: str, new: str, count: int = 1) -> None:
@@ -236,7 +236,7 @@ def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(whole: Path,
 def test_a_run_that_learned_nothing_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app,
-        ["run", "digits-tasks", "training.rounds=2", "training.optimizer.lr=1e30", "-q", "--out", str(tmp_path / "r")],
+        ["run", "digits-tasks", *QUICK, "training.optimizer.lr=1e30", "-q", "--out", str(tmp_path / "r")],
     )
     assert result.exit_code == 1
     assert "nothing learned: " in result.output

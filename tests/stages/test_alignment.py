@@ -118,14 +118,6 @@ def test_config_is_its_definition_for_millions_of_columns() -> None:
     assert np.linalg.norm(found[0].numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
-def test_config_of_the_pinned_rows() -> None:
-    expected = torch.tensor([0.233303, 0.837721, -0.117936, 0.749203], dtype=torch.float64)
-    torch.testing.assert_close(ConFIG().on(D)[0][0], expected, rtol=0, atol=1e-6)
-    unit = D / D.norm(dim=1, keepdim=True)
-    cosines = unit @ ConFIG().on(D, n=[1, 2, 5])[0][0]
-    torch.testing.assert_close(cosines, cosines[:1].expand(3))
-
-
 def test_config_is_torchjds_divided_by_the_number_of_rows() -> None:
     library = pytest.importorskip("torchjd.aggregation")
     X = random_rows(1, 4)

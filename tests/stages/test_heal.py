@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ from fedloom import Method
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.engines.api import Result
 from fedloom.federation.runs import checkpoint
 from fedloom.methods.heal import aggregation as module
 from fedloom.methods.heal.aggregation import _needed
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
-from tests_support import outcome
 
-Quick = Callable[..., Result]
 FIRST = [[1.0, -1, 2, 0], [-1, 1, 2, 0]]
 SECOND = [[1.0, 1, -2, 0], [-2, 1, 1, 0]]
 
@@ -198,20 +194,6 @@ def test_weights_can_be_multiplied() -> None:
         )
     assert "weight" in Heal(weights="multiply").traits.reads
     assert "weight" not in Heal().traits.reads
-
-
-@pytest.mark.parametrize("wrong", [{"tau": 1.0}, {"beta": 1.5}, {"zeros": "some"}, {"weights": "some"}])
-def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Heal(**wrong)
-
-
-def test_nothing_masked_is_the_uniform_mean_in_a_run(quick: Quick) -> None:
-    """Equal up to rounding: with a mask, weights are applied coordinate by coordinate."""
-    healed = quick("method={name: fedavg, add: {heal: {tau: -1, beta: 0}}}")
-    uniform = quick("method={name: fedavg, weights: uniform}")
-    for a, b in zip(outcome(healed)[0].values(), outcome(uniform)[0].values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_history_of_raw_or_of_transformed_rows() -> None:

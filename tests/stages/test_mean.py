@@ -35,12 +35,6 @@ def test_coef_counts_per_coordinate_and_is_zero_safe() -> None:
     close(Mean().on(D, n=[1, 1, 2], coef=coef)[0], [0.5, (2 + 2 * 1) / 3, 0, 0])
 
 
-def test_presence_is_per_block() -> None:
-    present = [[True, False], [True, True], [False, False]]
-    close(Mean().on(D, layout=TWO, present=present)[0], [0.5, 0.5, 1, 0])
-    close(Mean().on(D, layout=TWO, present=present, coef=torch.ones(3, 4))[0], [0.5, 0.5, 1, 0])
-
-
 def test_coef_and_presence_of_three_blocks() -> None:
     layout = Layout((Block("a", (1,)), Block("b", (2,)), Block("c", (1,))))
     present = [[True, False, True], [True, True, False], [False, False, True]]

@@ -196,13 +196,6 @@ def test_equal_rows_come_back(rule: Robust) -> None:
     torch.testing.assert_close(rule.on(X)[0], X)
 
 
-@each
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_the_scale_does_not_matter_in_float32(rule: Robust, scale: float) -> None:
-    X = torch.from_numpy(rows()).float()
-    torch.testing.assert_close(rule.on(X * scale)[0] / scale, rule.on(X)[0], rtol=1e-5, atol=1e-6)
-
-
 @each_combining
 @pytest.mark.parametrize("lie", [1e3, -10.0, 1e30, -1e30, float("nan"), float("inf")])
 def test_a_minority_of_liars_moves_the_result_no_further_than_honest_rows_lie_apart(rule: Robust, lie: float) -> None:
@@ -310,16 +303,6 @@ def test_a_peer_clips_around_its_own_row_whatever_it_hears() -> None:
         out, _ = AtPeer(rule, "c0")(updates, {"0": {}, "1": {}}, Ctx(1, peer="c0"))
         moved = (out.X[0] - X[0]).norm()
         assert 0 < float(moved) <= 3 / 4 * float((X[1] - X[0]).norm()) + 1e-9
-
-
-def test_parameters_out_of_range_are_refused() -> None:
-    for make, name in itertools.chain(
-        [(lambda: Krum(-1), "f"), (lambda: Median(within="task"), "within")],  # type: ignore[arg-type]
-        [(lambda: CentredClip(limit=0), "limit"), (lambda: CentredClip(steps=0), "steps")],
-    ):
-        with pytest.raises(ValueError, match=name):
-            make()
-    assert CentredClip(limit=0.5, steps=1).limit == 0.5
 
 
 def test_tasks_are_wanted_where_groups_are_formed_by_them() -> None:

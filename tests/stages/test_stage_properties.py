@@ -13,7 +13,7 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.federation.runs import checkpoint
-from fedloom.stages import CAGrad, Identity, Mean, MinNorm, PCGrad, Stage, SupportMean
+from fedloom.stages import Stage
 from stages_support import BESIDE, STAGES
 
 # A softmax over inner products of updates depends on their size.
@@ -107,20 +107,6 @@ def test_no_participant_is_no_update(stage: Stage) -> None:
 def test_repr_rebuilds_the_stage(stage: Stage) -> None:
     names = {name: getattr(stages, name) for name in stages.__all__ if name in repr(stage)}
     assert eval(repr(stage), names) == stage
-
-
-@pytest.mark.parametrize(
-    "stage", [Mean(), SupportMean(), Identity(), PCGrad(), CAGrad(rescale="1+c"), MinNorm(), MinNorm(False)], ids=repr
-)
-def test_one_row_comes_back_bit_for_bit(stage: Stage) -> None:
-    X = matrix().float()[:1]
-    assert torch.equal(stage.on(X, n=[7])[0], X)
-
-
-@pytest.mark.parametrize("stage", [Mean(), SupportMean(), CAGrad(rescale="1+c"), MinNorm()], ids=repr)
-def test_equal_rows_come_back(stage: Stage) -> None:
-    X = matrix()[:1].repeat(3, 1)
-    torch.testing.assert_close(stage.on(X, n=[1, 2, 4])[0], X[:1])
 
 
 @every_stage

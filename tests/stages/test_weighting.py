@@ -9,9 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fedloom.core.layout import Block, Layout
 from fedloom.errors import RecipeError, UserError
 from fedloom.federation.rounds.build import build
 from fedloom.stages import IMTLG, AlignedMTL, DualProj, FairGrad, Mean, Stage, UPGrad
@@ -121,18 +119,6 @@ def test_no_update_is_conflicted_with_and_without_conflict_it_is_the_mean(stage:
         assert float((X @ stage.on(X, n=N)[0][0]).min()) > -1e-9
         agreeing = X.abs()
         torch.testing.assert_close(stage.on(agreeing, n=N)[0], Mean().on(agreeing, n=N)[0])
-
-
-@with_torchjd
-@pytest.mark.parametrize("stage", ALL, ids=repr)
-def test_a_block_that_some_rows_have_is_mixed_among_these(stage: Stage) -> None:
-    layout = Layout((Block("common", (4,)), Block("mine", (2,), role="head", task="a")))
-    present = torch.tensor([[True, True], [True, False], [True, True], [True, False]])
-    X = torch.tensor(rows(2))
-    X[[1, 3], 4:] = 0.0
-    whole: Tensor = stage.on(X, n=N, layout=layout, present=present)[0]
-    torch.testing.assert_close(whole[:, 4:], stage.on(X[[0, 2], 4:], n=[1.0, 3])[0])
-    torch.testing.assert_close(whole[:, :4], stage.on(X[:, :4], n=N)[0])
 
 
 @pytest.mark.parametrize("name", TORCHJD)

@@ -178,7 +178,7 @@ def test_runs_that_lack_something(tmp_path: Path, runs: dict[str, Path]) -> None
         part_accuracy(run, run.views[0])
     with pytest.raises(StateError, match="no task 'digits'.*Tasks: digit"):
         read([runs["f2dc"]], task="digits")
-    plain = fedloom.run(load_recipe("training.rounds=1", "data.tasks=[digit]", "data.size=8"), tmp_path / "plain")
+    plain = fedloom.run(load_recipe("training.rounds=1", "data.tasks=[digit]"), tmp_path / "plain")
     with pytest.raises(StateError, match="client .* has no domain"):
         read([plain.folder])
     with pytest.raises(StateError, match="not comparable, because the data differ"):

@@ -98,10 +98,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", names())
 def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
-    grid = load_grid(name)
-    assert grid.name == name.replace("/", "-")
+    whole = load_grid(name)
+    assert whole.name == name.replace("/", "-")
     assert summary(name)
-    assert grid.title
+    assert whole.title
+    grid = whole.model_copy(update={"seeds": whole.seeds[:1]})  # seeds differ in nothing else
     resolved = recipes(grid)
     built, refused = set(), set()
     for cell, recipe in resolved.items():
@@ -111,7 +112,7 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
         except RecipeError:
             refused.add(cell.combination)
     assert refused == REFUSED.get(name, set())
-    assert len(built | refused) * len(grid.seeds) == sum(1 for _ in cells(grid))
+    assert len(built | refused) == sum(1 for _ in cells(grid))
     on_files = name.startswith(("feddea/", "fedhca2/")) and not name.endswith(("-scenes", "-digits"))
     for figure in filter(None, (grid.figure, *grid.figures.values())):
         assert select(grid, figure.params.get("only") or ())

@@ -54,18 +54,11 @@ PHONE, DESKTOP, WALL = (390, 844), (1400, 900), (2000, 1100)
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Peers with dense tasks, domains with learned weights, these domains alone and by a mean: small, but real."""
     home = tmp_path_factory.mktemp("runs")
-    before = os.environ.get("FEDLOOM_CACHE")
-    os.environ["FEDLOOM_CACHE"] = str(home / "cache")
     small = ("data.count=36", "data.test_count=4", "training.rounds=3", "training.epochs=1", "early_stopping=null")
-    try:
-        fedloom.run(load("dfmtl-scenes", (*small, "training.schedule.warmup=0")), home / "peers")
-        domains = ("method=fedhca2", "training.rounds=3")
-        fedloom.run(load_recipe(*domains, recipe="digits-domains"), home / "domains")
-        alone = ("method=local", "training.rounds=3")
-        fedloom.run(load_recipe(*alone, recipe="digits-domains"), home / "local")
-        fedloom.run(load_recipe("training.rounds=3", recipe="digits-domains"), home / "mean")
-    finally:
-        os.environ.pop("FEDLOOM_CACHE") if before is None else os.environ.update(FEDLOOM_CACHE=before)
+    fedloom.run(load("dfmtl-scenes", (*small, "training.schedule.warmup=0")), home / "peers")
+    for name, method in (("domains", "fedhca2"), ("local", "local"), ("mean", "fedavg")):
+        recipe = load_recipe(f"method={method}", "training.rounds=3", recipe="digits-domains")
+        fedloom.run(recipe, home / name)
     return {name: home / name for name in ("peers", "domains", "local")}
 
 

@@ -40,10 +40,6 @@ def test_metrics_are_those_of_scikit_learn(seed, classes, n):
     assert found["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
 
 
-def test_tasks_count_alike_unless_a_recipe_says_otherwise():
-    assert Classification("t", 3).weight == 1
-
-
 def test_metric_names_have_directions():
     task = Classification("t", 3)
     assert task.metrics == {"accuracy": "max", "macro_f1": "max"}
@@ -54,14 +50,6 @@ def test_metric_names_have_directions():
 def test_a_label_beyond_the_classes_is_an_error():
     with pytest.raises(DataError, match="task 'digit': expected labels below 3, found 3"):
         Classification("digit", 3).metric().update(torch.zeros(2, 3), torch.tensor([0, 3]))
-
-
-def test_loss_is_the_mean_over_labelled_examples():
-    task = Classification("t", 4)
-    output = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    target = torch.tensor([0, -1, 3, 2, -1, 1])
-    valid = target >= 0
-    torch.testing.assert_close(task.loss(output, target), cross_entropy(output[valid], target[valid]))
 
 
 def test_loss_without_labels_is_zero_and_has_a_gradient():

@@ -56,14 +56,6 @@ def test_class_prototypes_are_means_with_counts():
     assert not empty.known.any()
 
 
-def test_aggregation_by_counts_is_the_mean_over_all_examples():
-    f, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).double(), y(0, 1, 0, 0, 1, 2, 0, 1, 1)
-    parts = [class_prototypes(f[s], labels[s], 4) for s in (slice(0, 2), slice(2, 7), slice(7, 9))]
-    whole, both = class_prototypes(f, labels, 4), aggregated(parts)
-    torch.testing.assert_close(both.means, whole.means)
-    assert torch.equal(both.counts, whole.counts)
-
-
 def test_aggregation_by_clients_counts_those_that_have_the_class():
     a, b, c = (
         Prototypes(t([v], [v]), t(n, m).flatten()) for v, n, m in ((1.0, [9], [1]), (4.0, [1], [0]), (7.0, [2], [0]))
@@ -106,27 +98,6 @@ def test_distances_and_their_slope_at_zero():
 )
 def test_first_neighbours(degrees, clusters):
     assert first_neighbours(directions(*degrees)).tolist() == clusters
-
-
-def test_first_neighbours_against_a_search_of_components():
-    points = torch.randn(60, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    unit = points / points.norm(dim=1, keepdim=True)
-    similar = (unit @ unit.t()).fill_diagonal_(-9)
-    nearest = similar.argmax(1).tolist()
-    parent = list(range(60))
-
-    def find(i):
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
-    for i, j in enumerate(nearest):
-        parent[find(i)] = find(j)
-    roots = [find(i) for i in range(60)]
-    labels = first_neighbours(points).tolist()
-    pairs = {(a, b) for a, b in zip(roots, labels, strict=True)}
-    assert len(pairs) == len(set(roots)) == len(set(labels)) > 3
-    assert first_neighbours(2 * points).tolist() == labels
 
 
 def test_finch_gets_coarser_and_stops_before_one_cluster():

@@ -127,7 +127,7 @@ class Server:
     """A recipe made concrete, with the honest payloads of a round."""
 
     def __init__(self, *changes: str) -> None:
-        self.recipe = load_recipe("data.size=8", *changes)
+        self.recipe = load_recipe(*changes)
         self.built: Built = build(self.recipe)
         built = self.built
         worker = Worker(built.setup)
@@ -276,7 +276,7 @@ def test_letters(
 
     monkeypatch.setattr(AtNodes, "_answers", answers)
     peers = "peers={similarity: {signals: {gradient: 1.0, overlap: 1.0}}, choose: {top: 2}}"
-    recipe = load_recipe("data.size=8", peers, "training.rounds=1", "runtime.engine=flower", "model.heads=own")
+    recipe = load_recipe(peers, "training.rounds=1", "runtime.engine=flower", "model.heads=own")
     run(recipe, tmp_path_factory.mktemp("peers") / "run")
     assert {kind for _, kind in seen} == {"signal", "request", "model"}
     built, rng, accepted = build(recipe), Rng(3), 0
