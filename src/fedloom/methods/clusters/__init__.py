@@ -276,7 +276,9 @@ def fedmerge(
 
     Add-ons at the server (pcgrad, cagrad, ...) act in each model, on rows weighed by the mixes; those that read no
     weights (robust rules) move all models alike. A server step moves the clients' copies and not the models: leave it
-    at 1. Refused at peers, and with `privacy`. Couples tasks by design: every model is made of all clients.
+    at 1. Refused at peers, and with `privacy` but for `trust: local`.
+
+    Couples tasks by design: every model is made of all clients.
     """
     return m.Method(
         name="fedmerge",

@@ -139,11 +139,12 @@ class LeastInterference(Merging):
         """
         if len(shape) < 2:
             return p @ parts
-        matrices = parts.double().reshape(len(parts), shape[0], -1)
+        matrices = parts.cpu().double().reshape(len(parts), shape[0], -1)
         unit = matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         # with M_j' / |M_j| side by side as A, and M_j M_j' / |M_j| as B, it is the least |U A - B|
         inputs, outputs = unit.flatten(0, 1), (unit @ matrices.mT).flatten(0, 1)
-        return (torch.linalg.pinv(inputs) @ outputs).t().flatten().to(parts)
+        # by singular values: the shortest solution, whatever the rank; torch's "gelsy" pivots as memory happens to be
+        return torch.linalg.lstsq(inputs, outputs, driver="gelsd").solution.t().flatten().to(parts)
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,14 @@ def sparse_part(M: Tensor) -> Tensor:
     S = Y = torch.zeros_like(M)
     shrink, size = 4 * float(M.abs().mean()), 1e-6 * float(M.norm())
     least = shrink / math.sqrt(max(M.shape))
-    for _ in range(1000 if shrink else 0):
+    for step in range(1000 if shrink else 0):
         A = M - S + Y
         squares, U = torch.linalg.eigh(A @ A.t())
-        L = U * (1 - shrink / squares.clamp(min=0).sqrt()).clamp(min=0) @ (U.t() @ A)
-        rest = M - 1.6 * L - (1 - 1.6) * (M - S) + Y
+        left = M - U * (1 - shrink / squares.clamp(min=0).sqrt()).clamp(min=0) @ U.t() @ A  # M - L
+        rest = 1.6 * left - 0.6 * S + Y
         before, Y = S, rest.clamp(-least, least)
         S = rest - Y
-        if max(float((M - L - S).norm()), float((S - before).norm())) <= size:
+        if step % 10 == 9 and max(float((left - S).norm()), float((S - before).norm())) <= size:
             break
     return S
 
