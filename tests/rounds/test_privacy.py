@@ -263,6 +263,7 @@ def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
 CENTRAL = {
     "method=fedavg": "set method.weights: uniform",
     "method=local": "so there is nothing to protect",
+    "method=sheaf-fmtl": "sends edges, projections beside the update, without noise",
     "method={name: matu, weights: uniform}": "sends one row per task",
     "method={name: scaffold, weights: uniform}": "sends control beside the update, without noise",
     "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows after the clip",

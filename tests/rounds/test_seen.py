@@ -26,6 +26,11 @@ ALL = "the personal mixes together reveal the updates of all-0, digit-0, holes-0
 COUNTS = "reveals how many examples of each class a client has, in digit, parity, large, holes (median correlation 0.99"
 CASES: list[tuple[tuple[str, ...], list[str]]] = [
     (("method=local",), []),
+    (("method=sheaf-fmtl",), ["the server sees no updates, but edges and projections of the clients"]),
+    (
+        ("method=sheaf-fmtl", "peers={weights: {kind: uniform}}"),
+        ["each peer sees no updates, but edges and projections of the clients"],
+    ),
     (("method=fedavg",), [SUMS, COUNTS]),
     (("method=fedper",), [SUMS]),
     (("method={name: fedavg, add: {feddea: }}",), [SUMS, COUNTS]),

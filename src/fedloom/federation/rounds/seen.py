@@ -33,7 +33,8 @@ def visibility(built: Built) -> list[str]:
     """Return who sees what, in sentences, for the dry run."""
     method, peers = built.method, built.recipe.peers
     if method.turn.pool or method.shares_nothing:
-        return []
+        who, values = "the server" if peers is None else "each peer", " and ".join(sorted(method.extras))
+        return [f"who sees what: {who} sees no updates, but {values} of the clients"] if values else []
     local = built.terms is not None and built.terms.trust == "local"
     sees = "individual updates, with noise" if local else "individual updates"
     counts = _label_counts(built)

@@ -115,9 +115,9 @@ def sheaf_fmtl(
     theta_i <- theta_i - lr (grad F_i(theta_i) + lam sum_j P_ij^T (P_ij theta_i - q_ji)),
     P_ij <- P_ij - eta lam (P_ij theta_i - q_ji) theta_i^T,  q_ji = the last P_ji theta_j that j sent.
 
-    paper    the objective and both steps, one gradient step per round; models may differ in size. Its abstract,
-             reviews and code could be read, not its pseudocode: it is not certain whether q_ji is sent once or twice
-             per round
+    paper    as above with one gradient step per round, for models of any size. Only its abstract could be read: the
+             equations are those of its release and of a second implementation, and it is not certain whether q_ji is
+             sent once or twice per round
     release  one local epoch, then one step of the coupling (factor lr lam) and of the maps, client by client in place;
              gamma 0.01 to 0.3, lam 0.001 to 0.05, eta 1e-5 to 0.01, an Erdős-Rényi graph with p = 0.2
     here     the coupling is part of each local step, and all act on projections of the round before, so a link carries

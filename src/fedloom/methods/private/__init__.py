@@ -23,7 +23,7 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     """
     known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
     beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
-    if method.turn.pool or method.shares_nothing:
+    if (method.turn.pool or method.shares_nothing) and not beside:
         raise RecipeError(
             f"privacy: clients of {method.name} send nothing, so there is nothing to protect; leave privacy out"
         )
