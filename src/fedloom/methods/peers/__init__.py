@@ -127,9 +127,10 @@ def sheaf_fmtl(
     A client sends no parameters. It keeps gamma d^2 numbers per link: maps of more than `megabytes` are refused. With
     `model.lora` only adapters and heads count. The first round shows who is there, in the second maps are drawn, and
     from the third on there is a coupling. `topology` and `options` are as for `fedloom.peers.candidates`, over all
-    clients that have taken part. lam = 0 is local training, bit for bit. Maps that shrink to 0 end the coupling, and
-    eta lam |theta|^2 must stay below 2. Without a server (`peers: {weights: {kind: uniform}}`) a message holds the
-    sender's projections for all of its neighbours.
+    clients that have taken part. lam = 0 is local training, bit for bit, and the release's settings are close to it:
+    maps of deviation 0.01 couple little (recipe sheaf/school: the mean RMSE is the same to 0.0002). Maps that shrink to
+    0 end the coupling, and eta lam |theta|^2 must stay below 2. Without a server (`peers: {weights: {kind: uniform}}`)
+    a message holds the sender's projections for all of its neighbours.
 
     Couples tasks by design: neighbours with other tasks are coupled too.
     """
