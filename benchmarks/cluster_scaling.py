@@ -75,9 +75,9 @@ def train(scratch: str, quick: bool) -> None:
     changes = [
         "data.size=32",
         "model={name: resnet10, width: 8, norm: group}",
-        "partition={name: class-dirichlet, clients: 12, alpha: 100}",
+        f"partition={{name: class-dirichlet, clients: {4 if quick else 12}, alpha: 100}}",
         f"training.rounds={2 if quick else 5}",
-        "training.epochs=6",
+        f"training.epochs={1 if quick else 6}",
         "evaluation={every: 100, splits: [test]}",
         "runtime.exact=false",
     ]
