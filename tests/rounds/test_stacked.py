@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ import torch
 from fedloom.engines.api import trained_models
 from fedloom.engines.pool import Stacked, executor
 from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds import worker
 from fedloom.federation.rounds.build import build
+from fedloom.training import stacked
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
+from fedloom.training.stacked import Stackable
 from tests_support import Quick
 
 
@@ -22,6 +29,31 @@ def test_a_stacked_run_is_the_same(quick: Quick, method: str) -> None:
     )
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_stacks_stay_within_a_byte_budget(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two of five clients fit a stack there are three stacks; where not even one does there are five."""
+    sizes: list[int] = []
+    train = worker.train_stacked
+
+    def noted(model: FlatModel, clients: Sequence[Stackable], *rest: Any) -> tuple[torch.Tensor, list[LocalResult]]:
+        sizes.append(len(clients))
+        return train(model, clients, *rest)
+
+    monkeypatch.setattr(worker, "train_stacked", noted)
+    changes = ("model={name: mlp, hidden: [16]}", "training.rounds=1", "training.stacked=true")
+    changes = (*changes, "data.tasks=[digit]", "partition={name: iid, clients: 5}")
+    whole = trained_models(quick(*changes).folder)[""]
+    p = sum(tensor.numel() for tensor in whole.values())
+    assert sizes == [5]
+    monkeypatch.setattr(stacked, "BUDGET", 12 * 4 * p * 2 + 1)
+    parts = trained_models(quick(*changes).folder)[""]
+    assert sizes == [5, 2, 2, 1]
+    monkeypatch.setattr(stacked, "BUDGET", 1)
+    quick(*changes)
+    assert sizes == [5, 2, 2, 1, 1, 1, 1, 1, 1]
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_the_seconds_of_a_stack_are_shared_among_its_clients(quick: Quick) -> None:

@@ -31,6 +31,10 @@ FEW, LIGHT, MANY = 5, 1.5e6, 5000
 """A stack is faster from so many clients on, if a step of each takes at most so many multiplications forwards; and in a
 run of so many steps of clients, for torch needs a second to load what stacks are made of."""
 
+BUDGET, COPIES = 1 << 27, 12
+"""A stack takes at most so many bytes, and about so many times its clients' parameters: models before and after,
+gradients, their pieces, the optimiser's moments, updates, and what is packed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Stackable:
@@ -83,6 +87,7 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
 
     They have examples of the same data set and the same tasks and weights. Their batches may be of different sizes if
     the losses can be masked (`Task.masks`), and their passes of different lengths if the learning rate does not change.
+    What would take more than BUDGET bytes is dealt out to several stacks of about the same size.
     """
     groups: dict[object, list[Stackable]] = {}
     for c in clients:
@@ -91,7 +96,13 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
         alike = None if masked and training.schedule == Schedule() else size
         key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), alike, id(c.work.examples))
         groups.setdefault(key, []).append(c)
-    return [sorted(members, key=lambda c: -_steps(c, training)) for members in groups.values()]
+    most = max(1, BUDGET // (COPIES * clients[0].base.nbytes))
+    stacks = []
+    for members in groups.values():
+        members.sort(key=lambda c: -_steps(c, training))
+        size = math.ceil(len(members) / math.ceil(len(members) / most))
+        stacks += [members[at : at + size] for at in range(0, len(members), size)]
+    return stacks
 
 
 def _steps(client: Stackable, training: Training) -> int:
