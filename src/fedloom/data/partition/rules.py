@@ -586,7 +586,7 @@ def finish(
 
 def tasks_of(pool: Pool, index: Indices) -> list[str]:
     """Return the tasks of which some examples have labels."""
-    return [task for task in pool.tasks if pool.labelled(task)[index].any()]
+    return [task for task in pool.tasks if pool.labelled(task, index).any()]
 
 
 def patterns(pool: Pool, rng: np.random.Generator) -> list[tuple[tuple[str, ...], Indices]]:

@@ -47,9 +47,9 @@ class Pool:
         """Task names."""
         return tuple(self.labels)
 
-    def labelled(self, task: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which examples (N) have a label of `task`."""
-        return labelled(self.labels[task])
+    def labelled(self, task: str, index: Indices | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which examples (N), or which of those at `index`, have a label of `task`."""
+        return labelled(self.labels[task], index)
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))
@@ -60,9 +60,14 @@ def are_classes(labels: Labels) -> bool:
     return labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
 
 
-def labelled(labels: Labels) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples (N) have a label: not -1; every example where labels are maps or real numbers."""
-    return np.asarray(labels >= 0) if are_classes(labels) else np.ones(len(labels), bool)
+def labelled(labels: Labels, index: Indices | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which examples (N), or which of those at `index`, have a label: not -1.
+
+    Every example has one where labels are maps or real numbers.
+    """
+    if are_classes(labels):
+        return np.asarray((labels if index is None else labels[index]) >= 0)
+    return np.ones(len(labels if index is None else index), bool)
 
 
 def class_counts(labels: Labels, classes: int) -> Indices:
@@ -114,7 +119,7 @@ class Share:
                 raise DataError(f"{who}: {unknown('task', task, pool.tasks)}")
             if not (math.isfinite(weight) and weight > 0):
                 raise DataError(f"{who}, task {task!r}: expected a weight above 0, found {weight}")
-            if not pool.labelled(task)[index].any():
+            if not pool.labelled(task, index).any():
                 raise DataError(f"{who} has no labelled example of its task {task!r}")
         if self.domain is not None and self.domain not in pool.domains:
             raise DataError(f"{who}: {unknown('domain', self.domain, pool.domains)}")
@@ -183,7 +188,7 @@ class Partition:
         shares = []
         for s in self.shares:
             for task, weight in s.tasks.items() if len(s.tasks) > 1 else ():
-                train, val = (part[pool.labelled(task)[part]] for part in (s.train, s.val))
+                train, val = (part[pool.labelled(task, part)] for part in (s.train, s.val))
                 shares.append(Share(f"{s.client}-{task}", {task: weight}, train, val, s.domain))
             shares += [s] if len(s.tasks) == 1 else []
         return Partition(tuple(sorted(shares, key=lambda share: share.client)), self.where)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.settings.trust import ALLOW, allowed
@@ -22,6 +24,7 @@ from fedloom.federation.rounds.measure import headline
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
 from fedloom.federation.runs.reader import described
+from fedloom.federation.runs.recorded import unpacked
 
 ERROR_FILE = "FEDLOOM_ERROR_FILE"
 LOG = "cluster.log"
@@ -121,7 +124,7 @@ class _Watched:
                 if not text.endswith(b"\n"):
                     break
                 self.offset += len(text)
-                line = json.loads(text)
+                line = unpacked(json.loads(text))
                 if line["round"] <= self.done:
                     continue
                 self.done = line["round"]
@@ -134,8 +137,8 @@ class _Watched:
                 self.progress.round(self.done, headline(self.built, _numbers(line)))
 
 
-def _numbers(line: dict[str, object]) -> dict[str, object]:
+def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line with nan where its file has null."""
-    metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]  # type: ignore[attr-defined]
-    train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]  # type: ignore[attr-defined]
+    metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]
+    train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]
     return {**line, "metrics": metrics, "train": train}

@@ -16,6 +16,7 @@ from fedloom.engines.peers.judging import chosen, due, judge, signals
 from fedloom.engines.peers.messages import NEW, Age, Heard, acquainted, count, digest, model_message, read, write
 from fedloom.engines.peers.mixing import Mix
 from fedloom.engines.peers.transport import Mailbox, PeerMessage
+from fedloom.federation.rounds.diagnostics import sampled
 from fedloom.federation.rounds.messages import ALL, Payload
 from fedloom.federation.rounds.recovery import was_lost
 from fedloom.federation.rounds.server import dispatch, server_init
@@ -156,6 +157,9 @@ class Peer:
         mix = Mix(self.context, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
         before = self.state["server"]
         self.state, about = mix.into(self.state, self.env)
+        # all of them at all peers would be N squared numbers
+        if not sampled(self.name, 1 + max(len(published.graph.senders(self.name)), len(about["similarity"]))):
+            about = {k: v for k, v in about.items() if k not in ("neighbours", "weights", "similarity")}
         self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
         self._keep(before)
         return {name: was_chosen for name, was_chosen in asked.items() if name not in heard}

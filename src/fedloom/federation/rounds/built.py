@@ -110,7 +110,7 @@ class Built:
             },
         }
 
-    @property
+    @cached_property
     def models(self) -> tuple[str, ...]:
         """Return the models that clients may use: "global", the server's for all, and "personal", their own."""
         method = self.method

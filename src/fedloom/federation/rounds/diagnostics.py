@@ -300,9 +300,12 @@ def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Ten
 
 
 def looks(peer: str, population: int | None, round: int) -> bool:
-    """Return whether this peer records diagnostics in a round (a fixed sample of about PEERS peers)."""
-    if (round - 1) % EVERY:
-        return False
+    """Return whether this peer records diagnostics in a round (those of `sampled`, every EVERY rounds)."""
+    return not (round - 1) % EVERY and sampled(peer, population)
+
+
+def sampled(peer: str, population: int | None) -> bool:
+    """Return whether it is on record what this peer knows of each other: a fixed sample of about PEERS peers."""
     return population is None or population <= PEERS or derive_seed(0, DIAGNOSTICS, peer) % population < PEERS
 
 

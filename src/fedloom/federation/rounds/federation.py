@@ -47,7 +47,7 @@ class Part:
     def of(self, task: str) -> Part:
         """Return the examples that have a label of the task; the same object every time."""
         if task not in self._of:
-            have = labelled(self.examples.labels_of(task))[self.positions]
+            have = labelled(self.examples.labels_of(task), self.positions)
             self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
         return self._of[task]
 

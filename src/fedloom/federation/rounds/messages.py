@@ -155,15 +155,15 @@ def form(value: Any) -> Any:
 
     Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
     """
-    if isinstance(value, Message | Payload):
-        value = {name: part for name, part in vars(value).items() if name not in ("row", "n")}
     if isinstance(value, Tensor):
         return value.nbytes
-    if isinstance(value, Mapping):
-        return tuple([(name, form(part)) for name, part in value.items()])
-    if isinstance(value, list):
-        return tuple(map(form, value))
-    return value if value is None or isinstance(value, tuple | bool) else 8
+    if value is None or isinstance(value, tuple | bool):
+        return value
+    if isinstance(value, Message | Payload):
+        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+    if isinstance(value, dict | Mapping):  # to ask for a Mapping alone takes ten times as long
+        return tuple([(name, form(part)) for name, part in value.items()]) if value else ()
+    return tuple(map(form, value)) if isinstance(value, list) else 8
 
 
 def count_bytes(
@@ -227,11 +227,15 @@ class Ledger:
     @property
     def bytes(self) -> dict[str, list[dict[str, Any]]]:
         """One entry per client, role and task, for each direction."""
+        ordered: dict[int, list[Any]] = {}  # clients share what was counted once
+        for counts in (*self.up.values(), *self.down.values()):
+            if id(counts) not in ordered:
+                ordered[id(counts)] = sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or ""))
         return {
             way: [
                 {"client": client, "role": role, "task": task, "bytes": count}
                 for client, counts in sorted(sent.items())
-                for (role, task), count in sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or ""))
+                for (role, task), count in ordered[id(counts)]
             ]
             for way, sent in (("up", self.up), ("down", self.down))
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -125,6 +125,7 @@ class Round:
         trainer with the examples of all is sent to nobody.
         """
         counted: dict[Any, tuple[ByteCount, ...]] = {}
+        forms = {id(message): form(message) for message in {id(m): m for m in messages.values()}.values()}
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
@@ -138,17 +139,20 @@ class Round:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
                     self.without(d.client, task=task)
             if d.client in messages and d.client in federation.clients:
-                self._count(d.client, d.payload, messages[d.client], counted)
+                self._count(d.client, d.payload, messages[d.client], forms[id(messages[d.client])], counted)
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
-            self.done.append(replace(d, payload=Payload(d.payload.row, d.payload.n), state={}))
+            alone = Payload(d.payload.row, d.payload.n)
+            self.done.append(TrainDone(d.client, alone, d.result, {}, d.seconds, d.trained))
             self.progress.client(self.number, len(self.done), len(jobs))
             yield d.payload
             del d  # before the next client trains
 
-    def _count(self, client: str, payload: Payload, message: Message, known: dict[Any, tuple[ByteCount, ...]]) -> None:
-        """Count a client's bytes up and down, which are `known` of messages of one form."""
-        alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
+    def _count(
+        self, client: str, payload: Payload, message: Message, sent: Any, known: dict[Any, tuple[ByteCount, ...]]
+    ) -> None:
+        """Count a client's bytes up and down, which are `known` of messages of one form; `sent` is the message's."""
+        alike = (*self.built.federation.clients[client].tasks,), form(payload), sent
         if alike not in known or self.built.method.codec.varies:
             known[alike] = (
                 count_bytes(*self.built.parts, client, payload),

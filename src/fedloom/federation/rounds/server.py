@@ -62,7 +62,9 @@ def dispatch(
     vectors = {key: None if has_own and key != ALL else _sent(method, state, key) for key in {*keys.values()}}
     broadcast = _broadcast(method, state, list(keys)) if any(rule.needs for rule in method.rules) else {}
     rest = state["buffers"], state["integers"]
-    return {client: Message(vectors[key], *rest, broadcast.get(client, {})) for client, key in keys.items()}
+    same = {key: Message(vector, *rest) for key, vector in vectors.items()}
+    mine = {client: replace(same[keys[client]], broadcast=values) for client, values in broadcast.items()}
+    return {client: mine.get(client, same[key]) for client, key in keys.items()}
 
 
 def _broadcast(method: Method, state: State, clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:

@@ -37,6 +37,7 @@ from fedloom.federation.runs.recorded import (
     json_of,
     lines_of,
     no_run,
+    packed,
     read_info,
     recipe_in,
     replaced,
@@ -162,7 +163,7 @@ class RunFolder:
         self._copy()
 
     def _describe(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps({**value, "check": checksum(value)}, indent=1)
+        text = json.dumps({**value, "check": checksum(value)})
         checkpoint.write_text(self.path / "run.json", text)
 
     @property
@@ -269,19 +270,22 @@ class RunFolder:
             path = self.path / name
             if not path.exists():
                 continue
-            kept = []
-            for text in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    if json.loads(text)["round"] > round_:
+            size = 0
+            with path.open("rb") as lines:
+                for text in lines:
+                    try:
+                        if not text.endswith(b"\n") or json.loads(text)["round"] > round_:
+                            break
+                    except (ValueError, KeyError, TypeError):
                         break
-                except (ValueError, KeyError, TypeError):
-                    break
-                kept.append(text + "\n")
-            checkpoint.write_text(path, "".join(kept))
+                    size += len(text)
+            with naming(path):
+                os.truncate(path, size)
             self._written.pop(name, None)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         size, digest = self._log(name)
+        line = packed(line)
         try:
             text = f"{json.dumps(line, allow_nan=False)}\n".encode()
         except ValueError:
@@ -300,8 +304,12 @@ class RunFolder:
     def _log(self, name: str) -> tuple[int, Any]:
         """Return (bytes, running checksum) of a log."""
         if name not in self._written:
-            data = (self.path / name).read_bytes() if (self.path / name).exists() else b""
-            self._written[name] = len(data), hashlib.sha256(data)
+            size, digest = 0, hashlib.sha256()
+            if (self.path / name).exists():
+                with (self.path / name).open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256")
+                    size = file.tell()
+            self._written[name] = size, digest
         return self._written[name]
 
     def _sums(self) -> dict[str, Any]:

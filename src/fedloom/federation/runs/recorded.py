@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -246,6 +247,74 @@ def sums(folder: Path) -> dict[str, Any]:
     return {name: sum_of(folder / name) for name in names if (folder / name).is_file()}
 
 
+MANY = 64
+"""From so many clients on, their entries in a line become one."""
+_LISTS = ("train", "metrics", "up", "down")
+"""The lists of a line that have an entry for each client."""
+_LARGEST = 10_000_000
+"""A list never has more entries than this."""
+
+
+def packed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round's line as its file holds it: entries that differ in the client and in numbers alone are one entry.
+
+    Instead of `client` that has `clients`, the position of a list of names in the line's `groups`, and a list of
+    numbers where these are not the same for all. `unpacked` is the inverse.
+    """
+    groups: dict[tuple[str, ...], int] = {}
+    lists = {name: _together(line[name], groups) for name in _LISTS if name in line}
+    return {**line, **lists, **({"groups": [list(names) for names in groups]} if groups else {})}
+
+
+def _together(entries: Sequence[Mapping[str, Any]], groups: dict[tuple[str, ...], int]) -> list[Mapping[str, Any]]:
+    """Return entries with those of MANY clients as one, whose clients are added to `groups`, if they are new."""
+    alike: dict[Any, list[Mapping[str, Any]]] = {}
+    for entry in entries if len(entries) >= MANY else ():
+        words = [value if isinstance(value, str) else None for key, value in entry.items() if key != "client"]
+        alike.setdefault((*entry, *words), []).append(entry)
+    if not any(len(some) >= MANY for some in alike.values()):
+        return [*entries]
+    result: list[Mapping[str, Any]] = []
+    for some in alike.values():
+        names = tuple(entry["client"] for entry in some)
+        if len(set(names)) < max(MANY, len(names)):
+            result += some
+            continue
+        one: dict[str, Any] = {"clients": groups.setdefault(names, len(groups))}
+        for key, first in some[0].items():
+            if isinstance(first, str):
+                one |= {} if key == "client" else {key: first}
+                continue
+            column = [entry[key] for entry in some]
+            same = not isinstance(first, list) and len(set(map(repr, column))) == 1
+            one[key] = first if same else column
+        result.append(one)
+    return result
+
+
+def unpacked(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line with an entry for each client, client by client. Raises an error of Python if it is damaged."""
+    if "groups" not in line:
+        return line
+    lists = {name: _apart(line[name], line["groups"]) for name in _LISTS if name in line}
+    return {**{key: value for key, value in line.items() if key != "groups"}, **lists}
+
+
+def _apart(entries: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[str]]) -> list[Mapping[str, Any]]:
+    """Return the entries of `_together` one by one; those that were alone come last."""
+    if sum(len(groups[entry["clients"]]) for entry in entries if "clients" in entry) > _LARGEST:
+        raise ValueError(f"expected at most {_LARGEST} entries")
+    many = []
+    for one in (entry for entry in entries if "clients" in entry):
+        names = groups[one["clients"]]
+        rest = {key: value for key, value in one.items() if key != "clients"}
+        columns = [value if isinstance(value, list) else repeat(value, len(names)) for value in rest.values()]
+        values = zip(names, *columns, strict=True)
+        many.append([dict(zip(("client", *rest), of_client, strict=True)) for of_client in values])
+    in_order = [entry for of_client in zip_longest(*many) for entry in of_client if entry is not None]
+    return [*in_order, *(entry for entry in entries if "clients" not in entry)]
+
+
 def recipe_of(folder: Path) -> dict[str, Any]:
     """Return recipe.yaml as plain values. Raises StateError or RecipeError where it is not one that a run wrote."""
     file = folder / "recipe.yaml"
@@ -262,14 +331,18 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():
         return ()
-    lines = file.read_text("utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)
-            result[int(value["round"])] = value
-        except (ValueError, KeyError, TypeError, RecursionError):
-            if number < len(lines):
-                raise StateError(f"{file}, line {number}: expected the JSON of a round") from None
-            continue
-        check(file.name, value, f"{file}, line {number}")
-    return tuple(result.values())
+    torn = 0
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if torn:
+                break
+            try:
+                value = unpacked(json.loads(line))
+                result[int(value["round"])] = value
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                torn = number
+                continue
+            check(file.name, value, f"{file}, line {number}")
+        else:
+            return tuple(result.values())
+    raise StateError(f"{file}, line {torn}: expected the JSON of a round")

@@ -329,6 +329,8 @@ def quality(run: Run) -> dict[str, dict[int, float]]:
     tasks = {name: tuple(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
     by_round: dict[int, dict[str, Mapping[str, Any]]] = {}
     for round, record in run.records("peer"):
+        if "neighbours" not in record:  # of many peers only a sample says what it knows of each other
+            continue
         by_round.setdefault(round, {})[record["peer"]] = record
     if not by_round or len(set(tasks.values())) < 2:
         return {}
