@@ -155,10 +155,8 @@ def form(value: Any) -> Any:
 
     Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
     """
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if value is None or isinstance(value, tuple | bool):
-        return value
+    if value is None or isinstance(value, Tensor | tuple | bool):
+        return getattr(value, "nbytes", value)
     if isinstance(value, Message | Payload):
         return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
     if isinstance(value, dict | Mapping):  # to ask for a Mapping alone takes ten times as long

@@ -63,8 +63,7 @@ def dispatch(
     broadcast = _broadcast(method, state, list(keys)) if any(rule.needs for rule in method.rules) else {}
     rest = state["buffers"], state["integers"]
     same = {key: Message(vector, *rest) for key, vector in vectors.items()}
-    mine = {client: replace(same[keys[client]], broadcast=values) for client, values in broadcast.items()}
-    return {client: mine.get(client, same[key]) for client, key in keys.items()}
+    return {c: replace(same[key], broadcast=broadcast[c]) if c in broadcast else same[key] for c, key in keys.items()}
 
 
 def _broadcast(method: Method, state: State, clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
