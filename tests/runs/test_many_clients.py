@@ -15,7 +15,7 @@ from fedloom.errors import StateError
 from fedloom.federation.rounds.diagnostics import PEERS, sampled
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.recorded import MANY, lines_of, packed, unpacked
-from fedloom.study.papers.neighbours import quality
+from fedloom.study.report.records import quality
 from tests_support import assert_same
 
 NAMES = [f"c{i:03}" for i in range(MANY)]
