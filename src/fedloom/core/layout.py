@@ -246,7 +246,7 @@ class Layout:
 
     @cached_property
     def predicts(self) -> bool:
-        """Whether some block is predictions of a task, which only its holders have."""
+        """Return whether some block is predictions of a task, which only its holders have."""
         return any(block.role == "public" for block in self.blocks)
 
     @cached_property
