@@ -135,9 +135,9 @@ class Sent:
     In blocks of tasks they are the same whoever else is there, in the common block they are not.
     """
 
-    def __init__(self, stage: Stage, held: Mapping[str, str], clients: Sequence[str], layout: Layout):
+    def __init__(self, stage: Stage, held: Mapping[str, str], clients: Sequence[str], layout: Layout, seed: int):
         self.method = Method(name="sent", stage=stage, local=(Everything(),))
-        self.layout, self.clients, self.seed = layout, sorted(clients), 0
+        self.layout, self.clients, self.seed = layout, sorted(clients), seed
         tasks = {t: Valley(t, 1) for t in "ab"}
         nothing = Part(None, [], "own")  # type: ignore[arg-type]
         members = {
@@ -191,12 +191,12 @@ class Sent:
         return self.layout.take(torch.stack(vectors), self.layout.select(task=task))
 
 
-def distance(stage: Stage, held: Mapping[str, str], layout: Layout) -> float:
+def distance(stage: Stage, held: Mapping[str, str], layout: Layout, seed: int) -> float:
     """The largest difference between all clients together and the holders of one task alone."""
     largest = 0.0
     for task in "ab":
         mine = holders(held, task)
-        whole, alone = (Sent(stage, held, clients, layout).go(mine, task) for clients in (sorted(held), mine))
+        whole, alone = (Sent(stage, held, clients, layout, seed).go(mine, task) for clients in (sorted(held), mine))
         for one, other in zip(whole, alone, strict=True):
             if one.shape != other.shape:
                 return float("inf")
@@ -224,7 +224,9 @@ def test_every_stage_obeys_the_law_that_it_declares_and_no_stronger_one(name: st
     law = stage.traits.presence
     if name == "gossip-random":
         pytest.skip(NOT_SHARP[name])
-    together, apart = distance(stage, OVERLAPPING, WITH_ENCODER), distance(stage, APART, WITHOUT)
+    # two seeds: rules that choose rows may choose alike by chance
+    together = max(distance(stage, OVERLAPPING, WITH_ENCODER, seed) for seed in range(2))
+    apart = max(distance(stage, APART, WITHOUT, seed) for seed in range(2))
     assert law != "block" or together < 1e-9
     assert law in ("coupled", None) or apart < 1e-9
     if name not in NOT_SHARP:
