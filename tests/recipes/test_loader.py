@@ -204,8 +204,8 @@ def test_the_source_mapping_is_left_alone(toys):
         ),
         ("runtime.device=3", "runtime.device: 3 found, expected a text or a list (each item: a text)"),
         ("runtime.worker=3", "runtime.worker: unknown key. Did you mean 'workers'? "
-         "Allowed: checkpoint_every, deterministic, device, diagnostics, engine, exact, flower, mirror, threads, track, "
-         "workers"),
+         "Allowed: checkpoint_every, deterministic, device, diagnostics, engine, exact, flower, mirror, threads, "
+         "track, workers"),
         ("early_stopping.patience=0", "early_stopping.patience: 0 found, expected an integer of at least 1"),
         ("early_stopping.min_delta=0", "early_stopping.patience: missing, expected an integer of at least 1"),
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
