@@ -11,10 +11,11 @@ import pytest
 import fedloom
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.benchmark import judge
+from fedloom.study.benchmark import judge, sensitivity
 from fedloom.study.grid import Cell, load_grid, recipes
 from fedloom.study.tables.compare import compare
 from fedloom.study.tables.results import at_constant, falling, losses
+from fedloom.study.tables.seeds import SeedLine, Seeds
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -58,6 +59,22 @@ def test_the_rule_is_about_intervals_over_three_seeds(tmp_path: Path) -> None:
     ((found,), _) = judge(benchmark(tmp_path / "wide", spread=0.05), tmp_path / "wide")
     assert (found.gain.mean, found.gain.half) == pytest.approx((10, 4.3027 * 2.75 / 3**0.5), abs=1e-3)
     assert ["all data in one place is +10.00 ± 6.83 %" in reason for reason in found.reasons] == [True]
+
+
+def test_a_constant_prediction_that_varies_does_not_widen_the_interval() -> None:
+    """Differences are in percent of the base's mean: of 1/9, 1/12 and 1/15 correct, training alone has .8 more."""
+    constants = (1 / 9, 1 / 12, 1 / 15)
+    lines = [
+        SeedLine("D", method, seed, "digit", "accuracy", value, "max", 0.1, 0.0, 0.0)
+        for seed, constant in zip((100, 101, 102), constants, strict=True)
+        for method, value in (("constant", constant), ("Local", constant + 0.8), ("centralised", constant + 0.9))
+    ]
+    found = sensitivity(Seeds("", tuple(lines)), "D")
+    mean = sum(constants) / 3
+    assert means(found.over_constant) == pytest.approx({"digit": 80 / mean})
+    assert means(found.over_alone) == pytest.approx({"digit": 10 / (mean + 0.8)})
+    assert found.over_constant["digit"].half == pytest.approx(0, abs=1e-6)
+    assert found.reasons == []
 
 
 def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:

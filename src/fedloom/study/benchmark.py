@@ -110,9 +110,12 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
     seeds = tuple(sorted(set.intersection(*map(set, of.values()))))
 
     def changes(name: str, base: str) -> dict[str, list[float]]:
+        # Each seed's difference, in percent of the base's mean: a base that varies, such as the accuracy of a constant
+        # prediction, does not make the interval wide.
+        usual = {task: fmean(of[base][seed].get(task, math.nan) for seed in seeds) for task in directions}
         pairs = [(of[name][seed], of[base][seed]) for seed in seeds]
-        both = [({t: v for t, v in mine.items() if t in theirs}, theirs) for mine, theirs in pairs]
-        terms = [delta_terms(mine, theirs, directions) for mine, theirs in both]
+        moved = [{t: usual[t] + v - theirs[t] for t, v in mine.items() if t in theirs} for mine, theirs in pairs]
+        terms = [delta_terms(mine, usual, directions) for mine in moved]
         return {task: [by_task.get(task, math.nan) for by_task in terms] for task in directions}
 
     # A grid of one task has centralised training once.
