@@ -194,6 +194,7 @@ def test_names_are_completed_without_torch(tmp_path: Path) -> None:
     ("before", "word", "expected"),
     [
         ([], "method=fedhca", ["method=fedhca2"]),
+        ([], "method=feddea", ["method=feddea"]),
         ([], "training.rou", ["training.rounds="]),
         (["method", "="], "fedhca", ["fedhca2"]),  # as bash splits it
         ([], "seed=", []),

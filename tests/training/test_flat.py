@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedloom.core.layout import Layout
-from fedloom.training.flat import FlatModel, integer_buffers
+from fedloom.training.flat import FeatureRecorder, FlatModel, integer_buffers
 
 
 class Net(nn.Linear):
@@ -52,3 +52,16 @@ def test_complex_buffers_are_no_integers() -> None:
 def test_batch_norm_has_statistics_and_a_counter() -> None:
     model = flat(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     assert (model.has_buffers, model.has_batch_norm, list(model.integers)) == (True, True, ["1.num_batches_tracked"])
+
+
+def test_features_under_another_model_leave_each_layer_in_its_mode() -> None:
+    """Layers that rest, as norm layers with frozen statistics do, still rest after it."""
+    module = nn.Module()
+    module.encoder = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module.encoder[1].eval()
+    model = flat(module)
+    recorder = FeatureRecorder(model)
+    with recorder.recording():
+        module.encoder(torch.randn(4, 3))
+    assert not recorder.under(model.vector.clone()).requires_grad
+    assert [part.training for part in module.encoder.modules()] == [True, True, False]

@@ -133,7 +133,7 @@ def _mend_server() -> None:
             processes.start(time.sleep, 0).join()
         except (EOFError, OSError):
             os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
-            processes.start(time.sleep, 0).join()  # not ensure_running alone: the new server must ignore Ctrl-C
+            processes.prepare()
 
 
 def _adopt_helpers() -> None:

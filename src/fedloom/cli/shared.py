@@ -89,7 +89,7 @@ def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
     section: Any = field.annotation if field is not None else None
     if not (isinstance(section, type) and issubclass(section, Named)):
         return []
-    return [name if split else f"{key}={name}" for name in _that_begin(value, section.registry().names)]
+    return [name if split else f"{key}={name}" for name in _that_begin(value, section.names())]
 
 
 def _keys(path: str, section: Any) -> list[str]:

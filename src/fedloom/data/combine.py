@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from fedloom.data.dataset import Dataset, Examples
 
-BATCH = 128  # images that pass an encoder together
 TASK = "label"
 Columns = Mapping[str, Array]
 """Task -> labels of a set's examples."""

@@ -258,14 +258,11 @@ class Federation:
 
 def _public(inputs: Any, shape: tuple[int, ...]) -> Tensor:
     """Return the inputs of a public set as models take them. Raises DataError for another shape than the clients'."""
-    try:
-        x = torch.as_tensor(inputs)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _unfit("Federation, public", type(inputs).__name__, f"an array of inputs ({error})") from None
+    x = as_input(inputs, "Federation, public")
     if x.ndim < 1 or not len(x) or tuple(x.shape[1:]) != tuple(shape):
         expected = f"at least one input of shape {tuple(shape)}"
         raise _unfit("Federation, public", f"an array of shape {tuple(x.shape)}", expected)
-    return x.float().div_(255) if x.dtype == torch.uint8 else x
+    return _scaled(x)
 
 
 def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:
@@ -764,6 +761,11 @@ def as_input(x: Any, where: str) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 
+def _scaled(x: Tensor) -> Tensor:
+    """Return inputs as models take them: bytes between 0 and 1, others as they are."""
+    return x.float().div(255) if x.dtype == torch.uint8 else x
+
+
 def gathered(
     parts: Sequence[Piece], tasks: Mapping[str, Task], like: Piece, keys: Keys, domain: Tensor | None = None
 ) -> Examples:
@@ -827,4 +829,4 @@ class Items:
         x = as_input(x, about)
         if tuple(x.shape) != self.shape:
             raise _unfit(about, f"an input of shape {tuple(x.shape)}", f"{self.shape} as the first example has")
-        return x.float().div(255) if x.dtype == torch.uint8 else x
+        return _scaled(x)

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import UserError
-from fedloom.core.machine import need_memory
+from fedloom.core.machine import need_memory, out_of_memory
 from fedloom.core.settings.registry import Registered
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
@@ -42,7 +42,7 @@ def _memory_for_training(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "allocate memory" not in str(error) and "Storage size" not in str(error):
+        if not out_of_memory(error) and "Storage size" not in str(error):
             raise
         raise UserError(f"{what} does not fit into memory: {str(error).splitlines()[0]}") from None
     finally:

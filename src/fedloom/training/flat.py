@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,17 +60,13 @@ class FlatModel:
 
         The model in training and its buffers are not touched.
         """
-        blocks = zip(self.layout.blocks, self.layout.slices, strict=True)
-        tensors = {block.name: vector[s].view(block.shape) for block, s in blocks}
-        modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                outputs: dict[str, Tensor] = functional_call(self.module, tensors, (x, tuple(tasks)))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        outputs: dict[str, Tensor] = _under(self.module, self.named(vector), (x, tuple(tasks)))
         return outputs
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of a model that is given as one vector of parameters and buffers, as views, by name."""
+        blocks = zip(self.layout.blocks, self.layout.slices, strict=True)
+        return {block.name: vector[s].view(block.shape) for block, s in blocks}
 
     def load_integers(self, values: dict[str, Tensor]) -> None:
         """Set integer buffers (such as the batch counter of batch norm)."""
@@ -126,18 +122,24 @@ class FeatureRecorder:
 
         The model in training and its buffers are not touched.
         """
-        layout = self.model.layout
-        tensors = {
-            block.name.removeprefix("encoder."): vector[s].view(block.shape)
-            for block, s in zip(layout.blocks, layout.slices, strict=True)
-            if block.name.startswith("encoder.")
-        }
-        self._encoder.eval()
-        try:
-            with torch.no_grad():
-                return pooled(functional_call(self._encoder, tensors, (self._inputs,)))
-        finally:
-            self._encoder.train()
+        named = self.model.named(vector).items()
+        tensors = {name.removeprefix("encoder."): value for name, value in named if name.startswith("encoder.")}
+        return pooled(_under(self._encoder, tensors, (self._inputs,)))
+
+
+def _under(module: nn.Module, tensors: Mapping[str, Tensor], inputs: tuple[Any, ...]) -> Any:
+    """Return the outputs of a module with these tensors in place of its own: eval mode, no gradient.
+
+    Each of its parts is in the mode that it had, afterwards.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            return functional_call(module, dict(tensors), inputs)
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def pooled(outputs: Tensor | list[Tensor]) -> Tensor:

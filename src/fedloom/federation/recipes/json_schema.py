@@ -61,7 +61,7 @@ def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
     short = section.short()
     other = {"anyOf": [{"enum": short}, imported]} if short else imported
     shapes.append({"type": "object", "properties": {"name": other, **common}, "required": ["name"]})
-    names = {"enum": [*section.registry().names, *short]}
+    names = {"enum": section.names()}
     return {"description": own["description"], "anyOf": [{"anyOf": [names, imported]}, *shapes]}
 
 

@@ -97,6 +97,11 @@ class Named(Section):
         return []
 
     @classmethod
+    def names(cls) -> list[str]:
+        """Return all that may stand as the section's name, but for imports."""
+        return [*cls.registry().names, *cls.short()]
+
+    @classmethod
     def common(cls) -> dict[str, Any]:
         """Return the keys that the section takes whatever its name is."""
         return {k: f for k, f in cls.model_fields.items() if k != "params"}

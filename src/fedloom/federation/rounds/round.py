@@ -125,7 +125,7 @@ class Round:
         trainer with the examples of all is sent to nobody.
         """
         counted: dict[Any, tuple[ByteCount, ...]] = {}
-        forms = {id(message): form(message) for message in {id(m): m for m in messages.values()}.values()}
+        forms = {key: form(message) for key, message in {id(m): m for m in messages.values()}.items()}
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))

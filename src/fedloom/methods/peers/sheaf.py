@@ -46,15 +46,15 @@ class SheafLinks(OnGraph, Identity):
         return {"links": {}, "sent": {}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        told: dict[str, Broadcast] = {client: {} for client in clients}
+        received: dict[str, Broadcast] = {client: {} for client in clients}
         sent, nothing = state["sent"], torch.zeros(0)
-        for client in sent.keys() & told.keys():
+        for client in sent.keys() & received.keys():
             if links := state["links"][client]:
                 # no longer than the client's own, so that no neighbour can send what does not fit
                 heard = {j: sent[j].get(client, nothing)[: len(sent[client].get(j, nothing))] for j in sorted(links)}
                 edges = torch.tensor([[links[j], len(q)] for j, q in heard.items()])
-                told[client] = {"edges": edges, "projections": pad_sequence([*heard.values()], batch_first=True)}
-        return told
+                received[client] = {"edges": edges, "projections": pad_sequence([*heard.values()], batch_first=True)}
+        return received
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         links, names = state["links"], sorted({*state["links"], *(client for client, _ in updates.rows)})
