@@ -26,7 +26,7 @@ from fedloom.relatedness import (
     wte,
     wte_embeddings,
 )
-from fedloom.study.relatedness.measures import plan, standardised
+from fedloom.study.relatedness import plan, standardised
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 
@@ -327,7 +327,7 @@ def blobs(seed: int, n: int = 20, shift: float = 0.0) -> tuple[np.ndarray, np.nd
 
 
 def test_scaling_gives_points_with_these_distances_about_the_origin() -> None:
-    from fedloom.study.relatedness.measures import _distances, _scaling
+    from fedloom.study.relatedness import _distances, _scaling
 
     points = np.random.default_rng(2).normal(size=(6, 3)) * [3, 2, 1] + 5
     for dims in (3, 4, 10):
@@ -341,7 +341,7 @@ def test_scaling_gives_points_with_these_distances_about_the_origin() -> None:
 
 
 def test_references_do_not_depend_on_the_order_or_on_a_rotation_of_the_labels() -> None:
-    from fedloom.study.relatedness.measures import _reference
+    from fedloom.study.relatedness import _reference
 
     rng = np.random.default_rng(3)
     samples = np.column_stack([np.repeat(rng.normal(size=(5, 2)), 4, axis=0), rng.normal(size=(20, 3))])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedloom.methods.method import Method as Method
     from fedloom.models.own import model as model
     from fedloom.models.tasks.own import task as task
-    from fedloom.study.tables.table import grid as grid
+    from fedloom.study.table import grid as grid
 
 # Torch then asks for large pages for large tensors, where the system has them: touching fresh small ones took half of a
 # round. It reads this when it makes its first tensor.

@@ -20,17 +20,17 @@ from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.study.relatedness import Agreement as Agreement
+    from fedloom.study.relatedness import EtranScore as EtranScore
     from fedloom.study.relatedness import agreement as agreement
+    from fedloom.study.relatedness import cosine as cosine
+    from fedloom.study.relatedness import etran as etran
+    from fedloom.study.relatedness import etran_totals as etran_totals
+    from fedloom.study.relatedness import fim as fim
+    from fedloom.study.relatedness import fisher_diagonal as fisher_diagonal
+    from fedloom.study.relatedness import logme as logme
+    from fedloom.study.relatedness import sign as sign
     from fedloom.study.relatedness import symmetrised as symmetrised
-    from fedloom.study.relatedness.measures import EtranScore as EtranScore
-    from fedloom.study.relatedness.measures import cosine as cosine
-    from fedloom.study.relatedness.measures import etran as etran
-    from fedloom.study.relatedness.measures import etran_totals as etran_totals
-    from fedloom.study.relatedness.measures import fim as fim
-    from fedloom.study.relatedness.measures import fisher_diagonal as fisher_diagonal
-    from fedloom.study.relatedness.measures import logme as logme
-    from fedloom.study.relatedness.measures import sign as sign
-    from fedloom.study.relatedness.measures import wte as wte
-    from fedloom.study.relatedness.measures import wte_embeddings as wte_embeddings
+    from fedloom.study.relatedness import wte as wte
+    from fedloom.study.relatedness import wte_embeddings as wte_embeddings
 
 __getattr__, __dir__ = lazy(__name__)

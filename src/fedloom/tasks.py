@@ -35,6 +35,6 @@ if TYPE_CHECKING:
     from fedloom.models.tasks.task import Direction as Direction
     from fedloom.models.tasks.task import Metric as Metric
     from fedloom.models.tasks.task import Task as Task
-    from fedloom.study.tables.estimate import delta_m as delta_m
+    from fedloom.study.statistics import delta_m as delta_m
 
 __getattr__, __dir__ = lazy(__name__)

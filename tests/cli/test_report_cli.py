@@ -15,7 +15,7 @@ from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.federation.runs.reader import Run
 from fedloom.study.charts import script
-from fedloom.study.tables.compare import compare
+from fedloom.study.comparison import compare
 from report_support import drawn
 
 pytest.importorskip("vl_convert")

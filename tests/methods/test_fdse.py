@@ -29,7 +29,7 @@ from fedloom.methods.fdse.rules import (
     released_consistency,
 )
 from fedloom.stages import Identity, Split
-from fedloom.study.tables.results import domain_history
+from fedloom.study.results import domain_history
 from fedloom.training.rules import View
 from tests_support import assert_same, load_recipe
 

@@ -14,7 +14,7 @@ from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.dense import Edge
-from fedloom.study.tables.results import over_rounds
+from fedloom.study.results import over_rounds
 from folders_support import nyud, pascal
 from tests_support import assert_same
 

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def quick_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "browser" not in request.path.name:
-        monkeypatch.setattr("fedloom.study.report.page.script", lambda: "/* vega */")
+        monkeypatch.setattr("fedloom.study.report.pages.script", lambda: "/* vega */")

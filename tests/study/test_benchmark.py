@@ -11,11 +11,10 @@ import pytest
 import fedloom
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.benchmark import judge, sensitivity
+from fedloom.study.claims import sensitivities, sensitivity
+from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell, load_grid, recipes
-from fedloom.study.tables.compare import compare
-from fedloom.study.tables.results import at_constant, falling, losses
-from fedloom.study.tables.seeds import SeedLine, Seeds
+from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -25,7 +24,7 @@ def means(estimates: Any) -> dict[str, float]:
 
 
 def test_a_benchmark_that_is_sensitive(tmp_path: Path) -> None:
-    ((found,), _) = judge(benchmark(tmp_path), tmp_path)
+    ((found,), _) = sensitivities(benchmark(tmp_path), tmp_path)
     assert means(found.over_constant) == pytest.approx({"semseg": 100, "depth": 10})
     # the better of both centralised trainings, task by task
     assert means(found.over_alone) == pytest.approx({"semseg": 10, "depth": 10})
@@ -34,29 +33,29 @@ def test_a_benchmark_that_is_sensitive(tmp_path: Path) -> None:
 
 
 def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
-    ((found,), _) = judge(benchmark(tmp_path / "a", constant={"semseg": 0.196, "depth": 2.0}), tmp_path / "a")
+    ((found,), _) = sensitivities(benchmark(tmp_path / "a", constant={"semseg": 0.196, "depth": 2.0}), tmp_path / "a")
     assert found.reasons == [
         "semseg: training alone is +2.04 ± 0.00 % better than the constant prediction, expected 5 % or more at the "
         "lower end of the interval"
     ]
     grid = benchmark(tmp_path / "b", centralised=WORSE, **{"centralised-by-task": WORSE})
-    ((found,), _) = judge(grid, tmp_path / "b")
+    ((found,), _) = sensitivities(grid, tmp_path / "b")
     assert found.reasons == [
         "all data in one place is -10.00 ± 0.00 % better than training alone (mean over tasks), expected 5 % or more "
         "at the lower end of the interval"
     ]
-    ((found,), _) = judge(benchmark(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.6)), tmp_path / "c")
+    ((found,), _) = sensitivities(benchmark(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.6)), tmp_path / "c")
     assert [reason.partition(":")[0] for reason in found.reasons] == ["semseg", "depth"]
     assert "still falls by +10.87 ± 0.00 % per tenth of the rounds, expected 5 % or less" in found.reasons[0]
     with pytest.raises(StateError, match="NYUD: centralised has not been run; a benchmark needs Local, centralised"):
-        judge(benchmark(tmp_path / "d", centralised=None), tmp_path / "d")
+        sensitivities(benchmark(tmp_path / "d", centralised=None), tmp_path / "d")
 
 
 def test_the_rule_is_about_intervals_over_three_seeds(tmp_path: Path) -> None:
-    ((found,), _) = judge(benchmark(tmp_path / "two", seeds=(100, 101)), tmp_path / "two")
+    ((found,), _) = sensitivities(benchmark(tmp_path / "two", seeds=(100, 101)), tmp_path / "two")
     assert found.reasons == ["2 validation seeds found, expected 3 or more: the rule is about intervals"]
     # the mean gain is 10 %, of which semseg's half is 5.5 % more or less at two seeds: t = 4.303, sd = 2.75, n = 3
-    ((found,), _) = judge(benchmark(tmp_path / "wide", spread=0.05), tmp_path / "wide")
+    ((found,), _) = sensitivities(benchmark(tmp_path / "wide", spread=0.05), tmp_path / "wide")
     assert (found.gain.mean, found.gain.half) == pytest.approx((10, 4.3027 * 2.75 / 3**0.5), abs=1e-3)
     assert ["all data in one place is +10.00 ± 6.83 %" in reason for reason in found.reasons] == [True]
 

@@ -14,8 +14,8 @@ from fedloom.study import charts
 from fedloom.study.charts import COLORS, Chart
 from fedloom.study.figures import of_ranks
 from fedloom.study.report.figures import CAPTIONS, Figure, View, save
-from fedloom.study.significance.ranks import Ranks
-from fedloom.study.significance.statistics import Ranking
+from fedloom.study.significance import Ranks
+from fedloom.study.statistics import Ranking
 from report_support import NASTY, cells, drawn
 
 GAPS = {1: 0.5, 2: math.nan, 3: math.inf}

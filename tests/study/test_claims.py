@@ -21,9 +21,8 @@ from fedloom.experiments.claims import rule_grid
 from fedloom.experiments.grid_run import prepare
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
-from fedloom.study.significance.contrasts import contrasts
-from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.seeds import SeedLine, Seeds, of_seeds
+from fedloom.study.results import SeedLine, Seeds, of_grid, of_seeds
+from fedloom.study.significance import contrasts
 from grid_support import paper_grid, write_grid
 
 FAMILY = {"FedAvg/-": ["Local/-"], "FedProx/-": ["Local/-", "FedAvg/-"]}

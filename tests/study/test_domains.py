@@ -17,7 +17,7 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.tables.results import DomainScores, domain_history
+from fedloom.study.results import DomainScores, domain_history
 
 
 def test_average_and_sample_deviation() -> None:

@@ -28,7 +28,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
 from fedloom.models.tasks.classification import Classification
-from fedloom.study.tables.results import domain_history
+from fedloom.study.results import domain_history
 from tests_support import load_recipe
 
 TINY = (

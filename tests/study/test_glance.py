@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from fedloom.study.charts import COLORS, rows_of
-from fedloom.study.report import collect, glance, words, write
+from fedloom.study.output import Table
+from fedloom.study.report import collect, words, write
 from fedloom.study.report.figures import DOTS, figures_of
-from fedloom.study.report.page import part
+from fedloom.study.report.pages import glance_of, part, slope
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Curves
-from fedloom.study.significance.statistics import Verdict
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.output import Table
+from fedloom.study.statistics import Estimate, Verdict
 from fedloom.study.watch import now
 from report_support import NASTY, Page, write_files
 
@@ -58,7 +57,7 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     assert "best c 0.6200" in text
     assert "A change is the mean over the clients of the task, each compared with itself under local" in text
     assert "worst d 0.4700" in text
-    found = glance.of_run(collect(folder))  # type: ignore[arg-type]
+    found = glance_of(collect(folder))  # type: ignore[arg-type]
     (tile,) = found.tiles
     of = Estimate.of([20, 22, 24, -6])
     assert (tile.value, tile.change, tile.excludes_zero) == ("0.5750", "+15\u00a0%", False)
@@ -176,7 +175,7 @@ def test_work_for_a_page_grows_no_faster_than_its_clients(tmp_path: Path) -> Non
         run(home / "alone", {name: 0.4 + i / 1e3 for i, name in enumerate(names)}, "local")
         found = collect(run(home / "run", {name: 0.5 + i / 2e3 for i, name in enumerate(names)}))
         with Profile() as counted:
-            glance.of_run(found)
+            glance_of(found)
         calls.append(sum(entry.callcount for entry in counted.getstats()))
     assert calls[1] < 2.2 * calls[0]
 
@@ -283,8 +282,8 @@ def test_a_curve_of_the_loss_that_falls() -> None:
     losses = {r: 1.0 - 0.01 * r for r in range(30)}
     (only,) = [Curves("t", "training loss", "min", "train", "trained", {"a": losses})]
     level = sum(losses[r] for r in range(20, 30)) / 10
-    assert glance.slope([only]) == pytest.approx(-1 / level)
-    assert math.isnan(glance.slope([Curves("t", "training loss", "min", "train", "trained", {"a": {1: 1.0}})]))
+    assert slope([only]) == pytest.approx(-1 / level)
+    assert math.isnan(slope([Curves("t", "training loss", "min", "train", "trained", {"a": {1: 1.0}})]))
 
 
 def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedloom.errors import RecipeError, StateError
 from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, load_grid, save
-from fedloom.study.papers.losses import losses_of, over_rounds
+from fedloom.study.papers import losses_of, over_rounds
 from report_support import drawn as lines
 from report_support import panels, write_files
 

@@ -20,10 +20,19 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.charts import thinned
 from fedloom.study.figures import draw as draw_grid
 from fedloom.study.grid import load_grid, recipes
-from fedloom.study.papers import hyper_weights
-from fedloom.study.papers.activated_dimensions import CSV, Activated, Overlaps, _prefixes, picture, table
-from fedloom.study.papers.hyper_weights import HyperWeights, used
-from fedloom.study.papers.hyper_weights import table as weights
+from fedloom.study.papers import (
+    CSV_ACTIVATED,
+    CSV_WEIGHTS,
+    Activated,
+    HyperWeights,
+    Overlaps,
+    _prefixes,
+    draw_overlaps,
+    draw_weights,
+    overlaps_of,
+    used,
+    weights_of,
+)
 from fedloom.study.report.records import purity, quality
 from grid_support import TINY
 from report_support import cells, drawn
@@ -54,11 +63,11 @@ def sparse(quick: Quick) -> Path:
 
 
 def test_activated_dimensions_of_a_run(sparse: Path) -> None:
-    found = table(sparse)
+    found = overlaps_of(sparse)
     assert found.scope == "encoder"
     assert [r.round for r in found.rounds] == [1, 2]
     assert len(found.pairs) == 10
-    assert table(sparse, "all").rounds[0].columns > found.rounds[0].columns
+    assert overlaps_of(sparse, "all").rounds[0].columns > found.rounds[0].columns
     agreement, shares = found.agreement(), found.shares()
     assert agreement.head[0] == "round"
     assert agreement.head[-1] == "if independent"
@@ -69,7 +78,7 @@ def test_activated_dimensions_of_a_run(sparse: Path) -> None:
     for text in (found.to_text(), found.to_markdown()):
         assert "digits-tasks, fedavg, seed 0: top 10 %" in text
     rows = list(csv.DictReader(io.StringIO(found.to_csv())))
-    assert tuple(rows[0]) == CSV
+    assert tuple(rows[0]) == CSV_ACTIVATED
     of = [float(r["percent"]) for r in rows if r["quantity"] == "share" and r["a"] == "digit-0" and r["round"] == "1"]
     assert sum(of) == pytest.approx(100)
     pair = found.pairs[0]
@@ -97,12 +106,12 @@ def test_the_commands_of_what_runs_record(quick: Quick, tmp_path: Path, command:
 
 def test_a_run_without_activated_dimensions(quick: Quick) -> None:
     with pytest.raises(StateError, match=r"method\.add\.activated-dimensions"):
-        table(quick("training.rounds=1").folder)
+        overlaps_of(quick("training.rounds=1").folder)
 
 
 def test_a_scope_that_was_not_recorded(sparse: Path) -> None:
     with pytest.raises(StateError, match="recorded: all, encoder"):
-        table(sparse, "heads")
+        overlaps_of(sparse, "heads")
 
 
 def test_numbers_of_a_round() -> None:
@@ -119,7 +128,7 @@ def test_clients_that_are_absent_in_some_rounds() -> None:
     assert found.series(("b", "c")) == [(2, 0.25)]
     assert [line[1:3] for line in found.agreement().lines] == [("50.0", ""), ("", "25.0"), ("", "")]
     assert found.shares().head == ("blocks", "of all dimensions")
-    assert picture([found])["concat"]
+    assert draw_overlaps([found])["concat"]
 
 
 def test_long_runs_and_deep_names_are_cut() -> None:
@@ -140,7 +149,7 @@ MADE = HyperWeights(
 
 
 def test_hyper_weights_of_a_run(quick: Quick) -> None:
-    found = weights(quick("method=fedhca2", "training.rounds=3").folder)
+    found = weights_of(quick("method=fedhca2", "training.rounds=3").folder)
     assert found.rounds == (1, 2, 3)
     assert sorted(found.alpha) == ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
     assert all(weights[1] == 0.1 != weights[3] for weights in found.alpha.values())
@@ -156,14 +165,14 @@ def test_hyper_weights_as_written() -> None:
     assert MADE.alphas().lines[1] == ("2", "0.2500", "")
     assert MADE.to_markdown().count("| round |") == 1
     rows = list(csv.DictReader(io.StringIO(MADE.to_csv())))
-    assert tuple(rows[0]) == hyper_weights.CSV
+    assert tuple(rows[0]) == CSV_WEIGHTS
     assert len(rows) == 10
     last = next(r for r in rows if r["client"] == "b" and r["round"] == "3" and r["weight"] == "alpha")
     assert (float(last["value"]), float(last["used"])) == (-0.5, used(-0.5)) == (-0.5, 0.0)
 
 
 def test_the_picture_of_hyper_weights() -> None:
-    alpha, beta, last = hyper_weights.picture([MADE])["concat"]
+    alpha, beta, last = draw_weights([MADE])["concat"]
     assert drawn(alpha) == {"b": {1: 0.1, 3: 0.0}, "a": {1: 0.1, 2: 0.25, 3: 1.0}}  # as used
     assert drawn(beta)["a seg"] == {1: 0.1, 2: 0.2}
     assert cells(last) == {"a seg": {"fuse": 0.2, "norm": 0.1}, "b edge": {"fuse": 0.4}}
@@ -171,7 +180,7 @@ def test_the_picture_of_hyper_weights() -> None:
 
 def test_a_run_without_hyper_weights(quick: Quick) -> None:
     with pytest.raises(StateError, match="method=fedhca2"):
-        weights(quick("training.rounds=1").folder)
+        weights_of(quick("training.rounds=1").folder)
 
 
 def test_the_figure_of_a_grid(tmp_path: Path) -> None:

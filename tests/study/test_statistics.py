@@ -15,10 +15,16 @@ from scipy import stats
 
 from fedloom.errors import StateError
 from fedloom.study import delta_m
+from fedloom.study.comparison import shortened
 from fedloom.study.grid import Cell, Grid, open_folder
-from fedloom.study.significance.contrasts import Contrasts, Over, contrasts
-from fedloom.study.significance.statistics import (
+from fedloom.study.results import of_grid
+from fedloom.study.significance import Contrasts, Over, contrasts
+from fedloom.study.statistics import (
+    Estimate,
     against_zero,
+    bound,
+    clear_best,
+    delta_terms,
     detectable_gain,
     hedges,
     holm,
@@ -28,10 +34,9 @@ from fedloom.study.significance.statistics import (
     ranking,
     shift,
     signed_rank,
+    two_sided,
+    without_base,
 )
-from fedloom.study.tables.compare import shortened
-from fedloom.study.tables.estimate import Estimate, bound, clear_best, delta_terms, two_sided, without_base
-from fedloom.study.tables.results import of_grid
 from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid
 
 # A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.

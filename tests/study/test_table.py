@@ -17,12 +17,11 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
-from fedloom.study.significance.contrasts import contrasts
-from fedloom.study.significance.ranks import ranked
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.output import Table
-from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.table import tabulate
+from fedloom.study.output import Table
+from fedloom.study.results import of_grid
+from fedloom.study.significance import contrasts, ranked
+from fedloom.study.statistics import Estimate
+from fedloom.study.table import tabulate
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import panels
 from tests_support import loaded
@@ -216,7 +215,7 @@ from fedloom.study import open_folder, tabulate
 table = tabulate(*open_folder({str(folder)!r}))
 for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()
-import fedloom.experiments.grid_run, fedloom.study.figures, fedloom.study.papers.activated_dimensions
+import fedloom.experiments.grid_run, fedloom.study.figures, fedloom.study.papers
 """
     assert not loaded(code, "torch", "vl_convert", "numpy", "pandas", "scipy")
 

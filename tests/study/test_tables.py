@@ -23,11 +23,10 @@ from fedloom.cli import train
 from fedloom.cli.app import main
 from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
+from fedloom.study.comparison import compare as side_by_side
 from fedloom.study.grid import Cell, open_folder, save
-from fedloom.study.significance.contrasts import contrasts
-from fedloom.study.tables.compare import compare as side_by_side
-from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.seeds import HEAD, of_seeds, read_seeds
+from fedloom.study.results import HEAD, of_grid, of_seeds, read_seeds
+from fedloom.study.significance import contrasts
 from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")

@@ -20,7 +20,7 @@ from fedloom.experiments.tune import BENCHMARK, RATE
 from fedloom.federation.recipes import load
 from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells
-from fedloom.study.tables.output import Records, Table
+from fedloom.study.output import Records, Table
 from grid_support import write_run
 
 GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}

@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 import fedloom as fl
 from fedloom.core.errors import RecipeError
 from fedloom.models.tasks.scores import BINS, CLASSES, NUMBERS
-from fedloom.study.tables.estimate import FRACTIONS
+from fedloom.study.statistics import FRACTIONS
 from fedloom.tasks import Classification, Depth, Regression
 
 

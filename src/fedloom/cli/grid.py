@@ -17,7 +17,7 @@ from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
-    from fedloom.study.tables.output import HasTable
+    from fedloom.study.output import HasTable
 
 GridArgument = Annotated[
     str | None,

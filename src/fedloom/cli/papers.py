@@ -39,9 +39,9 @@ def activated(
     as_json: shared.Json = False,
 ) -> None:
     """Print which dimensions each client's update activates, and how far clients agree (FedDEA, Figure 2)."""
-    from fedloom.study.papers.activated_dimensions import picture, table
+    from fedloom.study.papers import draw_overlaps, overlaps_of
 
-    _show(found := table(folder, scope), out, lambda: picture([found]), as_json)
+    _show(found := overlaps_of(folder, scope), out, lambda: draw_overlaps([found]), as_json)
 
 
 def hyper(
@@ -50,9 +50,9 @@ def hyper(
     as_json: shared.Json = False,
 ) -> None:
     """Print how much each client takes from the others over the rounds (FedHCA2's hyper weights)."""
-    from fedloom.study.papers.hyper_weights import picture, table
+    from fedloom.study.papers import draw_weights, weights_of
 
-    _show(found := table(folder), out, lambda: picture([found]), as_json)
+    _show(found := weights_of(folder), out, lambda: draw_weights([found]), as_json)
 
 
 def domains(
@@ -67,7 +67,7 @@ def domains(
     """
     from fedloom.federation.runs.reader import Run
     from fedloom.study.charts import lines
-    from fedloom.study.tables.results import domain_history
+    from fedloom.study.results import domain_history
 
     history = domain_history(Run.read(folder), task, split=split)
 

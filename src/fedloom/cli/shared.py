@@ -167,7 +167,7 @@ def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
     `result` consists of mappings, sequences, dataclasses, texts and numbers.
     """
     if as_json:
-        from fedloom.study.tables.output import json_text
+        from fedloom.study.output import json_text
 
         typer.echo(json_text(result), nl=False)
         return

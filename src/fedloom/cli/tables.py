@@ -16,9 +16,9 @@ from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
+    from fedloom.study.comparison import Comparison
     from fedloom.study.grid import Grid
-    from fedloom.study.tables.compare import Comparison
-    from fedloom.study.tables.output import HasTable
+    from fedloom.study.output import HasTable
 
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
 Source = Annotated[
@@ -106,9 +106,8 @@ def compare(
     methods and centralised training, and say which clients benefit.
     """
     from fedloom.study.grid import against
-    from fedloom.study.significance.contrasts import contrasts
-    from fedloom.study.significance.ranks import ranked
-    from fedloom.study.tables.results import of_grid
+    from fedloom.study.results import of_grid
+    from fedloom.study.significance import contrasts, ranked
 
     source, of_grids = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
     is_grid = len(runs) == 1 and _is_grid(source)
@@ -156,9 +155,9 @@ def _of_grid(
     grid: Grid, folder: Path, split: Literal["test", "val"], losses: str | None, metrics: bool, seeds: bool
 ) -> HasTable:
     """Return the table of a grid, or the other one that is asked for."""
-    from fedloom.study.papers.losses import losses_of, over_rounds
-    from fedloom.study.tables.seeds import of_seeds
-    from fedloom.study.tables.table import all_metrics, tabulate
+    from fedloom.study.papers import losses_of, over_rounds
+    from fedloom.study.results import of_seeds
+    from fedloom.study.table import all_metrics, tabulate
 
     if losses:
         return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
@@ -200,10 +199,10 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
     It reads validation data. docs/benchmarks.md explains the rules. The exit code is 1 if a data set of the grid fails
     one or has not been run.
     """
-    from fedloom.study.benchmark import judge, sentences
+    from fedloom.study.claims import sensitivities, sentences
 
     opened, folder = _opened(source, None)
-    found, unjudged = judge(opened, folder)
+    found, unjudged = sensitivities(opened, folder)
     shown: list[Any] = []
     for one in found:
         shown.append(f"{one.data} (validation data, seeds {', '.join(map(str, one.seeds))}), percent")
@@ -240,7 +239,7 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     """Write in the format that was chosen; on a terminal the best numbers are bold."""
-    from fedloom.study.tables.compare import Comparison
+    from fedloom.study.comparison import Comparison
 
     if kind != "text" or out is not None or as_json:
         shared.put(getattr(table, f"to_{'json' if as_json else kind}")(), out)

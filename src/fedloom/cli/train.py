@@ -122,8 +122,8 @@ def demo(
 def _gains(folder: Path) -> list[str]:
     """Return a sentence per method of the demo's grid: its change against training alone, over all tasks."""
     from fedloom.study.grid import against, open_folder
-    from fedloom.study.significance.contrasts import contrasts
-    from fedloom.study.tables.results import of_grid
+    from fedloom.study.results import of_grid
+    from fedloom.study.significance import contrasts
 
     grid, folder = open_folder(folder)
     alone = against(grid, grid.delta)

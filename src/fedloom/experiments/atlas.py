@@ -18,12 +18,11 @@ from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
 from fedloom.study.grid import Grid, load_grid, write
+from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.relatedness import pair_ranks
-from fedloom.study.report import agreement as updates
-from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
-from fedloom.study.tables.estimate import delta_terms
-from fedloom.study.tables.output import HasTable, Records, Table
-from fedloom.study.tables.results import of_grid
+from fedloom.study.report.records import agreement_of
+from fedloom.study.results import of_grid
+from fedloom.study.statistics import LEVEL, Paired, against_zero, delta_terms, holm, p_text
 
 if TYPE_CHECKING:
     from fedloom.federation.rounds.built import Built
@@ -282,7 +281,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
 
 def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:
     """Return layers of the encoder -> round -> T x T."""
-    records = updates.collect(run)
+    records = agreement_of(run)
     groups = {} if records is None else {n: by for n, by in records.cosine.items() if n.startswith("encoder")}
     if not groups:
         raise StateError(f"{run.folder}: the run recorded no cosines of updates: do not set runtime.diagnostics: off")

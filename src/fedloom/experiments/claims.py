@@ -10,10 +10,9 @@ from fedloom.core.errors import StateError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared, until_decided
 from fedloom.experiments.tune import Budget, on_validation, tune_grid
 from fedloom.federation.recipes.loader import load, texts
-from fedloom.study.benchmark import ALONE
-from fedloom.study.claims import Effort, Judged, file_of, judged, load_claims
+from fedloom.study.claims import ALONE, Effort, Judged, file_of, judged, load_claims
 from fedloom.study.grid import Grid, load_grid, write
-from fedloom.study.tables.seeds import Seeds, of_seeds
+from fedloom.study.results import Seeds, of_seeds
 
 
 def run(

@@ -24,12 +24,11 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
+from fedloom.study.comparison import Comparison, RunSet
+from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
-from fedloom.study.significance.contrasts import holders
-from fedloom.study.significance.statistics import against_zero, judge
-from fedloom.study.tables.compare import Comparison, RunSet
-from fedloom.study.tables.compare import compare as put_side_by_side
-from fedloom.study.tables.estimate import delta_m
+from fedloom.study.significance import holders
+from fedloom.study.statistics import against_zero, delta_m, judge
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {

@@ -22,12 +22,10 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
-from fedloom.study.significance.contrasts import of_clients
-from fedloom.study.significance.ranks import ranked
-from fedloom.study.significance.statistics import against_zero, holm, judge, p_text
-from fedloom.study.tables.estimate import Estimate, delta_m
-from fedloom.study.tables.output import Made, Records, Table
-from fedloom.study.tables.results import Side, deltas, of_grid
+from fedloom.study.output import Made, Records, Table
+from fedloom.study.results import Side, deltas, of_grid
+from fedloom.study.significance import of_clients, ranked
+from fedloom.study.statistics import Estimate, against_zero, delta_m, holm, judge, p_text
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"

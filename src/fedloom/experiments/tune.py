@@ -27,8 +27,8 @@ from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
-from fedloom.study.tables.estimate import delta_m
-from fedloom.study.tables.results import of_grid
+from fedloom.study.results import of_grid
+from fedloom.study.statistics import delta_m
 
 RATE = "training.optimizer.lr"
 STEPS = (0, 1, -1, 2, -2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from fedloom.federation.runs.reader import Final, Run
+from fedloom.study.comparison import Comparison, compare
 from fedloom.study.grid import Grid, load_grid, open_folder
-from fedloom.study.significance.contrasts import contrasts
-from fedloom.study.significance.ranks import ranked
-from fedloom.study.tables.compare import Comparison, compare
-from fedloom.study.tables.estimate import delta_m
-from fedloom.study.tables.results import of_grid
-from fedloom.study.tables.table import tabulate
+from fedloom.study.results import of_grid
+from fedloom.study.significance import contrasts, ranked
+from fedloom.study.statistics import delta_m
+from fedloom.study.table import tabulate
 
 __all__ = [
     "Comparison",

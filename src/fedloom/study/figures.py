@@ -18,13 +18,10 @@ from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
-from fedloom.study import charts
+from fedloom.study import charts, papers
 from fedloom.study.charts import Chart
 from fedloom.study.grid import Grid, cells, select, together
-from fedloom.study.significance.ranks import Ranks
-from fedloom.study.significance.statistics import LEVEL, p_text
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.results import (
+from fedloom.study.results import (
     OVERALL,
     Column,
     Combination,
@@ -37,6 +34,8 @@ from fedloom.study.tables.results import (
     over_rounds,
     read,
 )
+from fedloom.study.significance import Ranks
+from fedloom.study.statistics import LEVEL, Estimate, p_text
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> chart."""
@@ -258,10 +257,8 @@ def activated_dimensions(
 
     The cells need the add-on activated-dimensions. Only the first seed of each cell is drawn; `split` plays no part.
     """
-    from fedloom.study.papers.activated_dimensions import picture, table
-
     runs = _first_seeds(grid, folder, split)
-    return picture([replace(table(run, scope), label=label) for label, run in runs])
+    return papers.draw_overlaps([replace(papers.overlaps_of(run, scope), label=label) for label, run in runs])
 
 
 @FIGURES.register("hyper-weights", source="FedHCA2, Figures 6 and 7; 2 and 3 of its supplement")
@@ -270,14 +267,11 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
 
     The cells need the method fedhca2. Only the first seed of each cell is drawn; `split` plays no part.
     """
-    from fedloom.study.papers.hyper_weights import KIND, picture, table
-
-    panels = [
-        replace(table(run), label=label) for label, run in _first_seeds(grid, folder, split) if any(run.records(KIND))
-    ]
+    runs = _first_seeds(grid, folder, split)
+    panels = [replace(papers.weights_of(run), label=label) for label, run in runs if any(run.records(papers.HYPER))]
     if not panels:
         raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")
-    return picture(panels)
+    return papers.draw_weights(panels)
 
 
 @FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
@@ -286,9 +280,7 @@ def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = 
 
     `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
     """
-    from fedloom.study.papers.losses import bars, losses_of
-
-    return bars(losses_of(grid, folder, split, only or ()))
+    return papers.bars(papers.losses_of(grid, folder, split, only or ()))
 
 
 @FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
@@ -297,11 +289,10 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
 
     `only` is as in `best-loss`.
     """
-    from fedloom.study.papers.losses import curves, losses_of, task_losses
-
-    measured, results = losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
+    measured, results = papers.losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
     cells = measured.cells if tasks else ()
-    return curves(measured, {where: {s: task_losses(run) for s, run in results[where].runs.items()} for where in cells})
+    tasks_of = {where: {s: papers.task_losses(run) for s, run in results[where].runs.items()} for where in cells}
+    return papers.curves(measured, tasks_of)
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
@@ -310,9 +301,7 @@ def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | No
 
     `only` is as in `best-loss`.
     """
-    from fedloom.study.papers.losses import losses_of, stopping
-
-    return stopping(losses_of(grid, folder, split, only or ()))
+    return papers.stopping(papers.losses_of(grid, folder, split, only or ()))
 
 
 def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:

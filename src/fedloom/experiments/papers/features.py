@@ -32,8 +32,8 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
 from fedloom.study.charts import COLORS, INK, Chart, concat, lines, save, scatter
 from fedloom.study.grid import write
-from fedloom.study.tables.output import Records, Table
-from fedloom.study.tables.results import DomainScores
+from fedloom.study.output import Records, Table
+from fedloom.study.results import DomainScores
 from fedloom.training.flat import pooled
 
 BATCH = 64

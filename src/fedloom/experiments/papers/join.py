@@ -31,7 +31,7 @@ from fedloom.federation.rounds.evaluation import evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.federation.rounds.worker import check_device
 from fedloom.models.build import build_model
-from fedloom.study.tables.output import Table
+from fedloom.study.output import Table
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, Work, train

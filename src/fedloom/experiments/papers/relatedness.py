@@ -19,8 +19,8 @@ from fedloom.experiments.papers.features import BATCH, encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.relatedness import DISTANCES, symmetrised
-from fedloom.study.relatedness.measures import (
+from fedloom.study.relatedness import (
+    DISTANCES,
     EtranScore,
     cosine,
     etran,
@@ -29,6 +29,7 @@ from fedloom.study.relatedness.measures import (
     fisher_diagonal,
     logme,
     sign,
+    symmetrised,
     wte,
 )
 from fedloom.study.report.related import About, Relatedness

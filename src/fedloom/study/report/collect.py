@@ -16,16 +16,24 @@ from fedloom.core.outline import Outline
 from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
-from fedloom.study.papers import hyper_weights
-from fedloom.study.report import agreement, predictions, records, words
-from fedloom.study.report.against import Against, bases_of
-from fedloom.study.report.agreement import UpdateAgreement
-from fedloom.study.report.methods import Method, methods_of
+from fedloom.study.papers import HYPER, HyperWeights, weights_of
+from fedloom.study.report import predictions, records, words
+from fedloom.study.report.against import Against, Method, bases_of, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import Curves, Happening, Matrices, Score, Series, curves, quality, scores
-from fedloom.study.significance.ranks import Ranks, ranked
-from fedloom.study.tables.results import of_grid as results_of
-from fedloom.study.tables.table import GridTable, tabulate
+from fedloom.study.report.records import (
+    Curves,
+    Happening,
+    Matrices,
+    Score,
+    Series,
+    UpdateAgreement,
+    curves,
+    quality,
+    scores,
+)
+from fedloom.study.results import of_grid as results_of
+from fedloom.study.significance import Ranks, ranked
+from fedloom.study.table import GridTable, tabulate
 
 Facts = tuple[tuple[str, str], ...]
 """Pairs of a label and a text."""
@@ -52,7 +60,7 @@ class RunReport:
     """(role, task, bytes from clients, bytes to clients) over all rounds."""
     seconds: Mapping[str, Series]
     """Phase -> seconds of each round."""
-    weights: hyper_weights.HyperWeights | None
+    weights: HyperWeights | None
     matrices: tuple[Matrices, ...]
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
@@ -146,11 +154,11 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         records.traffic(run),
         records.totals(run),
         records.timed(run),
-        hyper_weights.table(run) if any(run.records(hyper_weights.KIND)) else None,
+        weights_of(run) if any(run.records(HYPER)) else None,
         records.matrices(run),
         records.happened(run),
         records.clock(run),
-        agreement.collect(run),
+        records.agreement_of(run),
         _quality(run),
         run.recipe.get("peers") is not None,
         compared,

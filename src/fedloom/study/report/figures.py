@@ -14,16 +14,13 @@ from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.study import charts
 from fedloom.study.charts import Chart, plain, tenths, thinned
 from fedloom.study.figures import of_ranks
-from fedloom.study.papers.hyper_weights import HyperWeights, used
+from fedloom.study.output import Records
+from fedloom.study.papers import HyperWeights, used
 from fedloom.study.report import words
-from fedloom.study.report.against import Against
-from fedloom.study.report.agreement import IN_CONFLICT, Cells, UpdateAgreement
+from fedloom.study.report.against import Against, Method
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.glance import cosines, primary
-from fedloom.study.report.methods import Method
 from fedloom.study.report.predictions import ConfusionViews
-from fedloom.study.report.records import Curves, Matrices, Series
-from fedloom.study.tables.output import Records
+from fedloom.study.report.records import IN_CONFLICT, Cells, Curves, Matrices, Series, UpdateAgreement, cosines, primary
 
 POINTS = 100
 """Points of a curve, at most."""

@@ -1,23 +1,267 @@
-"""The pages of runs and grids: their tables, and the numbers of these for programs."""
+"""The pages of runs and grids: one HTML file from the templates beside this, with its script, style and data in it.
+
+Nothing is loaded from elsewhere, and every text is escaped where it enters a template.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from statistics import fmean
 from typing import Any
 
-from fedloom.federation.runs.reader import TaskMetric, human_bytes
-from fedloom.study.charts import COLORS, color, plain
-from fedloom.study.report import glance, page, words
-from fedloom.study.report.against import Against, Change
+from fedloom.core.lazy import need
+from fedloom.core.outline import Box
+from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
+from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, style, thinned
+from fedloom.study.output import Table
+from fedloom.study.report import words
+from fedloom.study.report.against import Against, Change, Method
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.figures import against_of, compared, figures_of
-from fedloom.study.report.methods import Method
-from fedloom.study.report.records import Score, worst_tasks
+from fedloom.study.report.figures import Figure, against_of, compared, figures_of
+from fedloom.study.report.records import (
+    IN_CONFLICT,
+    Curves,
+    Score,
+    Series,
+    UpdateAgreement,
+    cosines,
+    primary,
+    worst_tasks,
+)
 from fedloom.study.report.words import number, percent
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.output import Table
+from fedloom.study.statistics import Estimate
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+)
+
+
+def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
+    """Fill the template of a kind of page, with `data` for programs and the figures in it.
+
+    Raises UserError where Jinja2 or vl-convert is absent.
+    """
+    views = {
+        name: [{"name": view.name, "group": view.group, "chart": finished(view.chart)} for view in figure.views]
+        for name, figure in figures.items()
+    }
+    return filled(
+        kind,
+        script=text_of("page.js"),
+        pictures=text_of("pictures.js"),
+        title=title,
+        vega=script(),
+        data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
+        figures=figures,
+        **shown,
+    )
+
+
+def filled(kind: str, **shown: Any) -> str:
+    """Fill the template of a kind of page, with the style and the palette that all pages have.
+
+    Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
+    """
+    template = _environment().get_template(f"{kind}.html")
+    text = str(template.render(kind=kind, policy=_POLICY, style=style(), **shown))
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def text_of(name: str) -> str:
+    """Return a file that lies beside the templates."""
+    return (files("fedloom.study.report") / "templates" / name).read_text("utf-8")
+
+
+def part(template: str, macro: str, *arguments: Any) -> str:
+    """Return the HTML of one macro of a template."""
+    return str(getattr(_environment().get_template(template).module, macro)(*arguments))
+
+
+@cache
+def _environment() -> Any:
+    jinja2 = need("jinja2", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedloom.study.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"beside": beside}
+    return environment
+
+
+def beside(several: Iterable[Box]) -> list[list[Box]]:
+    """Group stages: those that work on different parts, or in different rounds, stand side by side."""
+    groups: list[list[Box]] = []
+    for box in several:
+        if groups and box.beside:
+            groups[-1].append(box)
+        else:
+            groups.append([box])
+    return groups
+
+
+def in_script(value: Any) -> str:
+    """Return JSON that is safe inside a script element, whatever texts are in it: no '<', '>' or '&' is left."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+LATELY = 10
+"""Rounds over which the trend of the training loss is computed."""
+_POINTS = 30  # of a small line
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The result of one task."""
+
+    task: str
+    about: str
+    value: str
+    constant: str
+    """The score of the constant prediction; '' where the page compares with a run."""
+    change: str
+    interval: str
+    excludes_zero: bool | None
+    """True if the interval excludes 0; None without an interval."""
+    best: tuple[str, str] | None
+    """The best client with its number; None where all have the same."""
+    worst: tuple[str, str] | None
+    spark: tuple[str, str]
+    """The paths of the run and of the baseline."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The contents of the first screen; unknown parts are empty or None."""
+
+    sentences: tuple[str, ...]
+    hint: str
+    tiles: tuple[Tile, ...]
+    about_tiles: str
+    about_gains: str
+
+
+def glance_of(report: RunReport) -> Glance:
+    """Return the first screen of a run."""
+    base = report.against
+    label = "" if base is None else base.label
+    changes = {} if base is None else base.delta_of
+    each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
+    by_task = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
+    rounds = max((max(c.mean, default=0) for c in report.curves), default=0)
+    first: dict[str, Score] = {}
+    for score in report.scores:  # each task's own metric, on the first split that has it
+        if score.primary:
+            first.setdefault(score.task, score)
+    results = words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in first.values()])
+    judged = primary(report.curves)
+    constant = report.constant if base is None else {}
+    if base is not None and base.each:
+        results = words.ahead(rounds, label, changes)
+    elif constant:
+        results = words.beats(rounds, {t: is_better(s, constant[t]) for t, s in first.items() if t in constant})
+    sentences = [results, words.trend(slope(report.curves))]
+    lines = report.constant_lines if base is None else base.over_rounds
+    return Glance(
+        tuple(text for text in sentences if text),
+        words.about_base(label, report.base_found, bool(report.others), bool(constant)),
+        tuple(_tile(s, judged.get(s.task), lines, by_task, constant.get(s.task)) for s in first.values()),
+        words.about_changes(label) if by_task else "",
+        "" if base is None else _about_gains(label, changes, any(len(set(of)) > 1 for of in base.by_client.values())),
+    )
+
+
+def conflict_of(report: RunReport) -> str:
+    """Say which updates conflict; '' where the files do not say."""
+    agreement = report.agreement or UpdateAgreement()
+    furthest = min(((*pair, value) for pair, value in cosines(agreement).items()), key=lambda e: e[2], default=None)
+    shares = {
+        group: mean_of(known)
+        for group, series in agreement.over_rounds.get(IN_CONFLICT, {}).items()
+        if (known := [v for v in series.values() if not math.isnan(v)])
+    }
+    return words.conflict(shares, furthest)
+
+
+def slope(curves: Sequence[Curves]) -> float:
+    """Return the change of the training loss in percent per round, over the last `LATELY` ones: the mean over tasks.
+
+    Least squares for each task's mean over clients; nan with fewer than three rounds.
+    """
+    slopes = []
+    for c in curves:
+        points = [(r, v) for r, v in c.mean.items() if not math.isnan(v)][-LATELY:] if c.split == "train" else []
+        if len(points) > 2 and (level := mean_of([v for _, v in points])) > 0:
+            at = fmean(r for r, _ in points)
+            spread = math.fsum((r - at) ** 2 for r, _ in points)
+            slopes.append(100 * total((r - at) * v for r, v in points) / spread / level)
+    return mean_of(slopes) if slopes else math.nan
+
+
+def is_better(score: Score, constant: float) -> bool:
+    """Return whether a task's number is better than the constant prediction's."""
+    return score.mean > constant if score.direction == "max" else score.mean < constant
+
+
+def _tile(
+    score: Score,
+    curve: Curves | None,
+    base: Mapping[str, Series],
+    changes: Mapping[str, Estimate],
+    constant: float | None,
+) -> Tile:
+    of = changes.get(score.task)
+    best, worst = (None if c is None else (c[0], words.number(c[1])) for c in (score.best, score.worst))
+    return Tile(
+        score.task,
+        words.axis(score.metric, score.direction, score.unit),
+        words.number(score.mean),
+        "" if constant is None else words.number(constant),
+        "" if of is None else words.change(of.mean),
+        "" if of is None else words.interval(of),
+        words.excludes_zero(of),
+        best,
+        worst,
+        spark({} if curve is None else curve.mean, base.get(score.task, {})),
+    )
+
+
+def _about_gains(base: str, changes: Mapping[str, float], several: bool) -> str:
+    """Explain the dots; `several`: a client has several tasks, with other changes."""
+    if not changes:
+        return ""
+    of = Estimate.of(list(changes.values()))
+    ends = words.interval(of)
+    return (
+        f"One dot per client: its change against {base}"
+        + (", the mean of its tasks; the line goes from its worst task to its best." if several else ".")
+        + f" All clients: {words.change(of.mean)}"
+        + (f" ({ends}, 95 % t-interval over clients)." if ends else ".")
+    )
+
+
+def spark(series: Series, base: Series) -> tuple[str, str]:
+    """Return the SVG paths of a run's line and of its baseline's in a box of 100 x 30."""
+    known = [{r: v for r, v in of.items() if not math.isnan(v)} for of in (series, base)]
+    rounds, values = ([each for of in known for each in side(of)] for side in (dict.keys, dict.values))
+    if not values:
+        return "", ""
+    (left, wide), (low, high) = ((min(of), (max(of) - min(of)) or 1) for of in (rounds, values))
+    paths = [
+        [f"{2 + 96 * (r - left) / wide:.1f} {27 - 24 * (of[r] - low) / high:.1f}" for r in thinned(sorted(of), _POINTS)]
+        for of in known
+    ]
+    first, second = (f"M{'L'.join(path)}" if path else "" for path in paths)
+    return first, second
+
 
 WORST = 5
 """Clients with a worse model that are named, at most."""
@@ -32,7 +276,7 @@ def of_run(report: RunReport) -> str:
         views.append(_view(against, at))
         figures |= dict(against_of(against, views[at]["end"]))
     primary = [s for s in report.scores if s.primary]
-    return page.render(
+    return render(
         "run",
         report.title,
         _run_data(report),
@@ -40,7 +284,7 @@ def of_run(report: RunReport) -> str:
         report=report,
         lead=_lead(report),
         views=views,
-        conflict=glance.conflict_of(report),
+        conflict=conflict_of(report),
         equal=any(s.clients > 1 for s in primary) and all(s.worst is None for s in primary),
         federation=_federation(report),
         sent=_bytes(report),
@@ -59,7 +303,7 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
     return {
         "base": base,
         "name": base.label if base else "the constant prediction" if report.constant else "nothing",
-        "glance": glance.of_run(report),
+        "glance": glance_of(report),
         "final": _scores(f"final-table{end}", own, base) if own else None,
         "others": _scores(f"others-table{end}", others, base) if others else None,
         "deltas": "" if base is None else _deltas(base),
@@ -205,7 +449,7 @@ def of_grid(report: GridReport) -> str:
         figures |= dict(compared(methods, report.palette, at))
     seeds = f"seeds {facts['seeds']}" if "," in facts["seeds"] else f"seed {facts['seeds']}"
     ranks = None if report.ranks is None else report.ranks.as_table()
-    return page.render(
+    return render(
         "grid",
         report.title,
         _grid_data(report),

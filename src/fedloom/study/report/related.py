@@ -17,12 +17,12 @@ from fedloom.core.errors import StateError, writing
 from fedloom.study import charts
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.grid import write
+from fedloom.study.output import HasRecords, Records, Table, json_text, span
 from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
-from fedloom.study.report import page, words
+from fedloom.study.report import pages, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
 from fedloom.study.report.words import number
-from fedloom.study.tables.output import HasRecords, Records, Table, json_text, span
 
 FILE, PICTURE = "relatedness.json", "relatedness.png"
 ENDS = 5
@@ -269,7 +269,7 @@ def render(study: Relatedness) -> str:
     """Return the HTML of a relatedness study. Raises UserError where Jinja2 or vl-convert is absent."""
     figures = figures_of(study)
     more = len(study.pairs) > 2 * ENDS
-    return page.render(
+    return pages.render(
         "relatedness",
         study.title,
         _data(study),

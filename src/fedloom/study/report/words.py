@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedloom.study.significance.statistics import Verdict
-from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.results import SPOKEN
+from fedloom.study.results import SPOKEN
+from fedloom.study.statistics import Estimate, Verdict
 
 STILL = 0.05
 """Percent per round below which a loss counts as unchanged."""

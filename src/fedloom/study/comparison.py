@@ -17,9 +17,9 @@ from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes
-from fedloom.study.tables.estimate import CUT, Estimate, clear_best, delta_m, without_base
-from fedloom.study.tables.output import Best, Cell, HasTable, Records, Table, span
-from fedloom.study.tables.results import MOVING, Column, Results, Side, at_constant, last_loss, note
+from fedloom.study.output import Best, HasTable, Records, Table, Value, span
+from fedloom.study.results import MOVING, Column, Results, Side, at_constant, last_loss, note
+from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
@@ -101,7 +101,7 @@ class Comparison(HasTable):
 
     def records(self) -> Records:
         """Return one line per run set and task, and one with the metric `delta_m`, in full precision."""
-        rows: list[list[Cell]] = []
+        rows: list[list[Value]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.lines]
             if c.delta is not None:

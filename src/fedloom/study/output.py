@@ -19,7 +19,7 @@ from typing import Any
 
 from fedloom.study.charts import style
 
-Cell = str | int | float | tuple[int, ...] | None
+Value = str | int | float | tuple[int, ...] | None
 MOST_ROWS = 1000
 """Lines of a table in a page, at most."""
 MOST_OPEN = 40
@@ -207,7 +207,7 @@ class Records:
     """The numbers behind a table in full precision, as lines below a head; nan where there is none."""
 
     head: tuple[str, ...]
-    lines: Sequence[Sequence[Cell]]
+    lines: Sequence[Sequence[Value]]
 
     def to_csv(self) -> str:
         """Return a CSV file; '' where there is no number, blanks between those of a list."""
@@ -217,7 +217,7 @@ class Records:
         writer.writerows([_csv(cell) for cell in line] for line in self.lines)
         return out.getvalue()
 
-    def rows(self) -> list[dict[str, Cell]]:
+    def rows(self) -> list[dict[str, Value]]:
         """Return a mapping for each line."""
         return [dict(zip(self.head, line, strict=True)) for line in self.lines]
 
@@ -307,7 +307,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _csv(cell: Cell) -> object:
+def _csv(cell: Value) -> object:
     if isinstance(cell, tuple):
         return " ".join(map(str, cell))
     return "" if isinstance(cell, float) and math.isnan(cell) else cell

@@ -1,5 +1,6 @@
 """The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns. Free of
-torch."""
+torch.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,8 @@ from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
-from fedloom.study.tables.estimate import CUT, Estimate, clear_best, without_base
-from fedloom.study.tables.output import Absent, Best, HasTable, Made, Records, Table
-from fedloom.study.tables.results import (
+from fedloom.study.output import Absent, Best, HasTable, Made, Records, Table
+from fedloom.study.results import (
     DELTA,
     MOVING,
     SPOKEN,
@@ -29,6 +29,7 @@ from fedloom.study.tables.results import (
     note,
     of_grid,
 )
+from fedloom.study.statistics import CUT, Estimate, clear_best, without_base
 
 WIDEST = 10
 """Columns that fit beside each other."""

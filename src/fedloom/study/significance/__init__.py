@@ -1,1 +1,0 @@
-"""Statistics: paired tests of methods over seeds or clients, and ranks over tasks."""

@@ -1,1 +1,0 @@
-"""Tables: runs side by side, and the cells of a grid, as text, Markdown, CSV, LaTeX or HTML."""
