@@ -69,7 +69,7 @@ def training(quick: bool) -> None:
 def train(scratch: str, quick: bool) -> None:
     """One of the processes that train."""
     from fedloom.engines.cluster.comm import Comm
-    from fedloom.engines.cluster.session import take_part
+    from fedloom.engines.cluster.launch import take_part
     from fedloom.federation.recipes import load
 
     changes = [

@@ -34,7 +34,7 @@ def updates(n: int, rounds: tuple[int, ...]) -> tuple[dict[int, Any], Any]:
     import torch
 
     from fedloom import peers, run
-    from fedloom.engines.engine import Engine
+    from fedloom.engines.api import Engine
     from fedloom.federation.rounds.messages import blank
 
     class Recorder(Engine):

@@ -32,7 +32,7 @@ def main() -> None:
     import torch
 
     from fedloom.engines.cluster.comm import Comm
-    from fedloom.engines.cluster.session import take_part
+    from fedloom.engines.cluster.launch import take_part
     from fedloom.errors import UserError
     from tests_support import load_recipe
 

@@ -12,9 +12,8 @@ from fedloom import Ctx, Method
 from fedloom.core.context import State
 from fedloom.core.settings.section import strict
 from fedloom.engines.peers.community import Community, Environment, PeerContext
-from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import first
-from fedloom.engines.peers.rounds import synchronous_round
+from fedloom.engines.peers.rounds import AsynchronousRounds, at_rest, synchronous_round
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.messages import Ledger
 from fedloom.federation.rounds.worker import TrainDone

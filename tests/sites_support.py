@@ -13,8 +13,7 @@ from sklearn.datasets import load_digits
 
 from fedloom.engines.api import Result
 from fedloom.engines.flower import client_app
-from fedloom.engines.flower.at_nodes import AtNodes
-from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.engines.flower.at_nodes import AtNodes, ClientManager
 from fedloom.engines.flower.engine import LocalGrid
 from fedloom.engines.flower.node import message_tree
 from fedloom.engines.flower.nodes import agreed, build_from

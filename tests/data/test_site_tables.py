@@ -315,7 +315,7 @@ def test_ist_is_sixteen_countries_that_lack_outcomes() -> None:
 
 
 def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
-    from fedloom.experiments.export.table import predict
+    from fedloom.experiments.export.predictions import predict
 
     path = tmp_path / "t.csv"
     frame().to_csv(path, index=False)
@@ -330,7 +330,7 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
 
 
 def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
-    from fedloom.experiments.export.table import predict
+    from fedloom.experiments.export.predictions import predict
 
     rng = np.random.default_rng(0)
     age = rng.normal(60, 10, 300)
@@ -399,7 +399,7 @@ def test_a_labels_kind_is_chosen_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
-    from fedloom.experiments.export.table import predict
+    from fedloom.experiments.export.predictions import predict
 
     rng = np.random.default_rng(0)
     x = rng.normal(60, 10, 400)

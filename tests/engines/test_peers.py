@@ -21,7 +21,7 @@ from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.peers.community import Trained
-from fedloom.engines.peers.judging import signals
+from fedloom.engines.peers.messages import signals
 from fedloom.engines.peers.rounds import community_of
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load

@@ -18,7 +18,7 @@ from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError
 from fedloom.experiments.export import picture
 from fedloom.experiments.export.finished import open_runs
-from fedloom.experiments.export.picture import predictions
+from fedloom.experiments.export.predictions import predictions
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.showing import some_examples
 from fedloom.study.grid import cells, load_grid, runs_in, save

@@ -16,7 +16,7 @@ from sites_support import Demand, Go, make_homes, recipe
 pytest.importorskip("flwr")
 
 from fedloom.engines.api import Result
-from fedloom.engines.flower import client_app, client_manager
+from fedloom.engines.flower import at_nodes, client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 
 
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(client_manager, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(at_nodes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from fedloom.core.context import State
 from fedloom.core.lazy import need
 from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
-from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.engines.flower.at_nodes import ClientManager
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeReport, federation_of
 from fedloom.engines.peers.transport import PeerMessage

@@ -22,7 +22,7 @@ from sites_support import Demand, make_homes, recipe
 pytest.importorskip("flwr")
 
 from fedloom.engines.flower import client_app
-from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.engines.flower.at_nodes import ClientManager
 from fedloom.engines.flower.engine import LocalGrid
 from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import RefusedError

@@ -17,7 +17,7 @@ from fedloom.cli.app import app
 from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError
-from fedloom.experiments.export.table import predict
+from fedloom.experiments.export.predictions import predict
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.folder import RunFolder

@@ -49,7 +49,7 @@ SOURCES = (
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "models/signal.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
     *("methods", "models/tasks", "study/tables/estimate.py", "study/relatedness", "training", "federation/rounds"),
-    *("federation/recipes/runtime.py", "engines/peers/mixing.py"),
+    *("federation/recipes/runtime.py", "engines/peers/peer.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
 TESTS = (

@@ -9,7 +9,7 @@ import torch
 
 import fedloom
 from fedloom.errors import RecipeError, StateError
-from fedloom.experiments.export.picture import predictions
+from fedloom.experiments.export.predictions import predictions
 from fedloom.federation.recipes import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build

@@ -191,7 +191,7 @@ def test_every_method_with_every_module(
         return
     for model in trained_models(whole.folder).values():
         assert all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point())
-    monkeypatch.setattr(fedloom.engines.engine, "executor", TwoInDisorder)
+    monkeypatch.setattr(fedloom.engines.api, "executor", TwoInDisorder)
     parts = stopped_after(whole.run.last_round - 1, tmp_path / "parts", load_recipe(*changes))
     monkeypatch.undo()
     assert_same(whole, fedloom.resume(parts))

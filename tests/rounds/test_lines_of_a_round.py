@@ -23,7 +23,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.core.context import State, generator
-from fedloom.engines.engine import Engine
+from fedloom.engines.api import Engine
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.round import Advance, Round, with_server
 from fedloom.federation.rounds.worker import Executor

@@ -59,7 +59,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[str, int, Payload],
                     done = dataclasses.replace(done, payload=spoil(done.client, job.round, done.payload))
                 yield done
 
-    monkeypatch.setattr(fedloom.engines.engine, "executor", Spoils)
+    monkeypatch.setattr(fedloom.engines.api, "executor", Spoils)
 
 
 def times(factor: float, payload: Payload) -> Payload:

@@ -218,7 +218,7 @@ def test_written_when_a_run_was_stopped_just_before(tmp_path: Path, monkeypatch:
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.engines.engine.keep", crash)
+        patch.setattr("fedloom.engines.api.keep", crash)
         with pytest.raises(Stop):
             fedloom.run(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / showing.PREDICTIONS).exists()

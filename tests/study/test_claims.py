@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError, StateError
-from fedloom.experiments import claims as experiment
-from fedloom.experiments.claims import rule_grid
+from fedloom.experiments import tune as experiment
 from fedloom.experiments.grid_run import prepare
+from fedloom.experiments.tune import rule_grid
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
 from fedloom.study.results import SeedLine, Seeds, of_grid, of_seeds
@@ -169,7 +169,7 @@ def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"claims\.yaml, claims\[0\]\.over: missing"):
         load_claims(write(tmp_path, CLAIMS.replace(", over: Local", "", 1)))
     with pytest.raises(StateError, match="no grid 'x' among those to run"):
-        experiment.run(write(tmp_path, CLAIMS), tmp_path / "runs", ["x"])
+        experiment.claimed(write(tmp_path, CLAIMS), tmp_path / "runs", ["x"])
     result = CliRunner().invoke(app, ["study", "claims", str(tmp_path / "claims.yaml"), "--only", "x"])
     assert "it needs --run" in str(result.exception)
 
@@ -204,7 +204,7 @@ def test_claims_run_from_an_empty_folder_and_go_on(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID.replace("recipe: digits-tasks", f"recipe: digits-tasks, {tiny}"))
     told: list[str] = []
     for _ in range(2):
-        experiment.run(file, tmp_path / "runs", tell=told.append)
+        experiment.claimed(file, tmp_path / "runs", tell=told.append)
     assert {path.name for path in tmp_path.rglob("small.csv")} == {"small.csv"}
     assert sorted(path.parent.name for path in tmp_path.rglob("small.csv")) == ["rules", "seeds", "tuning"]
     found = verdicts(file)

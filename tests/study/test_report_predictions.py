@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.data.drawing import CELL, GAP
 from fedloom.errors import StateError, UserError
-from fedloom.experiments.export.picture import over_rounds
+from fedloom.experiments.export.predictions import over_rounds
 from fedloom.federation.runs.reader import index_of
 from fedloom.study.charts import rows_of
 from fedloom.study.grid import Cell

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedloom._version import __version__
-from fedloom.cli import data, deploy, grid, look, papers, shared, tables, train
+from fedloom.cli import data, deploy, grid, look, shared, tables, train
 from fedloom.core.errors import UserError, of_system
 from fedloom.core.machine import out_of_memory
 
@@ -76,12 +76,12 @@ plot = _group("plot", "Draw figures of grids, and the predictions of runs on ima
 study = _group(
     "study",
     "Study many runs: is a benchmark sensitive, which method wins, which tasks help each other?",
-    *(tables.benchmark, grid.claims, grid.tournament, grid.atlas, papers.relatedness, train.pretrain, deploy.merge),
+    *(tables.benchmark, grid.claims, grid.tournament, grid.atlas, tables.relatedness, train.pretrain, deploy.merge),
 )
 of_papers = _group(
     "papers",
     "Compute single figures and tables of the five papers from a run.",
-    *(papers.activated, papers.hyper, papers.domains, papers.join, papers.features),
+    *(tables.activated, tables.hyper, tables.domains, tables.join, tables.features),
 )
 deploy.flower.command()(deploy.audit)
 

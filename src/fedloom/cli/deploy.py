@@ -85,7 +85,7 @@ def predict(
     if is_table(files[0]):
         if len(files) > 1:
             raise UserError(f"predict: {len(files)} files found, expected one table")
-        from fedloom.experiments.export.table import predict as of_table
+        from fedloom.experiments.export.predictions import predict as of_table
 
         predictions, file = of_table(model, files[0], client), out or Path("predictions.csv")
         with writing(file):

@@ -245,11 +245,11 @@ def claims(
     from fedloom.study.claims import verdicts
 
     if run:
-        from fedloom.experiments.claims import run as run_all
         from fedloom.experiments.grid_run import progress
+        from fedloom.experiments.tune import claimed
 
         with shared.interruptible(grids, "the same command goes on"):
-            run_all(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)
+            claimed(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)
     elif only:
         raise UserError("--only says which grids to run: it needs --run")
     made = verdicts(file)

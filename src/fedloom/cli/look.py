@@ -87,7 +87,7 @@ def picture(
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.drawing import save
-    from fedloom.experiments.export.picture import over_rounds, predictions
+    from fedloom.experiments.export.predictions import over_rounds, predictions
     from fedloom.study.grid import runs_in
 
     runs = [run for folder in folders for run in runs_in(folder)]

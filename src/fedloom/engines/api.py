@@ -1,7 +1,11 @@
-"""The functions run, resume and plan, for the command line and for notebooks."""
+"""The functions run, resume and plan; and engines by name, the places where the jobs of a run are done.
+
+Rounds and their results are the same in all engines.
+"""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 import warnings
@@ -13,15 +17,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, RunWarning, StateError
 from fedloom.core.settings.section import differs, found
 from fedloom.core.settings.trust import admit, names_in
 from fedloom.data.own import Federation
-from fedloom.engines.engine import Engine, engine_of
+from fedloom.data.partition import Partition
+from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.plan import Plan
 from fedloom.engines.plan import plan as plan_built
+from fedloom.engines.pool import executor
 from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
@@ -30,9 +37,12 @@ from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import complete, export
 from fedloom.federation.rounds.progress import Progress, shown
-from fedloom.federation.rounds.rounds import run_rounds
-from fedloom.federation.rounds.worker import check_device, set_torch
+from fedloom.federation.rounds.round import Advance
+from fedloom.federation.rounds.rounds import initial_state, run_rounds, status
+from fedloom.federation.rounds.showing import keep
+from fedloom.federation.rounds.worker import Executor, check_device, set_torch
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import TEMPORARY
@@ -291,3 +301,64 @@ def _torch_as(runtime: Runtime) -> Iterator[None]:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
         torch.backends.cudnn.deterministic = before[2]
+
+
+ENGINES = {
+    "process": "fedloom.engines.api:Engine",
+    "cluster": "fedloom.engines.cluster.launch:Cluster",
+    "flower": "fedloom.engines.flower.engine:Flower",
+}
+"""Name -> module:class, a subclass of Engine, imported when a recipe asks for it."""
+
+
+class Engine:
+    """The engine that runs jobs in this process or in a pool of workers. No subclass has state between two runs."""
+
+    def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
+        """Do the whole run, a `fresh` one or the rest of the folder's, in other processes; returns how it ended.
+
+        Returns None if this process shall do it. Raises UserError as `fedloom.engines.api.run` does.
+        """
+        return None
+
+    def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
+        """Build a recipe; `partition` is the saved one, when resuming."""
+        return build(recipe, partition)
+
+    def initial(self, built: Built) -> State:
+        """Return the state before the first round."""
+        return initial_peers(built) if built.recipe.peers else initial_state(built)
+
+    @contextmanager
+    def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
+        """Start for a run; yield the executor of jobs, and the function that does a round (None: with a server)."""
+        runtime = built.recipe.runtime
+        workers = executor(built.setup, runtime.devices, runtime.processes, runtime.workers == "auto")
+        try:
+            yield workers, without_server(built) if built.recipe.peers else None
+        finally:
+            workers.close()
+
+    def show(self, built: Built, executor: Executor, folder: Path, state: State, final: bool = True) -> None:
+        """Store predictions on test data, of the final models or of earlier ones; called before `start` ends."""
+        keep(folder, built, executor, state, final)
+
+    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the final models as named tensors, and labels; called before `start` ends."""
+        return export(built, state)
+
+    def conclude(self, built: Built, executor: Executor, folder: RunFolder, state: State) -> str:
+        """Write the files of a finished run, and return how it ended."""
+        final = folder.kept(state, built.recipe.early_stopping)
+        complete(built, executor, folder, final)
+        folder.save_model(*self.export(built, final))
+        self.show(built, executor, folder.path, final)
+        folder.describe(built.about, status(state), state["round"], final["round"])
+        return status(state)
+
+
+def engine_of(runtime: Runtime) -> Engine:
+    """Return the engine that a recipe names."""
+    module, name = ENGINES[runtime.engine].split(":")
+    engine: Engine = getattr(importlib.import_module(module), name)()
+    return engine

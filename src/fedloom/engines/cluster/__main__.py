@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedloom.core.errors import UserError
 from fedloom.engines import cluster
-from fedloom.engines.cluster.launch import ERROR_FILE
-from fedloom.engines.cluster.session import join
+from fedloom.engines.cluster.launch import ERROR_FILE, join
 from fedloom.federation.rounds.progress import Progress
 
 

@@ -1,20 +1,29 @@
-"""Jobs at nodes: an executor that sends them as messages, reads the answers, and carries messages between peers."""
+"""The server's side of nodes: the client manager, which knows who is connected and asks them, and the executor.
+
+The executor sends jobs as messages, reads the answers, and carries messages between peers.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedloom.core.context import State
+from fedloom.core.context import Log, State
 from fedloom.core.errors import StateError
-from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.core.lazy import need
+from fedloom.core.settings.section import ClientId, client_name
+from fedloom.core.untrusted import plain
 from fedloom.engines.flower.node import identity, marker, message_tree
-from fedloom.engines.flower.nodes import as_plain
+from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain
 from fedloom.engines.flower.received import (
     ANSWER,
     TurnResult,
@@ -27,7 +36,8 @@ from fedloom.engines.flower.received import (
     turn_of,
 )
 from fedloom.engines.flower.relay import TURNS, stub
-from fedloom.engines.flower.wire import RefusedError, encode, reading
+from fedloom.engines.flower.terms import Beside
+from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.recipes.runtime import FlowerSettings
@@ -37,8 +47,272 @@ from fedloom.federation.rounds.measure import named, wanted
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.round import Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
-from fedloom.federation.runs.reader import WITHHELD
+from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.reader import WITHHELD, described
 from fedloom.training.flat import FlatModel
+
+_POLL = 0.05, 1.0
+"""Seconds between two looks for answers: at first, and at most."""
+_LOOK = 5.0
+"""Seconds between two looks at who is connected, while answers are awaited."""
+_STUCK = 60.0
+"""Seconds for which an answer may be impossible to fetch before it is given up."""
+_JOIN = 60.0
+"""Seconds within which a node must say who it is."""
+_AGAIN = 30.0, 300.0
+"""Seconds after which it is asked once more: where it did not say it, and where it was refused."""
+_HELLO = 1 << 18
+"""Most bytes of a hello."""
+_KEPT = TypeAdapter(frozenset[Beside])
+
+
+class ClientManager:
+    """The nodes of the run of a recipe, which is named by its hash.
+
+    `file` has the keys that clients' names belong to, of a resumed run.
+    """
+
+    def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
+        self.grid, self.hash = grid, recipe
+        self.retries = config.retries
+        self.listed = dict(config.keys)
+        self.keys = {**_read(file), **self.listed}
+        self._file: Path | None = None
+        self.ids: dict[str, int] = {}
+        """Client -> the id of its node, which Flower draws anew."""
+        self.reports: dict[str, NodeReport | None] = {}
+        self.withheld: dict[str, frozenset[Beside]] = {}
+        """Client -> the kinds of numbers that its node withholds."""
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+        """Events from before there was an audit file."""
+        self.note: Log = lambda what, about: self.noted.append((what, about))
+        self._seen: set[str] = set()
+        self.log: Log = self._say
+        self._refused: dict[int, float] = {}
+        """Node -> when to ask it again."""
+        self._why: dict[int, str] = {}
+        """Node -> why it was refused last."""
+        self._open: dict[str, int] = {}
+        """Number of a message that nobody waits for any more -> its node."""
+
+    def _say(self, event: str, fields: dict[str, Any]) -> None:
+        """Log what happens before the first round."""
+        print(f"{event}{described(fields)}")
+        self.note(event, fields)
+
+    def audited(self, audit: Audit) -> None:
+        """Record from now on who joins and leaves; also record the events until now."""
+        self.note = lambda what, about: audit.note(what, **about)
+        for what, about in self.noted:
+            self.note(what, about)
+
+    def keep(self, file: Path) -> None:
+        """Write the keys that names belong to into a file, now and whenever there is a new one."""
+        self._file = file
+        checkpoint.write_text(file, json.dumps(self.keys, indent=1))
+
+    def there(self) -> dict[str, int]:
+        """Return the clients whose nodes are connected, with the nodes' ids."""
+        now = set(self.grid.get_node_ids())
+        here = {client: node for client, node in sorted(self.ids.items()) if node in now}
+        for client in sorted(self._seen - here.keys()):
+            self.note("leave", {"client": client})
+        self._seen = set(here)
+        return here
+
+    def meet(self, known: Iterable[str] | None = None, seconds: float = _JOIN) -> None:
+        """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
+        here, now = set(self.grid.get_node_ids()), time.monotonic()
+        self._refused = {node: at for node, at in self._refused.items() if at > now}
+        new = sorted(here - set(self.ids.values()) - self._refused.keys())
+        nonces = {node: secrets.token_hex(16) for node in new}
+        contents = {node: encode(None, {"recipe": self.hash, "nonce": nonce}) for node, nonce in nonces.items()}
+        for node, answer in self._exchange("query.hello", contents, seconds, {}) if new else ():
+            try:
+                with reading():
+                    self._greet(node, answer, nonces[node], here, known)
+            except RefusedError as error:
+                self._why[node] = str(error)
+                self.log("node refused", {"node": node, "why": str(error)})
+            else:
+                self._why.pop(node, None)
+                self._refused[node] = time.monotonic() + _AGAIN[not isinstance(answer, RefusedError)]
+
+    def _greet(self, node: int, answer: Any, nonce: str, here: set[int], known: Iterable[str] | None) -> None:
+        """Register a node by its hello. Raises RefusedError, or any other error, for an unfit one."""
+        if isinstance(answer, RefusedError):
+            raise answer
+        tree, _ = open_reply(answer, _HELLO)
+        client = client_name(answer["meta"]["client"])
+        if known is not None and client not in known:
+            raise RefusedError(f"client {client!r} does not belong to this run")
+        key = key_of(answer["meta"], nonce, client)
+        if self.keys.get(client, key) != key:
+            first = "runtime.flower.keys lists" if client in self.listed else "a node of this name first showed"
+            raise RefusedError(f"client {client!r}: {first} the key {self.keys[client]}, found {key}")
+        if self.ids.get(client) in here:
+            raise RefusedError(f"client {client!r} is already connected, as node {self.ids[client]}")
+        report = None if tree is None else NodeReport.read(tree, client)
+        withheld = _KEPT.validate_python(str(answer["meta"].get("withheld", "")).split())
+        self.ids[client], self.reports[client] = node, report
+        self.note("join", {"client": client, "key": key})
+        if withheld and self.withheld.get(client) != withheld:
+            self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(withheld))})
+        self.withheld[client] = withheld
+        if client not in self.keys:
+            self.keys[client] = key
+            if self._file is not None:
+                self.keep(self._file)
+
+    def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
+        """Wait for `count` clients whose reports agree, at most for `seconds`. Returns how many there are."""
+        end = time.monotonic() + seconds
+        while True:
+            self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
+            reports = {client: self.reports[client] for client in self.there()}
+            agreeing = len(agreed(reports)[0]) if known is None else len(reports)
+            if agreeing >= count or time.monotonic() >= end:
+                return agreeing
+            time.sleep(_POLL[1])
+
+    def missing(self, known: Iterable[str] = ()) -> str:
+        """Return who is not here, and why: nodes that were refused, and clients, `known` or listed, without a node."""
+        here = self.there()
+        silent = sorted({*known, *self.listed} - here.keys())
+        refused = [f"at node {node}: {why}" for node, why in sorted(self._why.items())]
+        # a node that was refused under a client's name tells about that client
+        nobody = [name for name in silent if not any(f"client {name!r}" in why for why in self._why.values())]
+        return "; ".join([*refused, *(f"client {name!r}: no node has registered as this client" for name in nobody)])
+
+    def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
+        """Yield (client, answer) as answers arrive; a RefusedError stands for a missing answer."""
+        there = self.there()
+        for client in contents.keys() - there.keys():
+            yield client, RefusedError("its node is not connected")
+        clients = {there[client]: client for client in contents if client in there}
+        messages = {node: contents[client] for node, client in clients.items()}
+        waiting: dict[str, int] = {}
+        try:
+            for node, answer in self._exchange(kind, messages, seconds, waiting, self.retries):
+                yield clients[node], answer
+        finally:
+            self._open |= waiting
+
+    def late(self) -> list[int]:
+        """Return the nodes whose answers arrived after nobody waited for them any more; the answers are dropped."""
+        here = set(self.grid.get_node_ids())
+        nodes: list[int] = []
+        for number, node in [*self._open.items()]:
+            if node in here and (arrived := self._fetch({number: node}, {})):
+                del self._open[number]
+                nodes += [node for _, answer in arrived if not isinstance(answer, FailedError)]
+        return nodes
+
+    def _exchange(
+        self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int], retries: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (node, answer) as answers arrive. A node that fails for a reason that may pass is asked again.
+
+        `waiting` has the node of each message without an answer, by the message's number.
+        """
+        left, to_send = dict.fromkeys(contents, retries), list(contents)
+        end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
+        look = time.monotonic() + _LOOK
+        while True:
+            arrived = self._send(kind, {node: contents[node] for node in to_send}, end - time.monotonic(), waiting)
+            to_send = []
+            arrived += self._fetch(waiting, stuck)
+            if time.monotonic() >= look:
+                here, look = set(self.grid.get_node_ids()), time.monotonic() + _LOOK
+                gone = [each for each, node in waiting.items() if node not in here]
+                self._open |= {each: waiting[each] for each in gone}
+                arrived += [(waiting.pop(each), RefusedError("its node has disconnected")) for each in gone]
+            for node, answer in arrived:
+                if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:
+                    left[node] -= 1
+                    to_send.append(node)
+                else:
+                    yield node, answer
+            if not to_send and not waiting:
+                return
+            if time.monotonic() >= end and not to_send:
+                break
+            if to_send or not arrived:
+                time.sleep(_POLL[1] if to_send else pause)
+            pause = _POLL[0] if arrived else min(2 * pause, _POLL[1])
+        for node in waiting.values():
+            yield node, RefusedError(f"no answer within {seconds:g} s")
+
+    def _send(
+        self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int]
+    ) -> list[tuple[int, Any]]:
+        """Send messages; their numbers are added to `waiting`. Returns (node, why) of those that could not be sent."""
+        if not contents:
+            return []
+        flwr = need("flwr.app", "flower")
+        messages = [flwr.Message(content, node, kind, ttl=max(seconds, 1.0)) for node, content in contents.items()]
+        try:
+            pushed = list(self.grid.push_messages(messages))
+        except Exception as error:  # the link to the SuperLink: Flower has tried it several times
+            why = FailedError(f"the message could not be sent: {plain(str(error), 200)}")
+            return [(node, why) for node in contents]
+        numbers = dict(zip(contents, [*pushed, *[None] * (len(contents) - len(pushed))], strict=True))
+        waiting.update({str(each): node for node, each in numbers.items() if each})
+        return [(node, FailedError("the message could not be sent")) for node, each in numbers.items() if not each]
+
+    def _fetch(self, waiting: dict[str, int], stuck: dict[str, float]) -> list[tuple[int, Any]]:
+        """Return (node, answer) of answers that have arrived; their messages are taken out of `waiting`.
+
+        An answer that Flower cannot decode must not block the others, so each is then fetched alone.
+        """
+        if not waiting:
+            return []
+        arrived: list[tuple[int, Any]] = []
+        try:
+            messages = list(self.grid.pull_messages(list(waiting)))
+        except Exception:
+            messages = []
+            for each in list(waiting):
+                try:
+                    messages += self.grid.pull_messages([each])
+                    stuck.pop(each, None)
+                except Exception as error:
+                    if time.monotonic() - stuck.setdefault(each, time.monotonic()) > _STUCK:
+                        why = f"its answer cannot be fetched: {plain(str(error), 200)}"
+                        arrived.append((waiting.pop(each), RefusedError(why)))
+        nodes = {node: each for each, node in waiting.items()}
+        for message in messages:
+            about = message.metadata
+            # Flower's own errors come from the SuperLink, answers from the node that was asked
+            each = about.reply_to_message_id if message.has_error() else ""
+            each = each if each in waiting else nodes.get(about.src_node_id, "")
+            if each in waiting:
+                arrived.append((waiting.pop(each), _content(message)))
+        return arrived
+
+
+def _content(message: Any) -> Any:
+    """Return the content of an answer, or the error that explains why there is none."""
+    if message.has_error():
+        return FailedError(said(message.error.reason, f"Flower's error {message.error.code}:"))
+    try:
+        with reading():
+            if size_of(message.content) <= _HELLO and message.content["meta"].get("again") is True:
+                return FailedError(said(message.content["meta"].get("error")))
+    except RefusedError as error:
+        return error
+    return message.content
+
+
+def _read(file: Path | None) -> dict[str, str]:
+    """Read the keys in a file; none where there is no file. Raises StateError for a damaged file."""
+    if file is None or not file.is_file():
+        return {}
+    try:
+        return TypeAdapter(dict[ClientId, str]).validate_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise StateError(f"{file} cannot be read: {error}") from error
 
 
 class AtNodes:

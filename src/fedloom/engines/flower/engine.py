@@ -20,9 +20,8 @@ from fedloom.core.lazy import need
 from fedloom.core.settings.section import Section, explain, folder_name, strict
 from fedloom.data.partition import Partition
 from fedloom.data.tables.preprocessing import Preprocessing
-from fedloom.engines.engine import Engine
-from fedloom.engines.flower.at_nodes import AtNodes
-from fedloom.engines.flower.client_manager import ClientManager
+from fedloom.engines.api import Engine
+from fedloom.engines.flower.at_nodes import AtNodes, ClientManager
 from fedloom.engines.flower.node import client_app
 from fedloom.engines.flower.nodes import NodeReport, agreed, build_from
 from fedloom.engines.flower.relay import refuse, stub

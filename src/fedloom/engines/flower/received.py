@@ -23,7 +23,7 @@ from fedloom.core.updates import Updates
 from fedloom.engines.flower.relay import TURNS, as_counts
 from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of, reading, said, size_of
 from fedloom.engines.peers.community import Community, PeerContext
-from fedloom.engines.peers.judging import due, signal_fields
+from fedloom.engines.peers.messages import due, signal_fields
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores

@@ -1,4 +1,4 @@
-"""The content of peer messages: how peers write and read it, and how many bytes it counts for.
+"""The content of peer messages: how peers write, read and count it, and how they judge and choose others by it.
 
 Others judge a peer by its signal, ask for its model by a request, and get the model in a model message.
 """
@@ -6,8 +6,9 @@ Others judge a peer by its signal, ask for its model by a request, and get the m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,37 @@ import torch
 from torch import Tensor
 
 from fedloom.core.codecs import ByteCount, Raw
+from fedloom.core.context import State, derive_seed
 from fedloom.core.layout import Layout
+from fedloom.core.untrusted import Array
 from fedloom.engines.peers.community import PeerContext, Trained
 from fedloom.engines.peers.transport import PeerMessage
+from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.federation.rounds.messages import Payload, blank
+from fedloom.federation.rounds.messages import Message, Payload, blank
+from fedloom.federation.rounds.worker import EvalJob, Job
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
+from fedloom.methods.peers.neighbours import (
+    alignment,
+    coarse_clusters,
+    fine_clusters,
+    next_scope,
+    similar_enough,
+    top_k,
+)
+from fedloom.methods.peers.similarity import (
+    Sketch,
+    combined,
+    cross_loss,
+    disparity,
+    features,
+    gradient,
+    overlap,
+    parameters,
+    per_task,
+    shared_columns,
+    task_weights,
+)
 
 Age = tuple[int, float]
 NEW: Age = (0, 0.0)
@@ -151,3 +177,158 @@ def count(context: PeerContext, message: PeerMessage) -> ByteCount:
     if beside := message.nbytes - sum(bytes_.values()):
         bytes_["side", None] = bytes_.get(("side", None), 0) + beside
     return bytes_
+
+
+Run = Callable[[Sequence[Job]], Iterable[Any]]
+_SIMILARITY: dict[str, Callable[..., Tensor]] = {
+    "parameters": parameters,
+    "features": features,
+    "overlap": overlap,
+}
+
+
+def due(context: PeerContext, round: int) -> dict[str, float]:
+    """Return the signals, with their weights, by which peers judge each other in a round; none where they do not."""
+    first = context.config.warmup.alone if context.config.warmup else 1
+    return context.config.similarity.due(round - first) if context.config.judges and round >= first else {}
+
+
+def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
+    """Return the signals by which a peer judges; all where it hears signals of others in a round without its own."""
+    return due(context, trained.round) or dict[str, float](context.config.similarity.signals.items())
+
+
+def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
+    """Return the tensors by which others judge a peer, beside its tasks."""
+    config = context.config.similarity
+    wanted, sketch = _judged_by(context, trained), config.sketch
+    part = shared_columns(context.shared)
+    model = trained.model if config.model == "trained" else trained.start
+    tensors: dict[str, Tensor] = {}
+    if "gradient" in wanted and config.gradient == "update":
+        tensors["gradient"] = context.shared.take(trained.update, part)
+    elif "gradient" in wanted:
+        assert context.probe is not None
+        tensors["gradient"] = context.probe.gradient(context.client, state, model, part)
+    if "parameters" in wanted:
+        tensors["parameters"] = context.shared.take(model - context.origin, part)
+    if sketch is not None:
+        short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
+        # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
+        tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
+    if "features" in wanted:
+        assert context.probe is not None
+        tensors["features"] = context.probe.features(context.client, state, model)
+    if wanted.keys() & {*config.measured}:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
+        tensors["model"] = Raw().pack(like)["values"]
+    return tensors
+
+
+def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
+    """Return the schema of the tensors of `signals`, for this peer in a round."""
+    wanted, sketch = due(context, round), context.config.similarity.sketch
+    d = shared_columns(context.shared).d
+    vector = (
+        Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
+    )
+    fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
+    if "features" in wanted:
+        fields["features"] = Array((2, "features"), torch.float64, exact=True)
+    if wanted.keys() & {*context.config.similarity.measured}:
+        like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
+        fields["model"] = replace(Raw().fields(like)["values"], exact=True)
+    return fields
+
+
+def judge(
+    context: PeerContext,
+    trained: Trained,
+    state: State,
+    own: Mapping[str, Tensor],
+    messages: Mapping[str, PeerMessage],
+    run: Run,
+) -> State:
+    """Compute similarities to the senders of `messages` (at least one), by their signals and the `own` ones.
+
+    Returns the new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's
+    state.
+    """
+    # groups need similarities between all pairs (N x N, the peer itself first); else one row is enough
+    config, groups, me = context.config.similarity, context.config.choose.groups, context.client
+    names = sorted(messages)
+    parts: dict[str, Tensor] = {}
+    weights = _judged_by(context, trained)
+    measured = weights.keys() & {*config.measured}
+    losses = _losses(context, trained, state, messages, run) if measured else None
+    for signal in weights:
+        if losses is not None and signal in measured:
+            parts[signal] = disparity(losses) if signal == "disparity" else cross_loss(losses, config.cross_loss)
+            continue
+        if signal == "overlap":
+            shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
+            rows = dict(zip(sorted(shares), task_weights(shares), strict=True))
+            mine, others = rows[me.id], torch.stack([rows[name] for name in names])
+        else:
+            mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
+        similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
+        parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
+    S, new = combined(parts, weights, config.normalise), dict[str, Any]()
+    if groups is not None:
+        new["group"] = _group(context, (me.id, *names), S)
+        S = S[0, 1:]
+    if context.config.scope == "adaptive" and "gradient" in weights:
+        others = torch.stack([messages[name].tensors["gradient"] for name in names])
+        aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
+        thresholds = context.config.adaptive
+        new["scope"] = next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
+    return {**new, "similarity": dict(zip(names, S.tolist(), strict=True))}
+
+
+def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
+    """Select the neighbours to mix with, among the senders of signals; `group` is the peer's own, if any."""
+    choose, names = context.config.choose, tuple(similarity)
+    if choose.groups is not None:
+        names = tuple(name for name in names if name in group)
+    if choose.threshold is not None:
+        names = similar_enough(similarity, choose.threshold)
+    if choose.top is not None:
+        names = top_k({name: similarity[name] for name in names}, choose.top)
+    return names
+
+
+def close(context: PeerContext, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the peers whose models (d) give outputs like the own model's, on the peer's validation data."""
+    assert context.probe is not None
+    assert context.fine is not None
+    names, me = sorted(models), context.client.id
+    each = [context.probe.outputs(context.client, state, models[name]) for name in names]
+    S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
+    clusters = fine_clusters(names, S, context.fine)
+    return frozenset(next(group for group in clusters if me in group)) - {me}
+
+
+def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
+    """Return the group of the first peer, by similarities between all (N x N); nan leaves a peer out."""
+    groups = context.config.choose.groups
+    assert groups is not None
+    known = torch.isfinite(S[0]).nonzero().flatten().tolist()
+    seed = derive_seed(context.seed, "groups") >> 32
+    clusters = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
+    return list(next((group for group in clusters if names[0] in group), (names[0],)))
+
+
+def _losses(
+    context: PeerContext, trained: Trained, state: State, messages: Mapping[str, PeerMessage], run: Run
+) -> Tensor:
+    """Return losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
+    me, names, server = context.client, sorted(messages), state["server"]
+    tasks, some = tuple(me.tasks), context.config.similarity.samples or 0
+    jobs: list[Job] = []
+    for i, name in enumerate(names):
+        model = filled(context, messages[name], messages[name].tensors["model"], context.shared, trained.model)
+        message = Message(model, server["buffers"], server["integers"])
+        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round, some=some))
+    scores: dict[int, Scores] = dict(run(jobs))
+    losses = torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
+    return per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]))
