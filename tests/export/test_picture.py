@@ -16,7 +16,7 @@ from fedloom.cli.app import app
 from fedloom.data.drawing import GAP
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError
-from fedloom.experiments.export import picture
+from fedloom.experiments.export import predictions as picture
 from fedloom.experiments.export.finished import open_runs
 from fedloom.experiments.export.predictions import predictions
 from fedloom.federation.recipes import load
