@@ -89,6 +89,39 @@ def test_lines_beyond_the_last_colour_are_dashed_and_groups_share_a_colour() -> 
     assert grouped[1][1] == charts.DASHES[1]
 
 
+def test_many_intervals_stand_side_by_side() -> None:
+    def marks(chart: Chart, kind: str) -> list[dict[str, Any]]:
+        return [layer for layer in chart["layer"] if layer["mark"]["type"] == kind]
+
+    several = {f"c{i}": {1: 0.0, 2: float(i)} for i in range(5)}
+    bands = {n: {at: (y - 1, y + 1) for at, y in of.items()} for n, of in several.items()}
+    few = charts.lines(several, "round", "y", bands=dict([*bands.items()][:4]))
+    assert (len(marks(few, "area")), len(marks(few, "rule"))) == (1, 0)
+    many = marks(charts.lines(several, "round", "y", bands=bands), "rule")
+    assert [layer["mark"]["xOffset"] for layer in many] == [5, 9, 13, 17, 21]
+    assert [layer["data"]["values"] for layer in many] == [
+        [{"name": n, "x": 2, "low": i - 1.0, "high": i + 1.0}] for i, n in enumerate(several)
+    ], "only the last interval of each"
+    apart = charts.lines(several, "alpha", "y", bands=bands, bars=True)
+    for kind in ("rule", "line"):
+        assert [layer["mark"]["xOffset"] for layer in marks(apart, kind)] == [-8, -4, 0, 4, 8]
+    assert [layer["mark"]["point"]["xOffset"] for layer in marks(apart, "line")] == [-8, -4, 0, 4, 8]
+    assert [len(layer["data"]["values"]) for layer in marks(apart, "rule")] == [2] * 5
+
+
+def test_a_line_on_another_is_dashed() -> None:
+    several = {"a": {1: 0.0, 2: 1.0}, "b": {1: 0.005, 2: 1.0}, "c": {1: 0.05, 2: 1.0}, "d": {1: 0.0, 2: 1.0}}
+    (line,) = (layer for layer in charts.lines(several, "x", "y")["layer"] if layer["mark"]["type"] == "line")
+    assert line["encoding"]["strokeDash"]["scale"]["range"] == [charts.DASHES[at] for at in (0, 1, 0, 2)]
+
+
+def test_many_bars_become_dots_on_one_line() -> None:
+    for groups, mark in ((8, "bar"), (9, "circle")):
+        chart = charts.bars({f"g{i}": dict.fromkeys("abcde", 1.0) for i in range(groups)}, "x")
+        assert chart["layer"][0]["mark"]["type"] == mark
+        assert ("yOffset" in chart["layer"][0]["encoding"]) == (mark == "bar")
+
+
 def test_texts_on_strong_colours_are_light() -> None:
     light = {
         r["value"]: r["light"] for r in charts.rows_of(charts.heat({"a": {0: -1, 1: 0, 2: 1}}, range(3), middle=0))

@@ -17,7 +17,8 @@ from fedloom.errors import RecipeError, StateError
 from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, load_grid, save
-from fedloom.study.papers import losses_of, over_rounds
+from fedloom.study.papers import GridLosses, RunLosses, curves, losses_of, over_rounds
+from fedloom.study.results import Combination
 from report_support import drawn as lines
 from report_support import panels, write_files
 
@@ -150,6 +151,27 @@ def test_figures_show_the_numbers(folder: Path) -> None:
     rounds, saved = map(rows_of, drawn("A.2")["concat"])
     assert sorted(row["value"] for row in rounds if row["group"] == "B1") == [1.0, 3.0, 5.0]
     assert [row["value"] for row in saved] == pytest.approx([40, 40, 60])
+
+
+def test_panels_hold_lines_and_many_cells_have_their_own() -> None:
+    """No panel is empty for a task that only another data set has, and five cells do not share one."""
+
+    def of(data: str, *bases: str) -> dict[Combination, dict[int, RunLosses]]:
+        one = RunLosses({1: 2.0, 2: 1.0}, 2, 2, 1.0, 2, 1.0, None)
+        return {(data, base, "-"): {0: one, 1: one} for base in bases}
+
+    tasks = {
+        ("n", "B1", "-"): {s: {"depth": {1: 1.0}} for s in (0, 1)},
+        ("p", "B1", "-"): {0: {"edge": {1: 1.0}}, 1: {}},
+    }
+    sheet = curves(GridLosses("", of("n", "B1") | of("p", "B1"), (0, 1)), tasks)
+    assert list(panels(sheet)) == ["n: all tasks", "n: depth", "p: all tasks", "p: edge"]
+    assert sheet["columns"] == 2
+    many = curves(GridLosses("", of("n", *"ABCDE"), (0, 1)), {})
+    assert {name: list(lines(of)) for name, of in panels(many).items()} == {
+        f"n: all tasks, {base}": [f"{base}, seed 0", f"{base}, seed 1"] for base in "ABCDE"
+    }
+    assert many["resolve"]["scale"]["y"] == "shared"
 
 
 def test_what_is_refused(folder: Path) -> None:

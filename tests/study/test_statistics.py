@@ -377,6 +377,9 @@ def test_intervals_of_fractions_end_at_0_and_1():
     assert e.of_metric("accuracy") == "0.9800 (0.9300 to 1.0000)"
     assert e.of_metric("rmse") == "0.9800 ± 0.0500"
     assert Estimate(0.5, 0.1, 3).of_metric("miou") == "0.5000 ± 0.1000"
+    assert e.of_metric("accuracy", percent=True) == "98.00 (93.00 to 100.00)"
+    assert Estimate(0.0512, 0.01, 3).of_metric("miou", percent=True) == "5.12 ± 1.00"
+    assert Estimate(0.5, math.nan, 1).of_metric("miou", percent=True) == "50.00"
     assert Estimate(23.05, 30.0, 3).of_metric("miou") == "23.05 ± 30.00"  # in percent, as papers have it
 
 

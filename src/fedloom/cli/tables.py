@@ -101,6 +101,9 @@ def compare(
     seeds: Annotated[
         bool, flag("--seeds", "Print the number of every seed, method and task of a grid instead.")
     ] = False,
+    percent: Annotated[
+        bool, flag("--percent", "Print fractions such as accuracies in percent, as papers do, in the table of a grid.")
+    ] = False,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
@@ -113,12 +116,14 @@ def compare(
 
     source, of_grids = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
     is_grid = len(runs) == 1 and _is_grid(source)
-    for name, value in {} if is_grid else {"at": at, **of_grids}.items():
+    for name, value in {} if is_grid else {"at": at, "percent": percent, **of_grids}.items():
         if value:
             raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
     asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **of_grids}.items() if wanted]
     if len(asked) > 1:
         raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
+    if percent and (asked or kind == "csv" or as_json):
+        raise UserError("--percent is for the text of a grid's table: leave it out with CSV, JSON and other tables")
     if over == "clients" and not tests:
         raise UserError("--over is only for --tests: add --tests, or leave --over out")
     if plot is not None and not ranks:
@@ -137,7 +142,7 @@ def compare(
         if ranks or tests:
             results = of_grid(opened, folder, split)
         else:
-            shown = _of_grid(opened, folder, split, losses, metrics, seeds)
+            shown = _of_grid(opened, folder, split, losses, metrics, seeds, percent)
     else:
         shown = comparison = _of_runs(runs, base, split, metric)
         results = comparison.results
@@ -154,7 +159,13 @@ def compare(
 
 
 def _of_grid(
-    grid: Grid, folder: Path, split: Literal["test", "val"], losses: str | None, metrics: bool, seeds: bool
+    grid: Grid,
+    folder: Path,
+    split: Literal["test", "val"],
+    losses: str | None,
+    metrics: bool,
+    seeds: bool,
+    percent: bool,
 ) -> HasTable:
     """Return the table of a grid, or the other one that is asked for."""
     from fedloom.study.papers import losses_of, over_rounds
@@ -163,7 +174,9 @@ def _of_grid(
 
     if losses:
         return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
-    return (all_metrics if metrics else of_seeds if seeds else tabulate)(grid, folder, split)
+    if metrics or seeds:
+        return (all_metrics if metrics else of_seeds)(grid, folder, split)
+    return tabulate(grid, folder, split, percent)
 
 
 def _of_runs(runs: Sequence[Path], base: str | None, split: Literal["test", "val"], metric: str | None) -> Comparison:

@@ -34,7 +34,9 @@ KINDS = ("svg", "png", "pdf", "html", "json")
 _DAY = {INK: "#000000", SOFT: "#444444", RULE: "#dddddd", PAPER: "#ffffff"}
 _WRITTEN = 12  # columns of a map up to which numbers stand in its cells
 _MARKERS = 30  # points of a line up to which each is marked
-_NAMED = 40  # rows of intervals up to which each has its name and number
+_NAMED = 40  # rows of intervals up to which each has its name and number, and of bars up to which they are no dots
+CROWD = 4
+"""Lines of a panel up to which each has its band, and cells up to which they share one."""
 
 Chart = dict[str, Any]
 """A Vega-Lite specification."""
@@ -112,11 +114,13 @@ def lines(
 ) -> Chart:
     """Draw lines, name -> x -> y, with tooltips and a legend; a value that is no number is a gap.
 
-    With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars with
-    all points marked; one without a line is grey. `strong` lines are thick and in the colour of letters, `dashed` ones
-    thin. Lines of one group in `groups` (name -> group) share a colour and differ in dashes. `stars` are single points.
-    `log` names the logarithmic axes: "x", "y" or "xy". With `zero` the axis upwards begins at 0. Names have the colours
-    of their places in `palette`, where it names them all.
+    With the x axis "round", x is a whole number. `bands` are intervals by name, as areas, or with `bars` as bars side
+    by side with all points marked; one without a line is grey. More than `CROWD` bands would hide each other, so only
+    their last intervals are drawn, side by side. `strong` lines are thick and in the colour of letters, `dashed` ones
+    thin; a line that lies on an earlier one has dashes, so that both show. Lines of one group in `groups` (name ->
+    group) share a colour and differ in dashes. `stars` are single points. `log` names the logarithmic axes: "x", "y" or
+    "xy". With `zero` the axis upwards begins at 0. Names have the colours of their places in `palette`, where it names
+    them all.
     """
     strong, dashed = set(strong), set(dashed)
     names = list(dict.fromkeys([*several, *bands, *stars]))
@@ -127,21 +131,31 @@ def lines(
         number = {n: own.index(g) + len(COLORS) * members[g].index(n) for n, g in groups.items()}
     grey = [name for name in names if name not in several]
     inks = [COLORS[1] if n in stars else INK if n in strong else SOFT if n in grey else color(number[n]) for n in names]
-    dashes = [[5, 4] if n in dashed else DASHES[number.get(n, 0) // len(COLORS) % len(DASHES)] for n in names]
+    on = _covering(several)
+    dashes = [
+        [5, 4] if n in dashed else DASHES[(number.get(n, 0) // len(COLORS) + on.get(n, 0)) % len(DASHES)] for n in names
+    ]
     widths = [3 if n in strong else 1 if len(names) > 8 or n in dashed else 1.7 for n in names]
 
     def rows(of: Mapping[str, Line]) -> list[Row]:
         return [{"name": n, "x": at, "y": plain(v)} for n, line in of.items() for at, v in line.items()]
 
-    ends = [
-        {"name": n, "x": at, "low": plain(low), "high": plain(high)}
+    is_crowd = not bars and len(bands) > CROWD
+    if is_crowd:
+        bands = {n: {at: band[at] for at in [max(band)]} for n, band in bands.items() if band}
+    ends = {
+        n: [{"name": n, "x": at, "low": plain(low), "high": plain(high)} for at, (low, high) in band.items()]
         for n, band in bands.items()
-        for at, (low, high) in band.items()
-    ]
+        if band
+    }
+    # pixels to the side: of intervals at the same x, on both sides of it, or behind the last one
+    first = 5 if is_crowd else -2 * (len(ends) - 1)
+    aside = {n: {"xOffset": first + 4 * at} for at, n in enumerate(ends)} if bars or is_crowd else {}
     few = bars or max((len(of) for of in several.values()), default=0) <= _MARKERS
     shown = _named(names, inks)
     whole = {"format": "d", "tickMinStep": 1} if x == "round" else {}
     across = {"type": "log" if "x" in log else "linear", "zero": False, "nice": False}
+    across |= {"padding": 2 * len(ends) + 4} if bars and len(ends) > 1 else {}
     up = {"scale": {"type": "log" if "y" in log else "linear", "zero": zero}}
     drawn = {
         channel: {"field": "name", "type": "ordinal", "title": None, "legend": shown["legend"] and {}}
@@ -150,10 +164,17 @@ def lines(
     }
     tooltip = [_said("name", ""), _said("x", x), _said("y", y, ".5~g")]
     point: Any = {"size": 14, "filled": True} if few else "transparent"
-    layers = [_layer("line", rows(several), {"point": point}, y=_number("y", y, **up), tooltip=tooltip, **drawn)]
-    if ends:
-        band = {"y": _number("low", y, **up), "y2": {"field": "high"}}
-        layers.insert(0, _layer("rule" if bars else "area", ends, {} if bars else {"opacity": 0.18}, **band))
+    apart = [{n: several[n]} for n in several] if bars else [several]
+    layers = [
+        _layer("rule", of, aside[n], y=_number("low", y, **up), y2={"field": "high"}) for n, of in ends.items() if aside
+    ]
+    if ends and not aside:
+        every = [row for of in ends.values() for row in of]
+        layers = [_layer("area", every, {"opacity": 0.18}, y=_number("low", y, **up), y2={"field": "high"})]
+    for part in apart:
+        shift = aside.get(next(iter(part)), {}) if bars else {}
+        look = {"point": point | shift if few else point, **shift}
+        layers.append(_layer("line", rows(part), look, y=_number("y", y, **up), tooltip=tooltip, **drawn))
     if stars:
         look = {"shape": _STAR, "size": 90, "filled": True}
         layers.append(_layer("point", rows(stars), look, y=_number("y", y, **up)))
@@ -161,6 +182,19 @@ def lines(
     encoding = {"x": _number("x", x, scale=across, axis=axis), "color": shown}
     about = [f"{len(several)} lines: {', '.join(several)}" if len(several) > 1 else "", *grey]
     return _chart(title, {"encoding": encoding, "layer": layers}, ". ".join(filter(None, about)))
+
+
+def _covering(several: Mapping[str, Line]) -> dict[str, int]:
+    """Return name -> the number of earlier lines on which it lies, within 1 % of all values' range, at every x."""
+    known = [v for of in several.values() for v in of.values() if math.isfinite(v)]
+    if len(several) > 2 * len(COLORS) or not known:
+        return {}
+    near = (max(known) - min(known)) / 100
+    on: dict[str, int] = {}
+    for n, of in several.items():
+        twins = (several[m] for m in on if several[m].keys() == of.keys() and len(of) > 1)
+        on[n] = sum(all(abs(of[at] - other[at]) <= near for at in of) for other in twins)
+    return on
 
 
 _STAR = "M0,-1L0.29,-0.4L0.95,-0.31L0.48,0.15L0.59,0.81L0,0.5L-0.59,0.81L-0.48,0.15L-0.95,-0.31L-0.29,-0.4Z"
@@ -341,7 +375,7 @@ def bars(
     """Draw horizontal bars in groups, group -> part -> length, the first group on top; parts have colours.
 
     `ends` are intervals by (group, part), `dots` numbers that are marked in a group, as of seeds, and `texts` stand
-    beside its bars.
+    beside its bars. Many bars become dots, those of a group on one line.
     """
     parts = list(dict.fromkeys(part for of in several.values() for part in of))
     rows: list[Row] = []
@@ -349,11 +383,13 @@ def bars(
         for part, v in of.items():
             interval = zip(("low", "high"), map(plain, ends.get((group, part), ())), strict=False)
             rows.append({"group": group, "part": part, "value": plain(v), **dict(interval)})
-    offset = {"yOffset": _ordinal("part", parts)} if len(parts) > 1 else {}
+    are_dots = len(parts) > 1 and len(rows) > _NAMED
+    offset = {"yOffset": _ordinal("part", parts)} if len(parts) > 1 and not are_dots else {}
     shade = _named(parts, [color(at) for at in range(len(parts))], "part")
     tooltip = [_said("group", ""), _said("part", ""), _said("value", x, ".5~g")]
     value = _number("value", x)
-    layers = [_layer("bar", rows, {"opacity": 0.75}, x=value, color=shade, tooltip=tooltip, **offset)]
+    mark, look = ("circle", {"size": 45, "opacity": 0.9}) if are_dots else ("bar", {"opacity": 0.75})
+    layers = [_layer(mark, rows, look, x=value, color=shade, tooltip=tooltip, **offset)]
     if ends:
         layers.append(_layer("rule", rows, {"color": INK}, x=_number("low", x), x2={"field": "high"}, **offset))
     if dots:
@@ -364,20 +400,23 @@ def bars(
         labels = [{"group": group, "value": top, "text": texts.get(group, "")} for group, top in tops.items()]
         look = {"align": "left", "dx": 6, "fontSize": 10, "color": INK}
         layers.append(_layer("text", labels, look, x=value, text={"field": "text"}))
-    upwards = _ordinal("group", list(several), "", {"labelLimit": 200})
-    height = max(18, 11 * len(parts) + 6) * len(several)
+    upwards = _ordinal("group", list(several), "", {"labelLimit": 200, "grid": are_dots})
+    height = (16 if are_dots else max(18, 11 * len(parts) + 6)) * len(several)
     return _chart(title, {"encoding": {"y": upwards}, "layer": layers, "height": height}, f"{len(several)} groups")
 
 
-def concat(charts: Sequence[Chart], columns: int = 4, title: str = "", about: str = "") -> Chart:
-    """Put several charts on one sheet under a title, with their own scales."""
+def concat(
+    charts: Sequence[Chart], columns: int = 4, title: str = "", about: str = "", same: Iterable[str] = ()
+) -> Chart:
+    """Put several charts on one sheet under a title, with their own scales but for the `same` ones, such as "y"."""
     fits = min(columns, len(charts)) * WIDTH // 6
     heading = {
         "text": textwrap.wrap(title, fits) or [""],
         "subtitle": textwrap.wrap(about, int(fits * 1.2)),
         "anchor": "start",
     }
-    shared = {"resolve": {"scale": {"color": "independent", "strokeDash": "independent", "strokeWidth": "independent"}}}
+    own = dict.fromkeys(("color", "strokeDash", "strokeWidth"), "independent")
+    shared = {"resolve": {"scale": own | dict.fromkeys(same, "shared")}}
     return {"title": heading, "columns": min(columns, len(charts)), "concat": list(charts), **shared}
 
 

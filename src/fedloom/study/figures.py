@@ -246,7 +246,7 @@ def convergence(
                 several[text] = _over_rounds(result, column, panels.columns[data], curves)
                 groups[text] = label
         pictures.append(lines(several, column.metric, "round", "", title=title, groups=groups))
-    return panels.finished(pictures, f"{split} split; {_spread(results, 'bands:')}")
+    return panels.finished(pictures, f"{split} split; {_spread(results, 'bands, or bars behind the last round:')}")
 
 
 @FIGURES.register("activated-dimensions", source="FedDEA, Figure 2")

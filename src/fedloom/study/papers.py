@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -541,24 +541,30 @@ def bars(losses: GridLosses) -> Chart:
 def curves(losses: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
     """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
 
-    A number that is not finite is a gap. There is one row per data set. The first column is all tasks together; `tasks`
-    (cell -> seed -> task -> round -> loss) adds one column per task.
+    A number that is not finite is a gap. The first panel of a data set is all tasks together; `tasks` (cell -> seed ->
+    task -> round -> loss) adds one for each of its tasks. More than `charts.CROWD` cells have panels of their own, on
+    one scale.
     """
-    names = ["all tasks", *dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one)]
-    drawn = []
+    drawn, wide, is_crowd = [], 1, False
     for data in _by_data(losses):
-        for task in names:
+        cells = [where for where in losses.cells if where[0] == data]
+        is_crowd = len(cells) > charts.CROWD
+        names = ["all tasks", *dict.fromkeys(t for w in cells for one in tasks.get(w, {}).values() for t in one)]
+        wide = max(wide, len(names))
+        for task, shown in product(names, [[w] for w in cells] if is_crowd else [cells]):
             several: dict[str, Mapping[int, float]] = {}
             groups: dict[str, str] = {}
-            for where in (where for where in losses.cells if where[0] == data):
+            for where in shown:
                 for seed, run in losses.cells[where].items():
                     name = together(*where[1:]) + (f", seed {seed}" if len(losses.cells[where]) > 1 else "")
                     several[name] = run.by_round if task == "all tasks" else tasks[where][seed].get(task, {})
                     groups[name] = together(*where[1:])
             known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
             log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
-            drawn.append(charts.lines(several, "round", "", title=f"{data}: {task}", groups=groups, log=log))
-    return charts.concat(drawn, len(names), losses.title, "validation loss; one line per seed")
+            title = f"{data}: {task}" + f", {together(*shown[0][1:])}" * is_crowd
+            drawn.append(charts.lines(several, "round", "", title=title, groups=groups, log=log))
+    about = "validation loss; one line per seed"
+    return charts.concat(drawn, 4 if is_crowd else wide, losses.title, about, ["y"] if is_crowd else ())
 
 
 def stopping(losses: GridLosses) -> Chart:

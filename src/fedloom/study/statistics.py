@@ -59,12 +59,14 @@ class Estimate:
             return low, high
         return max(0.0, low), min(1.0, high)
 
-    def of_metric(self, metric: str) -> str:
-        """Format as text; an interval of a fraction that leaves [0, 1] is clipped and written with its ends."""
+    def of_metric(self, metric: str, percent: bool = False) -> str:
+        """Format as text, or 100 times that with `percent`; an interval that is clipped is written with its ends."""
         low, high = self.ends(metric)
-        if math.isnan(self.half) or (low, high) == (self.mean - self.half, self.mean + self.half):
-            return str(self)
-        return f"{self.mean:.4f} ({low:.4f} to {high:.4f})"
+        clipped = not math.isnan(self.half) and (low, high) != (self.mean - self.half, self.mean + self.half)
+        unit, digits = (100, 2) if percent else (1, 4)
+        if clipped:
+            return f"{unit * self.mean:.{digits}f} ({unit * low:.{digits}f} to {unit * high:.{digits}f})"
+        return f"{100 * self.mean:.2f} ± {100 * self.half:.2f}".removesuffix(" ± nan") if percent else str(self)
 
     @property
     def signed(self) -> str:

@@ -29,10 +29,11 @@ from fedloom.study.results import (
     note,
     of_grid,
 )
-from fedloom.study.statistics import CUT, Estimate, clear_best, without_base
+from fedloom.study.statistics import CUT, FRACTIONS, Estimate, clear_best, without_base
 
 WIDEST = 10
 """Columns that fit beside each other."""
+PERCENT = "%"
 _NAMED = 6  # runs that have not finished and are named, at most
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
@@ -64,7 +65,11 @@ class Entry:
         if self.kind != "value" or self.estimate is None:
             return Absent({"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\"))
         metric = self.column.metric
-        number = self.estimate.signed if metric == "delta_m" else self.estimate.of_metric(metric)
+        number = (
+            self.estimate.signed
+            if metric == "delta_m"
+            else self.estimate.of_metric(metric, self.column.unit == PERCENT)
+        )
         if metric == "training_loss" and self.side is not None and self.side.is_moving:
             number += " ‡"
         return (Best if self.best else str)(number + "*" * self.partial)
@@ -120,26 +125,39 @@ class GridTable(HasTable):
         return Records(CSV, rows)
 
 
-def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
+def tabulate(grid: Grid, folder: Path, split: str = "test", percent: bool = False) -> GridTable:
     """Read the finished runs of a grid. A data set without one is only mentioned in a note.
 
+    With `percent`, the text has metrics that are fractions, and their averages, in percent; records stay as they are.
     Raises StateError where no run has finished, or where runs of one data set have different tasks.
     """
     results = of_grid(grid, folder, split)
+    if percent:
+        results = replace(results, columns={data: _in_percent(of) for data, of in results.columns.items()})
     maker = _Maker(grid, results, refused_in(folder))
     columns = tuple(column for data in grid.data for column in results.columns[data])
     lines = [line for base, addon in grid.combinations for line in maker.lines(base, addon)]
     if grid.show != "clients":
         lines = _with_best(lines, columns)
-    return GridTable(grid, columns, tuple(lines), split, _caption(grid, results), tuple(maker.notes()))
+    return GridTable(grid, columns, tuple(lines), split, _caption(grid, results, percent), tuple(maker.notes()))
 
 
-def _caption(grid: Grid, results: Results) -> str:
+def _in_percent(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Return the columns of a data set, with percent as the unit of fractions and of what is over fractions only."""
+    fractions = all(c.metric in FRACTIONS for c in columns if c.task)
+    return tuple(
+        replace(c, unit=PERCENT) if c.metric in FRACTIONS or (fractions and c.metric in ("average", "spread")) else c
+        for c in columns
+    )
+
+
+def _caption(grid: Grid, results: Results, percent: bool) -> str:
     finals = [final for side in results.sides.values() for final in side.finals.values()]
     seeds = f"seed {grid.seeds[0]}"
     if len(grid.seeds) > 1:
         seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}, {CUT}"
-    units = {f"{SPOKEN[c.metric]} in {c.unit}" for columns in results.columns.values() for c in columns if c.unit}
+    known = {c for columns in results.columns.values() for c in columns if c.unit not in ("", PERCENT)}
+    units = sorted({f"{SPOKEN[c.metric]} in {c.unit}" for c in known})
     parts = [
         f"{results.split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
         _models(results),
@@ -150,7 +168,7 @@ def _caption(grid: Grid, results: Results) -> str:
         }[grid.show],
         seeds,
         about_model(grid, results.sides),
-        ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
+        ", ".join(["fractions in percent" if percent else "in the units recorded: fractions, not percent", *units]),
     ]
     if grid.delta != "none":
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
