@@ -1,4 +1,8 @@
-"""Each paper's packaged recipes have the values of its text (tests/facts), and a release differs in named keys only."""
+"""Packaged recipes and grids have the values of each paper's text, and a release differs in named keys only.
+
+The values are in tests/facts, one file per paper: of recipes by their key, of the `grids` by base and key, and the
+`defaults` of add-ons and kinds of tasks, which stand in no recipe.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,14 @@ import yaml
 
 from fedloom.core.settings.section import value_at
 from fedloom.federation.recipes import load, names
+from fedloom.methods import ADDONS
+from fedloom.models.tasks.dense import KINDS
 from fedloom.study.grid import load_grid, recipes
 
 FACTS = {path.stem: yaml.safe_load(path.read_text()) for path in (Path(__file__).parents[1] / "facts").glob("*.yaml")}
 RELEASES = FACTS.pop("releases")
+GRIDS = {name: of for facts in FACTS.values() for name, of in facts.pop("grids", {}).items()}
+DEFAULTS = {name: of for facts in FACTS.values() for name, of in facts.pop("defaults", {}).items()}
 TWINS = ("*-mini", "*-real", "*-embedded", "*scenes*", "*/digits-pairwise", "matu/[!et]*")
 
 
@@ -42,6 +50,27 @@ def test_recipes_have_the_values_of_the_text(paper: str) -> None:
                 assert found == values, name
     assert used == FACTS[paper].keys()
     assert len(of_paper(paper)) >= 2
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_cells_have_the_values_of_the_text(grid: str) -> None:
+    used = set()
+    for cell, recipe in recipes(load_grid(grid, ["seeds=[0]"])).items():
+        for base, values in GRIDS[grid].items():
+            if fnmatch(cell.base, base):
+                used.add(base)
+                found = {key: value_at(recipe.model_dump(mode="json"), key) for key in values}
+                assert found == values, cell
+    assert used == GRIDS[grid].keys()
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_have_the_values_of_the_text(name: str) -> None:
+    if name in ADDONS:
+        found = {key: ADDONS.entries[name].params.model_fields[key].default for key in DEFAULTS[name]}
+    else:
+        found = {key: getattr(KINDS[name], key) for key in DEFAULTS[name]}
+    assert found == DEFAULTS[name]
 
 
 @pytest.mark.parametrize("grid", RELEASES)
