@@ -154,7 +154,7 @@ def lines(
     few = bars or max((len(of) for of in several.values()), default=0) <= _MARKERS
     shown = _named(names, inks)
     whole = {"format": "d", "tickMinStep": 1} if x == "round" else {}
-    across = {"type": "log" if "x" in log else "linear", "zero": False, "nice": False}
+    across: Chart = {"type": "log" if "x" in log else "linear", "zero": False, "nice": False}
     across |= {"padding": 2 * len(ends) + 4} if bars and len(ends) > 1 else {}
     up = {"scale": {"type": "log" if "y" in log else "linear", "zero": zero}}
     drawn = {
@@ -388,8 +388,8 @@ def bars(
     shade = _named(parts, [color(at) for at in range(len(parts))], "part")
     tooltip = [_said("group", ""), _said("part", ""), _said("value", x, ".5~g")]
     value = _number("value", x)
-    mark, look = ("circle", {"size": 45, "opacity": 0.9}) if are_dots else ("bar", {"opacity": 0.75})
-    layers = [_layer(mark, rows, look, x=value, color=shade, tooltip=tooltip, **offset)]
+    mark, drawn = ("circle", {"size": 45, "opacity": 0.9}) if are_dots else ("bar", {"opacity": 0.75})
+    layers = [_layer(mark, rows, drawn, x=value, color=shade, tooltip=tooltip, **offset)]
     if ends:
         layers.append(_layer("rule", rows, {"color": INK}, x=_number("low", x), x2={"field": "high"}, **offset))
     if dots:
