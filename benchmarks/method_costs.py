@@ -1,13 +1,14 @@
 """Measure what every method and add-on costs beside FedAvg: CPU seconds, memory, bytes and what is kept.
 
 Five clients on scikit-learn's handwritten digits (digits-tasks), one local epoch, a CNN of 545,000 parameters. Add-ons
-act on FedAvg, and the thesis' experiments without a server have three neighbours; what is refused here, because it needs
-other data, another model or another package, is left out and listed.
+act on FedAvg, and peers of the thesis' experiments have three neighbours; what is refused here, because it needs other
+data, another model or another package, is left out and listed.
 
-Each case is a process of its own. Seconds are CPU seconds of one thread per round, the least of the second to the fourth
-of five rounds, so that neither building nor measuring counts; FedAvg runs in each process, too. Memory (on Linux) is the peak above what was resident before: the server, and one client that trains at a
-time. Kept is the checkpoint of the last round: the state of the server and of all clients. Bytes are those of all
-clients together, the mean of the rounds.
+Each case is a process of its own. Seconds are CPU seconds of one thread per round, the least of the second to the
+fourth of five rounds, so that neither building nor measuring counts; FedAvg runs in each process, too. Memory (on
+Linux) is the peak above what was resident before: the server, and one client that trains at a time. Kept is the
+checkpoint of the last round: the state of the server and of all clients. Bytes are those of all clients together, the
+mean of the rounds.
 
 `--quick` measures four cases. `--out DIR` writes method-costs.csv there.
 """
@@ -42,7 +43,7 @@ THESIS = {
 }
 """Experiments of the thesis' Table 6.2 with one task a peer: signals, how they are normalised, scope and mixing."""
 NEEDS = {"server-step": "step: 2", **dict.fromkeys(("krum", "multi-krum", "nnm", "trimmed-mean"), "f: 1")}
-FIELDS = ("method", "CPU s per round", "times FedAvg", "MB of memory", "MB kept", "MB up per round", "MB down per round")
+FIELDS = ("method", "CPU s per round", "times FedAvg", "MB of memory", "MB kept", "MB up", "MB down")
 
 
 def cases() -> dict[str, tuple[str, ...]]:
@@ -53,12 +54,12 @@ def cases() -> dict[str, tuple[str, ...]]:
     for name in sorted(ADDONS.entries):
         found[f"fedavg + {name}"] = (f"method={{name: fedavg, add: {{{name}: {{{NEEDS.get(name, '')}}}}}}}",)
     for name, (signals, normalised, scope, averse) in THESIS.items():
-        found[f"thesis, {name}"] = (
-            "method=fedavg",
-            f"peers={{similarity: {{signals: {signals}, gradient: loss, scale: cosine, cross_loss: negative, "
-            f"normalise: {normalised}}}, choose: {{top: 3}}, weights: {{kind: {'soft' if averse == 'null' else 'uniform'}}}"
-            f", scope: {scope}, conflict_averse: {averse}}}",
+        judged = f"{{signals: {signals}, gradient: loss, scale: cosine, cross_loss: negative, normalise: {normalised}}}"
+        weights = f"{{kind: {'soft' if averse == 'null' else 'uniform'}}}"
+        peers = (
+            f"similarity: {judged}, choose: {{top: 3}}, weights: {weights}, scope: {scope}, conflict_averse: {averse}"
         )
+        found[f"thesis, {name}"] = ("method=fedavg", f"peers={{{peers}}}")
     return found
 
 

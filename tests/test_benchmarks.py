@@ -20,6 +20,7 @@ SLOW = [
     "diagnostics_cost",
     "f2dc_cost",
     "flower_simulation",
+    "method_costs",
     "peers",
     "peers_growth",
     "sketch_choices",

@@ -159,7 +159,10 @@ def shown() -> set[int]:
 def inner(folder: str) -> dict[str, Any]:
     """Return module.name -> numbers and booleans, of the constants, functions and classes that no door shows."""
     home = importlib.import_module(f"fedloom.{folder}")
-    names = [home.__name__, *(found.name for found in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{home.__name__}."))]
+    names = [
+        home.__name__,
+        *(found.name for found in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{home.__name__}.")),
+    ]
     found: dict[str, Any] = {}
     for module in [importlib.import_module(name) for name in names if "settings" not in name]:
         for name, thing in list(vars(module).items()):  # a door may load more meanwhile
