@@ -8,7 +8,7 @@ round has to do is to bring each client's difference into one matrix (K copies o
 
 Times are CPU seconds: medians over rounds, the round, the loop and the copy in one process. Memory: the peak of a
 process of its own (VmHWM of Linux), less what is resident when its imports are done and its data loaded. Aims: 10
-copies and (K + 4) d for fedavg, 16 and (2 K + 4) d for fedhca2, 30 and (2 K + 4) d for matu.
+copies and 6 d for fedavg, 16 and (2 K + 4) d for fedhca2, 30 and (2 K + 4) d for matu.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from _common import alone, arguments, machine, resident
 
 K, TASKS = 5, ["digit"]
-METHODS = {"fedavg": (10, K + 4), "fedhca2": (16, 2 * K + 4), "matu": (30, 2 * K + 4)}
+METHODS = {"fedavg": (10, 6), "fedhca2": (16, 2 * K + 4), "matu": (30, 2 * K + 4)}
 
 
 def recipe(method: str, width: int, rounds: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _count(like: Updates) -> int:
 def _fill(values: Tensor, like: Updates) -> Tensor:
     """Invert `_values`."""
     if like.present is None or bool(like.present.all()):
-        return values.view(like.X.shape)
+        return values.view(len(like), like.layout.d)
     at = 0
     for x, have in zip(like.X, like.present.tolist(), strict=True):
         for s, h in zip(like.layout.slices, have, strict=True):

@@ -120,7 +120,7 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
 class Mean(Stage):
     """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""
 
-    traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True, presence="block")
+    traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True, presence="block", sums=True)
     replaceable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -46,6 +46,9 @@ class Traits:
     hides: float = 0
     """Where what comes out must not tell which rows came: the fewest rows that a result may be a mean of, inf for all
     that are expected. It then acts without any row, and on blocks that no row has. 0: it may tell."""
+    sums: bool = False
+    """It needs no more of the rows than `Updates.summed`, once, in proportion to `Stage.row_weights`; so the server may
+    add them up as they come."""
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.updates`; so columns may lie apart."""
     presence: Presence | None = None
@@ -113,6 +116,10 @@ class Stage(Checked):
     def init(self, layout: Layout) -> State:
         """State before the first round."""
         return {}
+
+    def row_weights(self, updates: Updates) -> Tensor:
+        """Return how much each row counts (K, float64), from what is known of the row alone, if it only `sums`."""
+        return updates.weight
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """Return what these clients' local rules need: vectors over the stage's columns (d), or scalars (no dimension).

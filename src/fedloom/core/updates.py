@@ -101,7 +101,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class Distributed(Rows, Protocol):
-    """Rows that lie in several processes and can be summed without being brought together."""
+    """Rows that can be summed without being brought together: they lie in several processes, or are summed already."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,6 +119,26 @@ class Distributed(Rows, Protocol):
     def take(self, index: Tensor) -> Tensor:
         """Return all rows, in those of the columns `index` (positions among all) that this process has."""
         ...
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Rows of zeros, which take no memory until they are filled; fulfils `Rows`."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def dense(self) -> Tensor:
+        """Return a new matrix (K x d)."""
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+    def keep(self, index: Sequence[int]) -> Zeros:
+        """Return as many rows as asked for."""
+        return Zeros((len(index), self.shape[1]), self.dtype)
+
+    def norms(self) -> Tensor:
+        """Return the rows' norms (K)."""
+        return torch.zeros(self.shape[0], dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +163,83 @@ class RowList:
     def norms(self) -> Tensor:
         """Return the rows' norms (K)."""
         return torch.cat([row_norms(x[None]) for x in self.vectors])
+
+
+class RowsNeededError(Exception):
+    """Single rows are needed, of which only the sum is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Rows that were added up as they came, each times its share, and not kept; fulfils `Distributed`.
+
+    layout   which column is which
+    total    in a list, from which `summed` takes it: sum_k (share_k / unit) X_k (d), over the rows of finite norm
+    unit     the share of the row that came first
+    shares   K, float64: `Stage.row_weights` of the rows
+    sizes    the rows' norms (K, float64)
+    among    how many rows were asked for
+    columns  c columns, of which the values of each row are kept
+    looked   these values (K x c)
+    """
+
+    layout: Layout
+    total: list[Tensor]
+    unit: float
+    shares: Tensor
+    sizes: Tensor
+    among: int
+    columns: Tensor
+    looked: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.shares), self.layout.d
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.looked.dtype
+
+    def dense(self) -> Tensor:
+        """Raise RowsNeededError."""
+        raise RowsNeededError
+
+    def select(self, part: Layout) -> Summed:
+        """Raise RowsNeededError."""
+        raise RowsNeededError
+
+    def keep(self, index: Sequence[int]) -> Summed:
+        """Drop rows that were not added, for their norms are not finite. Raises RowsNeededError for any other."""
+        dropped = torch.ones(len(self.shares)).bool().index_fill(0, torch.tensor(index, dtype=torch.int64), False)
+        if bool(self.sizes[dropped].isfinite().any()):
+            raise RowsNeededError
+        return replace(self, shares=self.shares[index], sizes=self.sizes[index], looked=self.looked[index])
+
+    def norms(self) -> Tensor:
+        """Return the rows' norms (K)."""
+        return self.sizes
+
+    def take(self, index: Tensor) -> Tensor:
+        """Return the rows in the columns that are kept. Raises RowsNeededError for any other."""
+        if not torch.equal(index, self.columns):
+            raise RowsNeededError
+        return self.looked
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """Return the sums, as `Updates.summed` does, once: they take the place of the total.
+
+        Raises ValueError where the rows of a run do not count in proportion to their shares.
+        """
+        total = self.total.pop()
+        for first, end, p in runs:
+            counted = p != 0
+            factors = p[counted] / self.shares[counted]
+            if not torch.allclose(factors, factors[:1], rtol=1e-9, atol=0):
+                raise ValueError("the stage weighs rows otherwise than its `row_weights` say")
+            total[self.layout.run(first, end)] *= float(factors[0]) * self.unit
+        return total
 
 
 @dataclass(frozen=True, eq=False)

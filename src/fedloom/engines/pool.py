@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.multiprocessing
@@ -51,6 +51,8 @@ class WorkerPool:
     A job goes to the next idle worker. Results do not depend on which worker takes a job. Processes start empty and
     receive the setup over the pipe, so a worker that cannot load it reports this, and nobody waits for it.
     """
+
+    repeats: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
         names = [check_device(devices[i % len(devices)]) for i in range(workers)]
@@ -236,6 +238,8 @@ class Adaptive:
     The pool's seconds are compared with those of this process. Where the pool is slower, as on cores that other work
     uses, jobs come back for good. Results do not depend on where a job runs.
     """
+
+    repeats: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
         self.setup, self.devices, self.workers = setup, devices, workers

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, UserError
@@ -231,6 +231,8 @@ class Peering(Member):
 
 class _Agreed:
     """The executor of a process. If training fails in one process, all of them raise the error."""
+
+    repeats: ClassVar[bool] = False
 
     def __init__(self, comm: Comm, executor: Executor) -> None:
         self.comm, self.executor = comm, executor

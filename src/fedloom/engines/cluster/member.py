@@ -7,7 +7,7 @@ models; all of them know the numbers that decide something (of a round, scores).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import State
@@ -25,6 +25,8 @@ _WORTH_IT = 0.9  # clients move if the slowest process will need less than this 
 
 class Member:
     """The part of one process in a run with a server; also the executor of its evaluations."""
+
+    repeats: ClassVar[bool] = False
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         self.built, self.comm, self.executor = built, comm, executor

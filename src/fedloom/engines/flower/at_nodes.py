@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -317,6 +317,8 @@ def _read(file: Path | None) -> dict[str, str]:
 
 class AtNodes:
     """An Executor that runs jobs at their clients' nodes. A client that fails leaves no result, and a log line."""
+
+    repeats: ClassVar[bool] = False
 
     def __init__(self, built: Built, nodes: ClientManager, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline

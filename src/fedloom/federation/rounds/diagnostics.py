@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row, derive_seed
 from fedloom.core.layout import Block, Layout
-from fedloom.core.updates import Beside, Distributed, Updates, columns_here
+from fedloom.core.updates import Beside, Distributed, Summed, Updates, columns_here
 from fedloom.federation.runs.reader import DIAGNOSTICS
 
 VALUES = 1 << 20
@@ -116,6 +116,12 @@ def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
     return list(grouped.values())
 
 
+def looked_at(layout: Layout, rows: int, peer: str | None = None) -> tuple[tuple[LayerGroup, ...], int, Tensor]:
+    """Return (the groups of a layout, how many are left out, the columns that are looked at) among so many rows."""
+    groups, left_out = groups_of(layout, max(64, (VALUES if peer is None else AT_PEER) // max(rows, 1)))
+    return groups, left_out, torch.cat([torch.zeros(0, dtype=torch.int64), *(g.columns for g in groups)])
+
+
 def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
     """Return the diagnostics of a round's updates and of a method's result, as a JSON value.
 
@@ -135,9 +141,8 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     If columns lie in several processes, each sums over its own columns, and all of them get the same value.
     """
     k = len(updates)
-    budget = VALUES if peer is None else AT_PEER
-    groups, left_out = groups_of(columns_here().whole(updates.layout), max(64, budget // max(k, 1)))
-    columns = torch.cat([g.columns for g in groups]) if groups else torch.zeros(0, dtype=torch.int64)
+    among = updates.given.among if isinstance(updates.given, Summed) else k
+    groups, left_out, columns = looked_at(columns_here().whole(updates.layout), among, peer)
     X, outputs = _take(updates, columns), _take(out, columns)
     shown = _shown([client for client, _ in updates.rows], peer)
     value: dict[str, Any] = {

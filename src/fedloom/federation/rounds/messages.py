@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.core.codecs import ByteCount, by_block
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import EVERYONE, RowList, Rows, Updates
+from fedloom.core.updates import EVERYONE, RowList, Rows, Updates, Zeros
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.methods.method import Method
 
@@ -124,7 +124,7 @@ def unpacked(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Updates]:
     """Return what a client packed, or the server for it: (X, which may be a view of it; rows like these to pack)."""
-    like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d, dtype=dtype))
+    like = blank(shared, federation, rows, Zeros((len(rows), shared.d), dtype))
     return method.codec.unpack(packed, like), like
 
 

@@ -86,11 +86,10 @@ def usable(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> tuple[Upd
                 bad[row] = f"{what} {text}"
     if not bad:
         return updates, sizes
-    for row, why in bad.items():
+    own = any(client == ctx.peer for client, _ in bad)  # nobody mixes without a model of its own
+    left = updates.keep([] if own else [i for i, row in enumerate(updates.rows) if row not in bad])
+    for row, why in bad.items():  # after `keep`, which may ask for the rows
         ctx.log("update dropped", {**_at(ctx, row), "why": why})
-    if any(client == ctx.peer for client, _ in bad):  # nobody mixes without a model of its own
-        bad = dict.fromkeys(updates.rows, "")
-    left = updates.keep([i for i, row in enumerate(updates.rows) if row not in bad])
     return left, {row: sizes[row] for row in left.rows}
 
 
@@ -136,16 +135,17 @@ def reject_outliers(
     clients = {client for client, _ in left}
     new, why = attempt(updates, [p for p in received if p.row[0] in clients])
     if why is not None:
-        ctx.log("round rolled back", {**_at(ctx), "why": why})
         blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
-        if not 0 < len(blamed) < len(updates):
+        some = 0 < len(blamed) < len(updates)
+        rows = updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]) if some else updates
+        ctx.log("round rolled back", {**_at(ctx), "why": why})
+        if not some:
             return lost(state, ctx, "all rows are to blame" if blamed else "no row is to blame")
         for row in (row for row in updates.rows if row in blamed):
             because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
             ctx.log("update dropped", {**_at(ctx, row), "why": because})
         left -= blamed
         clients = {client for client, _ in left}
-        rows = updates.keep([i for i, row in enumerate(updates.rows) if row in left])
         new, why = attempt(rows, [p for p in received if p.row[0] in clients])
         if why is not None:
             return lost(state, ctx, why)

@@ -17,7 +17,7 @@ from fedloom.federation.rounds.measure import train_records, train_seconds
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import states_to_keep
-from fedloom.federation.rounds.server import dispatch, server_step
+from fedloom.federation.rounds.server import adds_up, dispatch, server_step
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
@@ -117,9 +117,15 @@ class Round:
         return {name: some for name, some in (("records", records), (DIAGNOSTICS, looked)) if some}
 
     def payloads(
-        self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message] = MappingProxyType({})
+        self,
+        executor: Executor,
+        jobs: list[TrainJob],
+        messages: Mapping[str, Message] = MappingProxyType({}),
+        ordered: bool = False,
     ) -> Iterator[Payload]:
         """Yield the clients' payloads as they finish, one at a time, so that only one is in memory.
+
+        If `ordered`, their order does not depend on which worker is faster; those that come early wait.
 
         The clients' new states are in `clients`. Bytes are counted of those that were sent `messages`; an update of one
         trainer with the examples of all is sent to nobody.
@@ -129,7 +135,8 @@ class Round:
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
-        for d in executor.run(jobs, evaluate_trained=trained):
+        done = executor.run(jobs, evaluate_trained=trained)
+        for d in _in_order(done, jobs) if ordered else done:
             self.clients[d.client] = d.state
             if d.state:  # shared memory between processes is scarce: keep a copy
                 self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
@@ -166,6 +173,17 @@ class Round:
         return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
 
 
+def _in_order(done: Iterator[TrainDone], jobs: Sequence[TrainJob]) -> Iterator[TrainDone]:
+    """Yield results in the order of their jobs."""
+    waiting: dict[str, TrainDone] = {}
+    for job in jobs:
+        while job.client not in waiting:
+            d = next(done)
+            waiting[d.client] = d
+            del d
+        yield waiting.pop(job.client)
+
+
 Advance = Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]
 """Training and aggregation of one round: (state after it, the clients that took part)."""
 
@@ -177,7 +195,14 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         messages = dispatch(*built.parts, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     with now.ledger.phase("train and aggregate"):
-        received = now.payloads(executor, jobs, messages)
-        received = now.conspired(received) if built.attacks else received
-        server = server_step(*built.parts, received, state["server"], now.ctx(members))
+        ctx = now.ctx(members)
+        once = executor.repeats and not built.attacks and adds_up(built.method, built.layout, len(ctx.targets or ()))
+
+        def received() -> Iterator[Payload]:
+            for known in (now.done, now.clients, now.events):  # of a first time, of which rows are needed after all
+                known.clear()
+            payloads = now.payloads(executor, jobs, messages, once)
+            return now.conspired(payloads) if built.attacks else payloads
+
+        server = server_step(*built.parts, received(), state["server"], ctx, again=received if once else None)
     return now.after(state, server), members

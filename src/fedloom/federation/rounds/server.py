@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, row_key
 from fedloom.core.layout import Columns, Layout
-from fedloom.core.updates import EVERYONE, Rows, Updates
+from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.federation.rounds.messages import ALL, Message, Payload, blank, clip_counts, nothing, pack_tasks
+from fedloom.federation.rounds.messages import ALL, Message, Payload, blank, clip_counts, nothing, pack_tasks, unpacked
 from fedloom.federation.rounds.recovery import Agree, nothing_received, reject_outliers, usable
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.methods.method import Method
@@ -122,6 +123,57 @@ def collect(
     return assembled(method, federation, shared, ordered, X, beside), ordered
 
 
+WHOLE = 64 << 20
+"""A matrix of at most so many bytes is always kept."""
+
+
+def adds_up(method: Method, layout: Layout, rows: int) -> bool:
+    """Return whether the server may add so many rows up as they come: the stage only sums, and a matrix would be large.
+
+    Sums of rows one by one differ from those of a matrix by rounding: sum_k p_k |X_ki| (K + 2) 2^-23 at most.
+    """
+    shared, fields = method.shared_part(layout), method.auxiliary or method.wants_support
+    return method.stage.traits.sums and not fields and 4 * rows * shared.d > WHOLE
+
+
+def summed(
+    method: Method,
+    layout: Layout,
+    federation: BuiltFederation,
+    payloads: Iterable[Payload],
+    rows: Sequence[Row],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Updates, list[Payload]]:
+    """Return what `collect` does, but rows are added up in the order of the payloads, and none is kept."""
+    shared = method.shared_part(layout)
+    columns = diagnostics.looked_at(shared, len(rows))[-1]
+    total, unit = None, 1.0
+    came: dict[Row, tuple[Payload, Tensor, Tensor, Tensor]] = {}
+    for payload in payloads:
+        if not payload.finite:
+            continue
+        X = unpacked(method, shared, federation, payload.rows, payload.packed, dtype)[0]
+        buffers = None if payload.buffers is None else payload.buffers.to(dtype)
+        known = replace(clip_counts(method, federation, payload), packed={}, buffers=buffers)
+        one = assembled(method, federation, shared, [known], X, {})
+        shares = method.stage.row_weights(one)
+        for i, (size, share) in enumerate(zip(one.norms.tolist(), shares.tolist(), strict=True)):
+            if share and math.isfinite(size):
+                if total is None:
+                    total, unit = X[i].clone(), share
+                else:
+                    total.add_(X[i], alpha=share / unit)
+        came[payload.rows[0]] = known, shares, one.norms, X.index_select(1, columns)
+        del payload, X, one  # as in `collect`
+    ordered = [came[row] for row in sorted(came, key=row_key)]
+    received = [known for known, *_ in ordered]
+    none = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), torch.zeros(0, len(columns))
+    shares, sizes, looked = map(torch.cat, zip(none, *(values for _, *values in ordered), strict=True))
+    total = torch.zeros(shared.d, dtype=dtype) if total is None else total
+    rest = Summed(shared, [total], unit, shares, sizes, len(rows), columns, looked.to(dtype))
+    return assembled(method, federation, shared, received, rest, {}), received
+
+
 def assembled(
     method: Method,
     federation: BuiltFederation,
@@ -152,18 +204,29 @@ def server_step(
     state: State,
     ctx: Ctx,
     starts: Mapping[str, Tensor] | None = None,
+    again: Callable[[], Iterable[Payload]] | None = None,
 ) -> State:
     """Return the state after the server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
     `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
-    and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`).
+    and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`). With `again`,
+    which gets the payloads once more, rows are added up as they come (see `adds_up`); `again` is called where it turns
+    out that one must be dropped.
     """
-    updates, received = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
+    about = ctx.targets or (), state["model"].dtype
 
     def start(clients: Sequence[str]) -> Tensor:
         return bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
 
-    return aggregated(method, layout, federation, updates, received, state, ctx, start)
+    def rest(updates: Updates, received: list[Payload]) -> State:
+        return aggregated(method, layout, federation, updates, received, state, ctx, start)
+
+    if again is not None:
+        try:
+            return rest(*summed(method, layout, federation, payloads, *about))
+        except RowsNeededError:
+            payloads = again()
+    return rest(*collect(method, layout, federation, payloads, *about))
 
 
 def aggregated(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -325,6 +325,9 @@ Job = TrainJob | EvalJob
 class Executor(Protocol):
     """Runs jobs and yields their results in any order."""
 
+    repeats: ClassVar[bool]
+    """True if the same jobs, run again in a round, have the same results."""
+
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Yield results as they arrive."""
         ...
@@ -336,6 +339,8 @@ class Executor(Protocol):
 
 class InProcess:
     """One worker, here."""
+
+    repeats: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
         self.worker = Worker(setup, check_device(devices[0]))

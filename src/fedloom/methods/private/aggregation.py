@@ -72,12 +72,16 @@ class PrivateMean(Stage):
     share: float = 1.0
     cap: float = 1.0
     number: int | None = None
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=math.inf, presence="row")
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=math.inf, presence="row", sums=True)
     robust = True
+
+    def row_weights(self, updates: Updates) -> Tensor:
+        """Return the factors of the rows in the sum (K)."""
+        return bounded(updates, self.clip) * (updates.weight / self.cap).clamp(max=1)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         layout = updates.layout
-        w = bounded(updates, self.clip) * (updates.weight / self.cap).clamp(max=1)
+        w = self.row_weights(updates)
         groups = block_groups(layout, updates.present, None)
         out = updates.summed([(a, b, w if members is None else w * members) for a, b, members in groups])
         purpose = ("noise",) if self.number is None else ("noise", self.number)
