@@ -350,4 +350,4 @@ def test_a_part_in_a_worker_process_has_the_same_groups() -> None:
     for _ in range(2):  # the second time it has been asked before
         part = pickle.loads(pickle.dumps(part))
         assert {names: found.positions.tolist() for found, names in part.by_labels(labels)} == groups
-        assert part.partial(labels).keys() == {"some", "same", "few"}
+        assert part.has(labels).keys() == {"some", "same", "few"}

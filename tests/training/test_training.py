@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from fedloom.data.dataset import TensorExamples
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError, UserError
 from fedloom.federation.rounds.build import build as built
+from fedloom.federation.rounds.evaluation import evaluate
+from fedloom.federation.rounds.federation import Part
 from fedloom.methods.personal.aggregation import Anchor
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
@@ -386,16 +389,35 @@ def test_targets_of_several_numbers_are_stacked_too() -> None:
         torch.testing.assert_close(params, 0.1 * pair.mean(0))
 
 
+@pytest.mark.parametrize(("gone", "batches_"), [(5, 7), (11, 4)])
+def test_one_pass_measures_tasks_that_lack_few_labels(gone: int, batches_: int) -> None:
+    """Of 14 examples in batches of 2, tasks lack 5 or 11; a task is scored as on its labelled examples alone."""
+    model, examples, seen = FlatModel(network()), data(), []
+    examples.labels["a"][3 : 3 + gone] = -1
+    examples.labels["b"][:gone] = -1
+    model.module.encoder.register_forward_hook(lambda *_: seen.append(1))
+    part, tasks = Part(examples, np.arange(14), "c"), {name: task for name, (task, _) in TASKS.items()}
+    scores = evaluate(model, part, tasks, 2)
+    assert len(seen) == batches_
+    for name, task in tasks.items():
+        rows = part.of(name).index
+        loss = nn.functional.cross_entropy(
+            model.module(examples.images[rows], (name,))[name], examples.labels[name][rows]
+        )
+        assert scores[name]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        assert scores[name]["accuracy"] == evaluate(model, part.of(name), {name: task}, 2)[name]["accuracy"]
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_losses_are_means_over_the_labelled_examples(stacked: bool) -> None:
     training = Training(optimizer=Optimizer(lr=1e-12), batch_size=4, epochs=1, stacked=stacked)
     model, examples, index, ctx = FlatModel(network()), data(), torch.arange(14), Ctx(1, 0)
     examples.labels["a"][3:12] = -1  # some batches have no label at all
-    labelled = {"a": torch.tensor([0, 1, 2, 12, 13])}
+    there, labelled = torch.tensor([0, 1, 2, 12, 13]), {"a": examples.labels["a"][:14] >= 0}
     shared = (slice(0, len(model.params)),)
     out = model.module(examples.images, ("a", "b"))
     expected = {
-        "a": nn.functional.cross_entropy(out["a"][labelled["a"]], examples.labels["a"][labelled["a"]]).item(),
+        "a": nn.functional.cross_entropy(out["a"][there], examples.labels["a"][there]).item(),
         "b": nn.functional.cross_entropy(out["b"][:14], examples.labels["b"][:14]).item(),
     }
     if stacked:

@@ -99,7 +99,7 @@ class Work:
     index: Tensor
     tasks: Mapping[str, tuple[Task, float]]
     labelled: Mapping[str, Tensor] = field(default_factory=dict)
-    """Task -> the labelled ones of the examples at `index`, for tasks that lack labels for some."""
+    """Task -> whether the example at each position has a label, for tasks that lack some (`Part.has`)."""
     draws: tuple[str, ...] = ()
     """Names what random layers such as dropout draw; by default ("model", who)."""
     groups: tuple[Tensor, ...] = ()
@@ -107,7 +107,7 @@ class Work:
 
     def labels_in(self, batch: Tensor, task: str) -> int:
         """Return how many examples of a batch (positions) have a label of the task."""
-        return int(torch.isin(batch, self.labelled[task]).sum()) if task in self.labelled else len(batch)
+        return int(self.labelled[task][batch].sum()) if task in self.labelled else len(batch)
 
 
 @dataclass(frozen=True, eq=False)

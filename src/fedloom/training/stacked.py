@@ -200,7 +200,7 @@ def train_stacked(
             seen = count.float()
             for k, c in enumerate(clients[:now] if name in partial else ()):
                 if name in c.work.labelled:
-                    seen[k] = c.work.labels_in(batch[k], name)
+                    seen[k] = c.work.labels_in(batch[k][~padding[k]], name)
             sums[name][:now] += value.detach() * seen.to(value)
             counts[name][:now] += seen
     trained[:there] = view.params[:there]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,21 +30,20 @@ def evaluate(
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
     takes long too (see `fedloom.models.tasks.pixels.Measure.costly`). `seen` receives each task's metric.
     """
-    scores: Scores = {}
-    for labelled, names in part.by_labels(tasks):
-        metrics = {name: tasks[name].metric() if costly else tasks[name].metric().cheap() for name in names}
-        losses = torch.zeros(len(names), dtype=torch.float64, device=model.device)
-        with torch.inference_mode():
-            for size, outputs, targets in answers(model, labelled, names, batch_size, innermost):
-                for number, name in enumerate(names):
-                    metrics[name].update(outputs[name], targets[name])
-                    losses[number] += tasks[name].loss(outputs[name], targets[name]).double() * size
-        size = len(labelled)
-        for name, loss in zip(names, losses.tolist(), strict=True):
-            scores[name] = {**metrics[name].compute(), "loss": loss / size if size else float("nan")}
-        if seen is not None:
-            seen |= metrics
-    return {name: scores[name] for name in tasks}
+    metrics = {name: task.metric() if costly else task.metric().cheap() for name, task in tasks.items()}
+    losses = {name: torch.zeros((), dtype=torch.float64, device=model.device) for name in tasks}
+    with torch.inference_mode():
+        for name, output, target in _labelled(model, part, tasks, batch_size, innermost):
+            metrics[name].update(output, target)
+            losses[name] += tasks[name].loss(output, target).double() * len(target)
+    means = torch.stack([*losses.values()]).tolist() if losses else ()
+    sizes = [len(part.of(name)) or float("nan") for name in tasks]
+    if seen is not None:
+        seen |= metrics
+    return {
+        name: {**metric.compute(), "loss": loss / size}
+        for (name, metric), loss, size in zip(metrics.items(), means, sizes, strict=True)
+    }
 
 
 def confusions(
@@ -54,26 +53,41 @@ def confusions(
 
     `innermost`: as in `evaluate`.
     """
-    counts: dict[str, Tensor] = {}
     metrics = {name: metric for name, task in tasks.items() if (metric := task.metric()).confusion is not None}
-    for labelled, names in part.by_labels(metrics):
-        with torch.inference_mode():
-            for _, outputs, targets in answers(model, labelled, names, batch_size, innermost):
-                for name in names:
-                    metrics[name].update(outputs[name], targets[name])
-    for name, metric in metrics.items():
-        assert metric.confusion is not None
-        counts[name] = metric.confusion
-    return counts
+    with torch.inference_mode():
+        for name, output, target in _labelled(model, part, metrics, batch_size, innermost):
+            metrics[name].update(output, target)
+    return {name: metric.confusion for name, metric in metrics.items() if metric.confusion is not None}
 
 
-Answers = tuple[int, dict[str, Tensor], dict[str, Tensor]]
+def _labelled(
+    model: FlatModel, part: Part, tasks: Collection[str], batch_size: int, innermost: bool
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield (task, output, label) of each batch, of the examples with a label of the task.
+
+    One pass serves all tasks if the examples have at least half of their labels; else tasks whose labels are at
+    different examples take a pass each, for their decoders may cost more than the encoder.
+    """
+    full = 2 * sum(len(part.of(task)) for task in tasks) >= len(part) * len(tasks)
+    for examples, names in [(part, tuple(tasks))] if full else part.by_labels(tasks):
+        some = examples.has(names)
+        for batch, outputs, targets in answers(model, examples, names, batch_size, innermost):
+            for name in names:
+                output, target = outputs[name], targets[name]
+                if name in some:
+                    here = some[name][batch].to(model.device)
+                    output, target = output[here], target[here]
+                if len(target):
+                    yield name, output, target
+
+
+Answers = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 
 
 def answers(
     model: FlatModel, part: Part, names: Sequence[str], batch_size: int, innermost: bool = True
 ) -> Iterator[Answers]:
-    """Yield (examples, task -> output, task -> label) of each batch; iterate while no model is trained.
+    """Yield (positions, task -> output, task -> label) of each batch; iterate while no model is trained.
 
     `innermost`: as in `evaluate`.
     """
@@ -82,7 +96,7 @@ def answers(
         x, targets = part.examples.batch(batch, model.device, tasks=names)
         if innermost and x.ndim == 4:
             x = channels_last(x)
-        yield len(batch), model.module(x, names), targets
+        yield batch, model.module(x, names), targets
 
 
 def example_losses(
@@ -96,7 +110,8 @@ def example_losses(
     losses = torch.zeros(len(part), dtype=torch.float64)
     at = 0
     with torch.inference_mode():
-        for size, outputs, targets in answers(model, part, names, batch_size, innermost):
+        for batch, outputs, targets in answers(model, part, names, batch_size, innermost):
+            size = len(batch)
             for name, (task, weight) in tasks.items():
                 pairs = zip(outputs[name].split(1), targets[name].split(1), strict=True)
                 losses[at : at + size] += weight * torch.stack([task.loss(*pair) for pair in pairs]).cpu()

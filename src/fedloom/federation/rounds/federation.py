@@ -55,9 +55,14 @@ class Part:
     def _of(self) -> dict[str, Part]:
         return {}
 
-    def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
-        """Return task -> positions of the examples that have a label of it, for tasks that lack some labels."""
-        return {task: self.of(task).index for task in tasks if self.of(task) is not self}
+    def has(self, tasks: Iterable[str]) -> dict[str, Tensor]:
+        """Return task -> whether the example at each position (up to the last one here) has a label of it.
+
+        Only tasks that lack some labels are in it. A batch takes one lookup, where a search would sort.
+        """
+        size = int(self.positions.max(initial=-1)) + 1
+        partial = {task: part.index for task in tasks if (part := self.of(task)) is not self}
+        return {task: torch.zeros(size, dtype=torch.bool).index_fill_(0, at, True) for task, at in partial.items()}
 
     def spread(self, count: int) -> Part:
         """Return at most `count` of its examples, evenly spaced."""
@@ -145,7 +150,7 @@ class BuiltClient:
     def work(self, who: str) -> Work:
         """Return its train examples, for all its tasks; `who` names the streams of random numbers."""
         train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
-        return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
+        return Work(who, train.examples, train.index, self.tasks, train.has(self.tasks), groups=groups)
 
     def only(self, task: str) -> BuiltClient:
         """Return the client with one of its tasks, and the examples that have a label of it."""
