@@ -148,7 +148,7 @@ class Sent:
         self.server = server_init(self.method, layout, torch.ones(layout.d, dtype=torch.float64), {})
 
     def row(self, client: str, round_: int, purpose: str) -> Tensor:
-        present = self.federation.present(self.federation.clients[client], self.layout)
+        present = self.federation.presence(self.layout, [(client, None)])
         assert present is not None
         rng = Ctx(round_, self.seed).rng(client, purpose)
         x = torch.randn(1, self.layout.d, generator=rng, dtype=torch.float64)
@@ -161,7 +161,7 @@ class Sent:
     def payload(self, client: str, round_: int) -> Payload:
         i = int(client[1:])
         one = torch.ones(1, dtype=torch.float64)
-        present = self.federation.present(self.federation.clients[client], self.layout)
+        present = self.federation.presence(self.layout, [(client, None)])
         updates = Updates(self.layout, ((client, None),), self.row(client, round_, "x"), one, one, present=present)
         extra = {name: values[(i + round_) % 4] for name, values in BESIDE.items() if name in self.method.extras}
         if "tasks" in extra:

@@ -164,7 +164,7 @@ class TwoInDisorder(InProcess):
 
     def run(self, jobs: Sequence[Any], **options: Any) -> Iterator[Any]:
         for i, job in enumerate(reversed(jobs)):
-            yield self.workers[i % 2].run(job, **options)
+            yield job.on(self.workers[i % 2], **options)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder
 
 HOME = str(Path(fl.__file__).parent)
-LINES, FILES = 496, 20
+LINES, FILES = 450, 20
 Found = dict[str, set[int]]
 
 

@@ -56,14 +56,14 @@ def test_a_model_is_loaded_once_until_another_takes_its_place(monkeypatch: pytes
     monkeypatch.setattr(workers, "load", lambda *what: loaded.append(1) or real(*what))
     worker, state = Worker(built.setup), initial_state(built)
     jobs = [group.job(i, 0) for i, group in enumerate(groups(built, state, ["val", "test"]))]
-    before = [worker.run(job) for job in jobs]
+    before = [job.on(worker) for job in jobs]
     assert len(jobs) > 2
     assert len(loaded) == 1
     (name,) = list(built.federation.clients)[:1]
-    worker.run(
+    worker.train(
         TrainJob(name, 1, dispatch(built.method, built.layout, built.federation, state["server"], [name])[name], {})
     )
-    assert [worker.run(job) for job in jobs] == before
+    assert [job.on(worker) for job in jobs] == before
     assert len(loaded) == 2
 
 
@@ -126,7 +126,7 @@ def test_a_client_starts_from_the_vector_that_was_sent_where_that_is_all(method:
     assert message.vector is not None
     sent = message.vector.clone()
     assert (workers.load(built.method, worker.model, message, {}) is message.vector) == whole
-    worker.run(TrainJob(name, 1, message, {}))
+    worker.train(TrainJob(name, 1, message, {}))
     assert torch.equal(message.vector, sent)
 
 

@@ -115,11 +115,9 @@ class Raw(Codec):
     """Every value as it is."""
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        """Return the named tensors to send."""
         return {"values": _values(updates)}
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed]:
-        """Return each row packed alone."""
         if present is not None:
             sizes = torch.tensor([block.size for block in layout.blocks], dtype=torch.int64)
             X = X[:, present[0].repeat_interleave(sizes)]
@@ -130,15 +128,12 @@ class Raw(Codec):
         return {"values": Array((_count(like),), like.data.dtype)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """Return tensors from a sender, checked."""
         return Named(self.fields(like)).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        """Return the rows again."""
         return _fill(packed["values"], like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        """Count the bytes by role and task."""
         return by_block(like, packed["values"].element_size())
 
 
@@ -152,7 +147,6 @@ class Sparse(Codec):
     varies = True
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        """Return the named tensors to send."""
         values = _values(updates)
         mask = values != 0
         kept = values[mask]
@@ -162,7 +156,6 @@ class Sparse(Codec):
         return {"values": kept, "mask": bits}
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """Return tensors from a sender, checked."""
         size = _count(like)
         if not isinstance(packed, Mapping) or "mask" not in packed:
             return Raw().read(packed, like)
@@ -172,7 +165,6 @@ class Sparse(Codec):
         return Named({"values": Array((kept,), like.data.dtype), "mask": bits}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        """Return the rows again."""
         if "mask" not in packed:
             return _fill(packed["values"], like)
         size = like.X.numel() if like.present is None else _values(like).numel()
@@ -182,7 +174,6 @@ class Sparse(Codec):
         return _fill(values, like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        """Count the bytes by role and task."""
         if "mask" not in packed:
             return Raw().count(packed, like)
         nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
@@ -201,7 +192,6 @@ class Cropped(Codec):
     varies = True
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        """Return the named tensors to send."""
         pieces = [_matrix(updates, *piece) for piece in _pieces(updates)]
         corners = [tuple(_end((x != 0).any(i)) for i in (1, 0)) for x in pieces]
         parts = [x[:rows, :columns].flatten() for x, (rows, columns) in zip(pieces, corners, strict=True)]
@@ -212,7 +202,6 @@ class Cropped(Codec):
         return {"values": torch.cat(parts), "corners": sides}
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """Return tensors from a sender, checked."""
         if not isinstance(packed, Mapping) or "corners" not in packed:
             return Raw().read(packed, like)
         pieces = _pieces(like)
@@ -226,7 +215,6 @@ class Cropped(Codec):
         return Named({"values": values, "corners": sides}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        """Return the rows again."""
         if "corners" not in packed:
             return _fill(packed["values"], like)
         corners = packed["corners"].tolist()
@@ -236,7 +224,6 @@ class Cropped(Codec):
         return like.X
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        """Count the bytes by role and task."""
         if "corners" not in packed:
             return Raw().count(packed, like)
         bytes_: ByteCount = {("codec", None): packed["corners"].nbytes}
@@ -280,11 +267,9 @@ class Unified(Codec):
     stays_packed = True
 
     def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Folded:
-        """Return the senders' rows as they arrived."""
         return Folded(tuple(parts))
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        """Return the named tensors to send."""
         layout = updates.layout
         common, own = _by_owner(layout)
         given = updates.given if updates.mixing is None else None
@@ -298,7 +283,6 @@ class Unified(Codec):
         return {**packed, "own": _values(mine)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """Return tensors from a sender, checked."""
         common, own = _by_owner(like.layout)
         k, kind = len(like), like.data.dtype
         masks = Array((k, -(-common.d // 8)), torch.uint8)
@@ -308,7 +292,6 @@ class Unified(Codec):
         return Named(arrays).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        """Return the rows again."""
         common, own = _by_owner(like.layout)
         into = like.layout.take(like.X, common)
         modulate(packed["vector"], packed["masks"], packed["scales"], out=into)
@@ -317,7 +300,6 @@ class Unified(Codec):
         return like.layout.put(like.X, own, _own(packed, like))
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        """Count the bytes by role and task."""
         common, own = _by_owner(like.layout)
         size = packed["vector"].element_size()
         bytes_: ByteCount = {}

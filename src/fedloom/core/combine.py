@@ -27,7 +27,6 @@ class Inner(Stage):
         return Traits.around(inner(self))
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a stage inside whose fields nobody reads."""
         super().__post_init__()
         selector = getattr(self, "selector", None)
         for one in inner(self):
@@ -43,7 +42,6 @@ class Around(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         return (Box(self.heading.format(**vars(self)), inside=self.stage.boxes),) if self.heading else super().boxes
 
 
@@ -58,7 +56,6 @@ class Aggregation(Around):
             )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """Return the stage with the change applied to the stage inside."""
         return replace(self, stage=self.stage.at_combiner(change))  # type: ignore[type-var]
 
 
@@ -79,7 +76,6 @@ class Scope(Around):
             )
 
     def init(self, layout: Layout) -> State:
-        """State of the stage on its columns."""
         return self.stage.init(_part(layout, self.selector, "Scope"))
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -268,7 +264,6 @@ class Switch(Inner):
         return replace(Traits.around(inner(self), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """Return the states of both stages; each is only touched while its stage is at work."""
         return {"before": self.before.init(layout), "after": self.after.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -278,7 +273,6 @@ class Switch(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         return (
             Box(f"before round {self.round}", inside=self.before.boxes),
             Box(f"from round {self.round}", inside=self.after.boxes, beside=True),
@@ -308,7 +302,6 @@ class PerBlock(Around):
         return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
-        """Return one state per block."""
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -347,7 +340,6 @@ class PartlyShared(Inner):
             )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """Return the stage with the change applied to the shared columns."""
         return replace(self, shared=self.shared.at_combiner(change))
 
     def _parts(self, layout: Layout) -> tuple[Layout, Layout]:
@@ -373,7 +365,6 @@ class PartlyShared(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
         return (
             Box(f"in {self.selector!r}, for everybody", inside=self.shared.boxes),
             Box("in the rest, each client's own", inside=self.own.boxes, beside=True),
@@ -401,7 +392,6 @@ class Every(Around):
         return replace(traits, reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """Return the stage's state."""
         return self.stage.init(layout)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -48,9 +48,7 @@ def inner_products(
 
 
 def normalised(G: Tensor) -> tuple[Tensor, float]:
-    """Return (G divided by its mean diagonal, that mean), so that a problem does not depend on the scale of the
-    updates.
-    """
+    """Return (G divided by its mean diagonal, that mean), so that a problem does not depend on the updates' scale."""
     scale = float(G.diagonal().mean()) if len(G) else 0.0
     return (G / scale if scale > 0 else torch.zeros_like(G)), scale
 
@@ -131,9 +129,7 @@ def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tens
 
 
 def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return argmin of 1/2 w'Qw - right'w on rows `index`, sum w = 1, signs free: (w for right = 0, what right
-    adds).
-    """
+    """Return argmin of 1/2 w'Qw - right'w on rows `index`, sum w = 1, signs free: (w for right = 0, the rest)."""
     m = len(index)
     part = Q[index][:, index]
     scale = float(part.diagonal().max())

@@ -50,7 +50,6 @@ class Plain(ServerRule):
     step: float = 1.0
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the moved model and the new state."""
         return model + (update if self.step == 1 else self.step * update), state
 
 
@@ -65,11 +64,9 @@ class Momentum(ServerRule):
     step: float = 1.0
 
     def init(self, model: Tensor) -> State:
-        """Return m = 0; without momentum there is no state."""
         return {"m": torch.zeros_like(model)} if self.beta else {}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the moved model and the new state."""
         if not self.beta:
             return Plain(self.step).apply(model, update, state)
         m = torch.add(update, state["m"], alpha=self.beta)
@@ -97,12 +94,10 @@ class Adaptive(ServerRule):
     v0: NonNegative | None = None
 
     def init(self, model: Tensor) -> State:
-        """Return m = 0 (only with momentum) and v = v0."""
         v = torch.full_like(model, self.eps**2 if self.v0 is None else self.v0)
         return {"m": torch.zeros_like(model), "v": v} if self.b1 else {"v": v}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the moved model and the new state."""
         m = state["m"].mul(self.b1).add_(update, alpha=1 - self.b1) if self.b1 else update
         v = self._second(update, state["v"])
         model = torch.addcdiv(model, m, v.sqrt().add_(self.eps), value=self.step)
@@ -131,15 +126,12 @@ class Lookahead(ServerRule):
     lam: BelowOne = 0.85
 
     def init(self, model: Tensor) -> State:
-        """Return m = 0; without lookahead there is no state."""
         return {"m": torch.zeros_like(model)} if self.lam else {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:
-        """Return the lookahead la."""
         return torch.add(model, state["m"], alpha=self.lam) if self.lam else model
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the moved model and the new state."""
         if not self.lam:
             return model + update, state
         m = torch.add(update, state["m"], alpha=self.lam)

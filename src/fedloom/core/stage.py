@@ -75,9 +75,7 @@ class Traits:
 
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
-        """Return the traits of a stage that calls others on all its input. What they write stays inside, but for X and
-        groups.
-        """
+        """Return the traits of a stage that calls others on all its input. They write only X and groups outside."""
         each = [stage.traits for stage in stages]
         return Traits(
             kind=max((t.kind for t in each), key=_KINDS.index, default="row"),
@@ -192,18 +190,15 @@ class Chain(Stage):
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return the broadcasts of all members."""
         each = [s.broadcast(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
         return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
-        """Return the chain with its first member that leaves one row changed, else its last member."""
         i = next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
         changed = self.stages[i].at_combiner(change)
         return Chain((*self.stages[:i], *_flat(changed), *self.stages[i + 1 :]))
 
     def init(self, layout: Layout) -> State:
-        """Return one state per member, by position."""
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -217,7 +212,6 @@ class Chain(Stage):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the members in words."""
         return tuple(box for stage in self.stages for box in stage.boxes)
 
 

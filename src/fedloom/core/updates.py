@@ -78,6 +78,19 @@ _COLUMNS = 1 << 17
 """So many columns are mixed at a time where rows are separate: the product of so many has the bits of that of all."""
 
 
+_AXES = {
+    "given": "kd",
+    "coef": "kd",
+    "base": "kd",
+    "n": "k",
+    "weight": "k",
+    "mixing": "kk",
+    "present": "kb",
+    "support": "kb",
+}
+"""The shapes of fields of Updates: k rows, d columns, b blocks."""
+
+
 class Rows(Protocol):
     """Rows (K x d) in a form of their own, which become a matrix only when it is needed."""
 
@@ -277,20 +290,19 @@ class Updates:
     support: Tensor | None = None
 
     def __post_init__(self) -> None:
-        k, d, blocks = len(self.rows), self.layout.d, len(self.layout.blocks)
-        shapes = {"given": (k, d), "coef": (k, d), "base": (k, d), "n": (k,), "weight": (k,), "mixing": (k, k)}
-        shapes |= dict.fromkeys(("present", "support"), (k, blocks))
-        for name, shape in shapes.items():
-            if (value := getattr(self, name)) is not None and value.shape != shape:
+        size = {"k": len(self.rows), "d": self.layout.d, "b": len(self.layout.blocks)}
+        for name, axes in _AXES.items():
+            if (value := getattr(self, name)) is not None and value.shape != (shape := tuple(map(size.get, axes))):
                 raise ValueError(
                     f"{'X' if name == 'given' else name}: expected shape {shape}, found {tuple(value.shape)}"
                 )
         for name, value in self.auxiliary.items():
-            if value.shape != (k, d):
-                raise ValueError(f"auxiliary {name!r}: expected shape {(k, d)}, found {tuple(value.shape)}")
+            if value.shape != (size["k"], size["d"]):
+                expected = size["k"], size["d"]
+                raise ValueError(f"auxiliary {name!r}: expected shape {expected}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
-            if len(value) != k:
-                raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
+            if len(value) != size["k"]:
+                raise ValueError(f"extra {name!r}: expected {size['k']} values, found {len(value)}")
         if any(a >= b for a, b in pairwise(_keys(self.rows))):
             raise ValueError(f"rows must be sorted and distinct, found {self.rows}")
 
@@ -393,8 +405,7 @@ class Updates:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
         if isinstance(self.given, Distributed):
             return self.given.summed(runs)
-        whole = sum(end - first for first, end, _ in runs) == len(self.layout.blocks)
-        out = self.data.new_empty(self.layout.d) if whole else self.data.new_zeros(self.layout.d)
+        out = self.data.new_zeros(self.layout.d)
         for first, end, p in runs:
             s = self.layout.run(first, end)
             torch.mv(self.data[:, s].t(), p.to(self.data), out=out[s])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -92,11 +92,9 @@ class Labelled:
 
     def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
         """Return labels at `index` of the given tasks, on `device`. Classes that are stored as int16 become int64."""
-        y = {}
-        for task in tasks:
-            column = self.labels[task].index_select(0, index)
-            y[task] = (column.long() if column.dtype == torch.int16 else column).to(device, non_blocking=True)
-        return y
+        stored = {task: self.labels[task].index_select(0, index) for task in tasks}
+        wide = {task: y.long() if y.dtype == torch.int16 else y for task, y in stored.items()}
+        return {task: y.to(device, non_blocking=True) for task, y in wide.items()}
 
     def labels_of(self, task: str) -> Array:
         """Return the labels as they are stored, or 0 and -1 where `annotated` says which examples have one."""
@@ -366,8 +364,7 @@ def contents(examples: Examples) -> bytes:
 
 def apart(examples: Examples, index: Tensor) -> list[Tensor]:
     """Return positions in groups, so that a batch holds examples of one group: several for joined data sets alone."""
-    groups: list[Tensor] = examples.apart(index) if hasattr(examples, "apart") else [index]
-    return groups
+    return cast("list[Tensor]", examples.apart(index)) if hasattr(examples, "apart") else [index]
 
 
 def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -7,6 +7,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -25,11 +26,13 @@ from fedloom.federation.rounds.worker import (
     InProcess,
     Job,
     Setup,
+    TrainDone,
     TrainJob,
     Worker,
     check_device,
     set_torch,
 )
+from fedloom.federation.runs.checkpoint import map_tensors
 
 _SMALL = 1 << 18  # bytes
 
@@ -99,6 +102,8 @@ class WorkerPool:
                 if not ok:
                     self.close()
                     raise value
+                if isinstance(value, TrainDone):  # shared memory between processes is scarce: keep a copy
+                    value = replace(value, state=map_tensors(value.state, lambda t: t.clone() if t.is_shared() else t))
                 yield value
 
     def load(self) -> None:
@@ -206,7 +211,7 @@ def _serve(pipe: Connection, device: str) -> None:
         except (EOFError, OSError, KeyboardInterrupt):
             return
         try:
-            answer: tuple[bool, Any] = (True, worker.run(job, **options))
+            answer: tuple[bool, Any] = (True, job.on(worker, **options))
         except KeyboardInterrupt:
             return
         except Exception as error:

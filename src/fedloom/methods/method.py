@@ -300,9 +300,7 @@ class Method:
 
     @cached_property
     def counts_examples(self) -> bool:
-        """Return whether a weight or a stage reads how many examples a row covers; otherwise that number does not
-        travel.
-        """
+        """Return whether a weight or a stage reads how many examples a row covers; otherwise 1 travels."""
         return self.weights != "uniform" or "n" in self._used
 
     @cached_property
@@ -319,7 +317,7 @@ class Method:
 
     def shared_part(self, layout: Layout) -> Layout:
         """Return the parameters that are aggregated: the columns of the matrix of updates."""
-        return layout.parameters.without(self.private_part(layout))
+        return layout.parameters if self.private is None else layout.parameters.without(self.private_part(layout))
 
     def shared_buffers(self, layout: Layout) -> Layout:
         """Return float buffers that may leave a client: all but those of private modules."""

@@ -48,7 +48,6 @@ class AddOns(Registry):
     """
 
     def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
-        """Return the entry as other registries do, and one for a class of stages."""
         if not (isclass(thing) and hasattr(thing, "traits")):
             return super().of(name, thing, source, package)
         entry = super().of(name, thing, source, package)
@@ -61,10 +60,9 @@ class AddOns(Registry):
         return replace(entry, function=wraps(thing, updated=())(added), params=model, takes=1)
 
     def register(
-        self, name: str, source: str = "", order: Sequence[str] = ()
+        self, name: str, source: str = "", order: Sequence[str] = (), note: str = ""
     ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-        """Register an add-on under `name`, which it adds to the method's."""
-        add = super().register(name, source, order)
+        add = super().register(name, source, order, note)
 
         def named(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
@@ -80,6 +78,12 @@ METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method"
 """Functions (*, parameters) -> Method."""
 ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.core.stage:Stage"))
 """Functions (method, *, parameters) -> Method, and classes of stages."""
+
+COMBINES = """Acts at the server, over everything that the method shares. No state. One participant gets its update
+back. Columns that only some clients have are a problem of their own, among these clients. `feddea` acts at the client,
+so before it; list pcgrad and gradvac before it. Refused with rules that set weights of coordinates (heal), which it
+would not read, and with methods that have no plain mean to replace (local training, a mean already replaced)."""
+"""A note of add-ons that replace the mean by another combination of the updates."""
 
 CODECS = Registry("codec", "fedloom.codecs", ("fedloom.core.codecs:Codec",))
 """Functions (*, parameters) -> Codec."""

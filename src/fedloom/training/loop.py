@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State, derive_seed
-from fedloom.core.layout import EMPTY, Columns, Layout, as_select
+from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
@@ -206,8 +206,7 @@ def _train(
         index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
     parts = _phases(model, trained, training, added.phases, index, groups) if added.phases else [(trained, 0)]
-    old = memory.get("optimizer") or {}
-    turns = [_Turn.of(model, training, part, until, old.get(str(i))) for i, (part, until) in enumerate(parts)]
+    turns = [_Turn.of(model, training, *part, memory, str(i)) for i, part in enumerate(parts)]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     repeat = max((rule.repeat for rule in added.rules), default=1)
@@ -350,16 +349,18 @@ class _Turn:
     until: int
 
     @staticmethod
-    def of(model: FlatModel, training: Training, part: Layout, until: int, memory: State | None) -> _Turn:
+    def of(
+        model: FlatModel, training: Training, part: Layout, until: int, memory: Mapping[str, State], key: str
+    ) -> _Turn:
         """Return the turn of some parameters; its optimiser continues from its last state, if there is one."""
-        spans = model.layout.parameters.spans
-        slow = part.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
-        optimizer = build(
-            training.optimizer, model.params, model.grad, spans(part.without(slow)), spans(slow) if slow.blocks else ()
-        )
-        if memory is not None:
-            import_state(optimizer, memory)
-        return _Turn(part, optimizer, [model.grad[s] for s in spans(part)], until)
+        every, parts = model.layout.parameters, [part]
+        if training.optimizer.encoder_lr is not None:
+            slow = part.select(name="encoder.*")
+            parts = [part.without(slow), slow]
+        optimizer = build(training.optimizer, model.params, model.grad, *map(every.spans, parts))
+        if key in memory.get("optimizer", ()):
+            import_state(optimizer, memory["optimizer"][key])
+        return _Turn(part, optimizer, [model.grad[s] for s in every.spans(part)], until)
 
     def freeze_others(self, model: FlatModel) -> None:
         """Put modules without trained parameters into eval mode, so that norm layers keep their statistics."""

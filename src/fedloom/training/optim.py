@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from fedloom.training.config import Optimizer, Schedule, Training
 
 def local_epochs(training: Training) -> int:
     """Return epochs per round, by default 1. Settings by domain must have been chosen before (see `Training.of`)."""
-    assert not isinstance(training.epochs, dict)
-    return training.epochs or 1
+    return cast("int | None", training.epochs) or 1
 
 
 def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
@@ -62,16 +61,15 @@ class Sgd(Stepper):
     """torch.optim.SGD."""
 
     def _move(self, piece: Tensor, g: Tensor, lr: float) -> None:
-        c = self.config
-        if c.weight_decay:
-            g = g.add(piece, alpha=c.weight_decay)
-        if c.momentum:
+        if self.config.weight_decay:
+            g = g.add(piece, alpha=self.config.weight_decay)
+        if momentum := self.config.momentum:
             if piece in self.state:
-                memory = self.state[piece]["momentum_buffer"].mul_(c.momentum).add_(g)
+                memory = self.state[piece]["momentum_buffer"].mul_(momentum).add_(g)
             else:
                 memory = g.clone()
                 self.state[piece] = {"momentum_buffer": memory}
-            g = g.add(memory, alpha=c.momentum) if c.nesterov else memory
+            g = g.add(memory, alpha=momentum) if self.config.nesterov else memory
         piece.add_(g, alpha=-lr)
 
 
@@ -105,16 +103,10 @@ def build(
     Only these slices are touched: parameters that a client does not train neither decay nor move by momentum. The
     slices `encoder` have the learning rate `encoder_lr`.
     """
-
-    def group(slices: tuple[Columns, ...], lr: float) -> dict[str, Any]:
-        pieces = [nn.Parameter(params[..., s]) for s in slices]
-        for piece, s in zip(pieces, slices, strict=True):
-            piece.grad = grad[..., s]
-        return {"params": pieces, "lr": lr, "share": lr / config.lr}
-
-    groups = [group(spans, config.lr)]
+    groups = [_group(params, grad, spans, config.lr, 1.0)]
     if encoder:
-        groups.append(group(encoder, config.encoder_lr or config.lr))
+        lr = config.encoder_lr or config.lr
+        groups.append(_group(params, grad, encoder, lr, lr / config.lr))
     if not config.fused:
         return (Sgd if config.name == "sgd" else Adam)(groups, config)
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
@@ -122,6 +114,13 @@ def build(
         return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return kind(groups, betas=config.betas, eps=config.eps, **common)
+
+
+def _group(params: Tensor, grad: Tensor, slices: tuple[Columns, ...], lr: float, share: float) -> dict[str, Any]:
+    pieces = [nn.Parameter(params[..., s]) for s in slices]
+    for piece, s in zip(pieces, slices, strict=True):
+        piece.grad = grad[..., s]
+    return {"params": pieces, "lr": lr, "share": share}
 
 
 def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float) -> None:

@@ -148,7 +148,6 @@ class Proximal(LocalRule):
     stackable = True
 
     def grad(self, view: View, state: State) -> None:
-        """Add the gradient of the penalty."""
         if self.mu == 0:  # adding zeros would still turn -0.0 into 0.0
             return
         for s in view.shared:
@@ -194,7 +193,6 @@ class LabelMeans(LocalRule):
         return 0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Discard what other rules trained; in the first round, set the predictions to the means of the labels."""
         assert view.module is not None
         assert view.labels is not None
         view.params.copy_(view.base)

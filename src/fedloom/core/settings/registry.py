@@ -109,16 +109,19 @@ class Registry:
         return name in self.waiting or name in self._entries or name in self.announced
 
     def register(
-        self, name: str, source: str = "", order: Sequence[str] = ()
+        self, name: str, source: str = "", order: Sequence[str] = (), note: str = ""
     ) -> Callable[[Callable[..., R]], Callable[..., R]]:
         """Register a function under `name`. Its parameters that are keyword-only become recipe keys.
 
         So do the parameters of a part that it takes, such as `rule: training.Proximal`. Keys in `order` come first.
+        `note` ends its docstring: what it has in common with others, said once.
         """
 
         def add(function: Callable[..., R]) -> Callable[..., R]:
             if name in self.waiting or name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
+            if note:
+                function.__doc__ = f"{inspect.getdoc(function)}\n\n{note}"
             function = _with_parts(function, order)
             self.waiting[name] = (function, source)
             return function

@@ -231,7 +231,9 @@ def parameters(*paths: str) -> Callable[[type[T]], type[T]]:
     """
 
     def declare(cls: type[T]) -> type[T]:
-        PARTS.update({path.partition(":")[2]: (path, cls) for path in paths})
+        names = [path.partition(":")[2] for path in paths]
+        PARTS.update({name: (path, cls) for name, path in zip(names, paths, strict=True)})
+        cls.__doc__ = cls.__doc__ or f"Parameters of {', '.join(names)}."
         return dataclass(frozen=True, init=False, repr=False, eq=False)(cls)
 
     return declare

@@ -80,7 +80,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         return [worker.train(each, job.evaluate_trained) for each in jobs]
 
     def run(jobs: Iterable[Job]) -> list[Any]:
-        return [worker.run(each) for each in jobs]
+        return [each.on(worker) for each in jobs]
 
     env = Environment(train, run, left.ledger, log, record)
     mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: sent.append((to, data)), lambda: heard, log)

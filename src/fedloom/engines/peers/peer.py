@@ -145,7 +145,7 @@ class Mix:
         total, count, pull = torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like)
         inside = set(context.part(scope).names)
         for name in (name for name in self.heard if name not in self.chosen):
-            have = self.federation.present(self.federation.clients[name], context.shared)
+            have = self.federation.presence(context.shared, [(name, None)])
             for i, (block, s) in enumerate(zip(context.shared.blocks, context.shared.slices, strict=True)):
                 if block.name in inside and (have is None or bool(have[0, i])):
                     total[s] += self._model(name)[s]

@@ -89,10 +89,12 @@ class ClientRound:
         received: Tensor | None = None,
     ) -> LocalResult:
         """Train the loaded model; `who` names the streams of random numbers."""
-        if "rules" in memory:
-            memory = {**memory, "rules": map_tensors(memory["rules"], lambda t: t.to(self.model.device))}
-        look = self._validate, self._losses, self._labels
-        added = Additions(self.params.spans(self.shared), rules, phases, broadcast, received, *look)
+        added = Additions(phases=phases)
+        if rules:
+            if "rules" in memory:
+                memory = {**memory, "rules": map_tensors(memory["rules"], lambda t: t.to(self.model.device))}
+            look = self._validate, self._losses, self._labels
+            added = Additions(self.params.spans(self.shared), rules, phases, broadcast, received, *look)
         return train(self.model, self.client.work(who), self.training, self.ctx, added, memory)
 
     def _validate(self) -> dict[str, float]:
@@ -134,7 +136,12 @@ class ClientRound:
             extra = {name: values[0] for name, values in payload.extra.items()}
         # from the update that was sent, so that client and server continue from the same model
         new |= method.turn.kept(self.params.take(base, self.shared), X[0])
-        beside: dict[str, Any] = {}
+        plain = not (method.auxiliary or method.wants_support or self.model.has_buffers)
+        return Payload(row, n, packed, extra, **({} if plain else self._beside(result))), result, new
+
+    def _beside(self, result: LocalResult) -> dict[str, Any]:
+        """Return what a payload has beside its packed row and extras, by field."""
+        method, beside = self.method, dict[str, Any]()
         if method.auxiliary:
             vectors = {name: self.params.take(result.extra[name], self.shared) for name in method.auxiliary}
             beside["auxiliary"] = {name: vector.to("cpu") for name, vector in vectors.items()}
@@ -142,7 +149,7 @@ class ClientRound:
             beside["support"] = self._support(tuple(self.client.tasks))
         if method.buffers != "local" and self.model.has_buffers:  # else they were copied by `_kept`
             beside["buffers"], beside["integers"] = self._buffers()
-        return Payload(row, n, packed, extra, **beside), result, new
+        return beside
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return copies of the float buffers that may leave the client, and of integer buffers."""
@@ -156,8 +163,10 @@ class ClientRound:
 
         Stages at the client add their own state.
         """
-        method, model = self.method, self.model
         new: State = {"optimizer": result.optimizer} if result.optimizer else {}
+        if self.method.private is None and not self.method.rules and not self.model.has_buffers:
+            return new
+        method, model = self.method, self.model
         if method.private is not None and (private := method.private_part(model.layout)).blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
             own = self.params.take(base, private) + self.params.take(delta, private)
@@ -207,7 +216,7 @@ class ClientRound:
         """
         method, n, kept = self.method, torch.tensor(sizes, dtype=torch.float64), dict[str, Any]()
         tasks = tuple(task for _, task in rows if task is not None)
-        present = self.federation.present(self.client, self.shared, tasks)
+        present = self.federation.presence(self.shared, rows)
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         if not isinstance(method.edge, Identity):
             updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
@@ -227,7 +236,6 @@ class BesideRound(ClientRound):
     """A client's part of a round if it trains a model of its own beside the shared one."""
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """Return what the client sends and keeps, its own model included."""
         model = self.model
         result, base = self._trained(received, state, self.client.id)
         ((payload, result, new),) = finish([self], base[None], model.params[None], [state], [result])
@@ -252,7 +260,6 @@ class EachTaskRound(ClientRound):
     """A client's part of a round if it trains each of its tasks alone."""
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """Return what the client sends and keeps, with a row per task."""
         model, client, row = self.model, self.client, (self.client.id, None)
         initial = model.initial[: self.params.d]
         starts = task_messages(self.method, model, self.federation, client.id, received)
@@ -323,14 +330,12 @@ def finish(
     method, model, first = turns[0].method, turns[0].model, turns[0]
     delta = params - base
     finite = _finite(model, delta)
-    packed = None
+    packed: Sequence[Mapping[str, Tensor] | None] = [None] * len(turns)
     if isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
-        X, present = first.params.take(delta, first.shared), first.federation.present(first.client, first.shared)
-        packed = method.codec.pack_each(X, first.shared, present)
-    return [
-        turn.finished(base[k], delta[k], finite[k], states[k], results[k], packed[k] if packed else None)
-        for k, turn in enumerate(turns)
-    ]
+        present = first.federation.presence(first.shared, [(first.client.id, None)])
+        packed = method.codec.pack_each(first.params.take(delta, first.shared), first.shared, present) or packed
+    each = zip(turns, base, delta, finite, states, results, packed, strict=True)
+    return [turn.finished(*given) for turn, *given in each]
 
 
 def _finite(model: FlatModel, delta: Tensor) -> list[bool]:

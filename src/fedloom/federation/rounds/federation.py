@@ -265,25 +265,20 @@ class BuiltFederation:
         """Return the first client that holds the task."""
         return next(client for client in self.clients.values() if task in client.tasks)
 
-    def present(self, client: BuiltClient, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
-        """Return which blocks of a layout a client has (1 x blocks, bool), or None for all.
-
-        With `tasks`: which blocks its rows of these tasks have (k x blocks).
-        """
-        if tasks:
-            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks], dtype=torch.bool)
-        if self.unified and not layout.predicts:
-            return None
-        mine = [[b.task in (None, *client.tasks) or (self.unified and b.role != "public") for b in layout.blocks]]
-        return torch.tensor(mine, dtype=torch.bool)
-
     def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
         """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""
         if self.unified and not layout.predicts and all(task is None for _, task in rows):
             return None
-        masks = [self.present(self.client(client), layout, (task,) if task else ()) for client, task in rows]
-        known = [mask for mask in masks if mask is not None]
-        return torch.cat(known) if known else torch.zeros(0, len(layout.blocks)).bool()
+        present = [
+            [b.task in (None, task) for b in layout.blocks]
+            if task is not None
+            else [
+                b.task in (None, *self.client(client).tasks) or (self.unified and b.role != "public")
+                for b in layout.blocks
+            ]
+            for client, task in rows
+        ]
+        return torch.tensor(present, dtype=torch.bool).view(len(rows), len(layout.blocks))
 
 
 def drawn_of(clients: int, participation: float) -> int:

@@ -99,15 +99,12 @@ def clip_counts(method: Method, federation: BuiltFederation, payload: Payload) -
 
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
     """Return the rows that these clients will send."""
-    rows = method.turn.rows
-    return tuple(row for client in clients for row in rows(client, tuple(federation.client(client).tasks)))
+    return tuple(row for one in clients for row in method.turn.rows(one, tuple(federation.client(one).tasks)))
 
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
     """Return rows X of one client with their presence, for a codec that packs them, or fills them from zeros."""
-    ones, tasks = _ones(len(rows)), tuple(task for _, task in rows if task is not None)
-    present = federation.present(federation.client(rows[0][0]), shared, tasks)
-    return Updates(shared, rows, X, ones, ones, present=present)
+    return Updates(shared, rows, X, _ones(len(rows)), _ones(len(rows)), present=federation.presence(shared, rows))
 
 
 @lru_cache
@@ -182,8 +179,9 @@ def count_bytes(
         bytes_ = method.codec.count(sent.packed, like)
         if shared.blocks or sent.extra:  # per row the number of examples, and extras; for support one bit a block
             bits = 0 if sent.support is None else sent.support.numel()
-            beside = _size([*sent.extra.values(), *sent.auxiliary.values()])
-            bytes_["side", None] = 8 * len(rows) + beside + -(-bits // 8)
+            bytes_["side", None] = (
+                8 * len(rows) + _size([*sent.extra.values(), *sent.auxiliary.values()]) + -(-bits // 8)
+            )
     if sent.buffers is not None and len(sent.buffers):
         each = sent.buffers.element_size() * (len(sent.buffers) if sent.buffers.ndim > 1 else 1)
         for block in method.shared_buffers(layout).blocks:
@@ -213,10 +211,8 @@ class Ledger:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent inside to a phase."""
         start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - start)
+        yield
+        self.add(name, time.perf_counter() - start)
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to a phase."""

@@ -103,9 +103,7 @@ def share_of(training: Training, terms: PrivacyTerms) -> float:
 
 
 def ratio(terms: PrivacyTerms, d: int, clients: int, share: float) -> float:
-    """Return the norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared
-    parameters.
-    """
+    """Return the norm of a round's noise in the expected clients' mean, over the clipping norm, for d parameters."""
     expected = share * clients
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 

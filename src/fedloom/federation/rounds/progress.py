@@ -57,7 +57,6 @@ class Lines(Progress):
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Report a round."""
         if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
             return
         spent = time.monotonic() - self._began
@@ -66,7 +65,6 @@ class Lines(Progress):
         self.event("  ".join([f"round {round}/{self._rounds}", *_texts(numbers), times]))
 
     def event(self, text: str) -> None:
-        """Print the text."""
         print(text, file=sys.stderr, flush=True)
 
 
@@ -93,23 +91,18 @@ class Bars(Progress):
         self._bars.start()
 
     def client(self, round: int, done: int, of: int) -> None:
-        """Report the clients of a round that have trained."""
         self._bars.update(self._client_bar, completed=done, total=of)
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Report a round."""
         self._bars.update(self._round_bar, completed=round, numbers="  ".join(_texts(numbers)))
 
     def event(self, text: str) -> None:
-        """Print the text."""
         self._bars.console.print(text, markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         self.event(f"warning: {text}")
 
     def stop(self) -> None:
-        """End the display."""
         self._bars.stop()
 
 

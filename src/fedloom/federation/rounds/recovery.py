@@ -55,14 +55,15 @@ def was_lost(before: State, server: State) -> bool:
     return bool(_recent(server)["lost"] > _recent(before)["lost"])
 
 
-def states_to_keep(before: State, server: State, clients: State) -> State:
-    """Return those of the clients' new states whose updates were used between two states of the server.
+def kept_states(before: State, server: State, clients: State) -> State:
+    """Return the clients' states after a round, from a run's state before it and the server's new one.
 
-    A client whose update was dropped must train next time as if this round had not been: else its control variate or
-    its personal model would have moved, and the server's model would not.
+    Of the new states `clients`, those are kept whose updates were used. A client whose update was dropped must train
+    next time as if this round had not been: else its control variate or its personal model would have moved, and the
+    server's model would not.
     """
-    without = clients if was_lost(before, server) else _recent(server).get("without", ())
-    return {client: state for client, state in clients.items() if client not in without}
+    without = clients if was_lost(before["server"], server) else _recent(server).get("without", ())
+    return {**before["clients"], **{client: state for client, state in clients.items() if client not in without}}
 
 
 def again(state: State) -> State:
@@ -109,7 +110,7 @@ def reject_outliers(
     ctx: Ctx,
     step: Step,
     stage: Stage,
-    agree: Agree | None = None,
+    agree: Agree = lambda why: why,
 ) -> State:
     """Return the state after `step`, where it may take the place of `state`, if need be without the rows to blame.
 
@@ -120,40 +121,38 @@ def reject_outliers(
     now = usual(sizes.values())
     known = usual([*recent["updates"], now])
 
-    def attempt(rows: Updates, received: Sequence[Payload]) -> tuple[State, str | None]:
+    def attempt(updates: Updates) -> tuple[State, str | None, set[str]]:
         # what stages say waits until the attempt is judged: a round that is done again says it once
         waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         log, record = (lambda *what, to=to: waiting.append((to, what)) for to in (ctx.log, ctx.record))
-        new = step(rows, received, replace(ctx, log=log, record=record))
-        why = _wrong(new, state, known)
-        if (why := why if agree is None else agree(why)) is None:
-            for to, what in waiting:
-                to(*what)
-        return new, why
+        clients = {client for client, _ in updates.rows}
+        new = step(updates, [p for p in received if p.row[0] in clients], replace(ctx, log=log, record=record))
+        why = agree(_wrong(new, state, known))
+        for to, what in waiting if why is None else ():
+            to(*what)
+        return new, why, clients
 
-    left, blamed = set(updates.rows), set[Row]()
-    clients = {client for client, _ in left}
-    new, why = attempt(updates, [p for p in received if p.row[0] in clients])
+    new, why, clients = attempt(updates)
     if why is not None:
         blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
         some = 0 < len(blamed) < len(updates)
-        rows = updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]) if some else updates
+        left = updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]) if some else updates
         ctx.log("round rolled back", {**_at(ctx), "why": why})
         if not some:
             return lost(state, ctx, "all rows are to blame" if blamed else "no row is to blame")
         for row in (row for row in updates.rows if row in blamed):
             because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
             ctx.log("update dropped", {**_at(ctx, row), "why": because})
-        left -= blamed
-        clients = {client for client, _ in left}
-        new, why = attempt(rows, [p for p in received if p.row[0] in clients])
+        updates = left
+        new, why, clients = attempt(updates)
         if why is not None:
             return lost(state, ctx, why)
         # the blamed rows must not move what is usual, or the next ones of their size would pass
-        now = usual(sizes[row] for row in left)
-    long = {row: size for row, size in sizes.items() if row in left and size > LONG * known and row[0] != ctx.peer}
+        now = usual(sizes[row] for row in updates.rows)
+    long = [row for row in updates.rows if sizes.get(row, 0.0) > LONG * known and row[0] != ctx.peer]
     if long and len(sizes) >= FEW and _exposed(stage):
-        for row, size in long.items():
+        for row in long:
+            size = sizes[row]
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
             todo = "no robust rule bounds it: add one, such as method.add.clip={} (docs/robust.md)"
             ctx.log("long update", {**_at(ctx, row), "why": f"{because}, and {todo}"})
@@ -230,7 +229,8 @@ def _beside(updates: Updates, received: Sequence[Payload]) -> Iterator[tuple[str
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
         }
         yield f"extra {name}", real
-    yield "buffers", {p.row: _size(p.buffers) for p in received if p.buffers is not None}
+    if any(p.buffers is not None for p in received):
+        yield "buffers", {p.row: _size(p.buffers) for p in received if p.buffers is not None}
 
 
 def _size(x: Tensor) -> float:

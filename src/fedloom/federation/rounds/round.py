@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,10 +16,9 @@ from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
 from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.recovery import states_to_keep
-from fedloom.federation.rounds.server import adds_up, dispatch, server_step
+from fedloom.federation.rounds.recovery import kept_states
+from fedloom.federation.rounds.server import adds_up, dispatch, server_step, server_step_by_sums
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
-from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
 
 
@@ -43,6 +42,8 @@ class Round:
     clients: State = field(default_factory=dict)
     """The new states of the clients that trained."""
     secret: bytes | None = field(default=None, repr=False)
+    counted: dict[Any, tuple[ByteCount, ...]] = field(default_factory=dict, repr=False)
+    """Bytes up and down, by the client's tasks and the forms of its messages."""
 
     @cached_property
     def plot(self) -> State:
@@ -78,8 +79,7 @@ class Round:
 
     def after(self, state: State, server: State) -> State:
         """Return the state after the round, from the one before and the server's new one."""
-        clients = {**state["clients"], **states_to_keep(state["server"], server, self.clients)}
-        return {**state, "round": self.number, "server": server, "clients": clients}
+        return {**state, "round": self.number, "server": server, "clients": kept_states(state, server, self.clients)}
 
     @property
     def used(self) -> bool:
@@ -102,9 +102,9 @@ class Round:
 
     def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         """Keep a stage's record; a function in place of its fields is called here if the record is wanted."""
+        if callable(fields) and not self.built.recipe.runtime.diagnostics:
+            return
         if callable(fields):
-            if not self.built.recipe.runtime.diagnostics:
-                return
             with self.ledger.phase(DIAGNOSTICS):
                 fields = fields()
         self.records.append({"kind": kind, **fields})
@@ -130,23 +130,19 @@ class Round:
         The clients' new states are in `clients`. Bytes are counted of those that were sent `messages`; an update of one
         trainer with the examples of all is sent to nobody.
         """
-        counted: dict[Any, tuple[ByteCount, ...]] = {}
-        forms = {key: form(message) for key, message in {id(m): m for m in messages.values()}.items()}
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
         done = executor.run(jobs, evaluate_trained=trained)
         for d in _in_order(done, jobs) if ordered else done:
             self.clients[d.client] = d.state
-            if d.state:  # shared memory between processes is scarce: keep a copy
-                self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
             if not d.payload.finite:
                 self.without(d.client)
             elif d.payload.tasks:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
                     self.without(d.client, task=task)
             if d.client in messages and d.client in federation.clients:
-                self._count(d.client, d.payload, messages[d.client], forms[id(messages[d.client])], counted)
+                self._count(d.client, d.payload, messages[d.client])
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             self.done.append(replace(d, payload=Payload(d.payload.row, d.payload.n), state={}))
@@ -154,17 +150,12 @@ class Round:
             yield d.payload
             del d  # before the next client trains
 
-    def _count(
-        self, client: str, payload: Payload, message: Message, sent: Any, known: dict[Any, tuple[ByteCount, ...]]
-    ) -> None:
-        """Count a client's bytes up and down, which are `known` of messages of one form; `sent` is the message's."""
-        alike = (*self.built.federation.clients[client].tasks,), form(payload), sent
-        if alike not in known or self.built.method.codec.varies:
-            known[alike] = (
-                count_bytes(*self.built.parts, client, payload),
-                count_bytes(*self.built.parts, client, message),
-            )
-        self.ledger.up[client], self.ledger.down[client] = known[alike]
+    def _count(self, client: str, payload: Payload, message: Message) -> None:
+        """Count a client's bytes up and down, once for all with the same tasks and messages of the same form."""
+        alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
+        if alike not in self.counted or self.built.method.codec.varies:
+            self.counted[alike] = tuple([count_bytes(*self.built.parts, client, sent) for sent in (payload, message)])
+        self.ledger.up[client], self.ledger.down[client] = self.counted[alike]
 
     def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:
         """Return the payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
@@ -195,14 +186,10 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         messages = dispatch(*built.parts, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     with now.ledger.phase("train and aggregate"):
-        ctx = now.ctx(members)
-        once = executor.repeats and not built.attacks and adds_up(built.method, built.layout, len(ctx.targets or ()))
-
-        def received() -> Iterator[Payload]:
-            for known in (now.done, now.clients, now.events):  # of a first time, of which rows are needed after all
-                known.clear()
-            payloads = now.payloads(executor, jobs, messages, once)
-            return now.conspired(payloads) if built.attacks else payloads
-
-        server = server_step(*built.parts, received(), state["server"], ctx, again=received if once else None)
+        ctx, step = now.ctx(members), server_step
+        if executor.repeats and not built.attacks and adds_up(built.method, built.layout, len(ctx.targets or ())):
+            step = partial(server_step_by_sums, again=partial(now.payloads_again, executor, jobs, messages))
+        received = now.payloads(executor, jobs, messages, ordered=step is not server_step)
+        received = now.conspired(received) if built.attacks else received
+        server = step(*built.parts, received, state["server"], ctx)
     return now.after(state, server), members

@@ -55,7 +55,6 @@ class Plot(Observer):
     """Remembers what hostile clients that know all others agreed on."""
 
     def after(self, state: State, now: Round) -> State:
-        """Return the state with the memory of the attack."""
         return {**state, "attack": now.plot} if now.plot else state
 
 
@@ -63,16 +62,13 @@ class GivingUp(Observer):
     """Ends a run that loses round after round; begun again, it tries once more."""
 
     def begin(self, state: State) -> State:
-        """Return the state with no lost rounds, if the run gave up."""
         return again(state) if gave_up(state) else state
 
     def after(self, state: State, now: Round) -> State:
-        """Return the state with one more round in vain, if this one was."""
         return state if now.used or not now.members else {**state, "idle": state.get("idle", 0) + 1}
 
     @staticmethod
     def stops(state: State) -> str | None:
-        """Return that the run gave up, if it did."""
         return GAVE_UP if gave_up(state) else None
 
 
@@ -103,7 +99,6 @@ class Budget(Observer):
         return state
 
     def after(self, state: State, now: Round) -> State:
-        """Record the epsilon, and return the state, which says so where the budget is spent."""
         terms, more = self.built.terms, state.get("again", 0)
         if terms is None:
             return state
@@ -116,7 +111,6 @@ class Budget(Observer):
 
     @staticmethod
     def stops(state: State) -> str | None:
-        """Return that the budget is spent, if it is."""
         return SPENT if state.get("spent") else None
 
 
@@ -152,7 +146,6 @@ class EarlyStopping(Observer):
     """Keeps the best state, and ends a run when patience has run out."""
 
     def after(self, state: State, now: Round) -> State:
-        """Return the state with the patience that is left; save it where it is the best."""
         config = self.built.recipe.early_stopping
         clients = self.built.federation.clients.values()
         weights = {c.id: {name: w for name, (_, w) in c.tasks.items()} for c in clients}
@@ -171,7 +164,6 @@ class EarlyStopping(Observer):
 
     @staticmethod
     def stops(state: State) -> str | None:
-        """Return that patience has run out, if it has."""
         return "stopped early" if state["stopped"] else None
 
 

@@ -48,9 +48,7 @@ def visibility(built: Built) -> list[str]:
 
 
 def _label_counts(built: Built) -> list[str]:
-    """Return a sentence that names the tasks whose label counts can be read from updates; nothing where noise hides
-    them.
-    """
+    """Return a sentence that names the tasks whose label counts updates show; nothing where noise hides them."""
     if built.terms is not None and built.terms.trust == "local":
         return []
     shared = built.method.shared_part(built.layout)

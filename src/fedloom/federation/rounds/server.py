@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State, row_key
+from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
@@ -62,8 +62,7 @@ def dispatch(
     has_own = method.turn.start == "own"  # then a client has its personal model already
     vectors = {key: None if has_own and key != ALL else _sent(method, state, key) for key in {*keys.values()}}
     broadcast = _broadcast(method, state, list(keys)) if any(rule.needs for rule in method.rules) else {}
-    rest = state["buffers"], state["integers"]
-    same = {key: Message(vector, *rest) for key, vector in vectors.items()}
+    same = {key: Message(vector, state["buffers"], state["integers"]) for key, vector in vectors.items()}
     return {c: replace(same[key], broadcast=broadcast[c]) if c in broadcast else same[key] for c, key in keys.items()}
 
 
@@ -91,18 +90,17 @@ def collect(
 
     `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
     """
-    shared, keys = method.shared_part(layout), tuple(sorted(rows, key=row_key))
-    expected, stays_packed = {row: i for i, row in enumerate(keys)}, method.codec.stays_packed
-    X = torch.zeros(0 if stays_packed else len(keys), shared.d, dtype=dtype)
+    shared, keys = method.shared_part(layout), sorted(rows)
+    if method.codec.stays_packed:
+        return _collect_packed(method, shared, federation, payloads, dtype)
+    expected, received = {row: i for i, row in enumerate(keys)}, dict[int, Payload]()
+    X = torch.zeros(len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
-    parts, received = dict[int, tuple[Mapping[str, Tensor], Updates]](), dict[int, Payload]()
     for payload in payloads:
         if not payload.finite:
             continue
         mine, i = payload.rows, expected[payload.rows[0]]
-        if stays_packed:
-            parts[i] = payload.packed, blank(shared, federation, mine, nothing(len(mine), shared.d, dtype))
-        elif mine == keys[i : i + len(mine)]:
+        if mine == (*keys[i : i + len(mine)],):
             place = X[i : i + len(mine)]  # codecs may fill it without a copy in between
             place.copy_(method.codec.unpack(payload.packed, blank(shared, federation, mine, place)))
         else:  # some of its rows are missing
@@ -110,13 +108,9 @@ def collect(
             X[[expected[row] for row in mine]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
             matrix[i] = payload.auxiliary[name]
-        buffers = None if payload.buffers is None else payload.buffers.to(dtype)
-        received[i] = replace(clip_counts(method, federation, payload), packed={}, auxiliary={}, buffers=buffers)
+        received[i] = _beside_rows(method, federation, payload, dtype)
         del payload  # an update is as large as the model: let go of it before the next one arrives
     ordered = [received[i] for i in sorted(received)]
-    if parts:
-        packed = method.codec.gather([parts[i] for i in sorted(parts)])
-        return assembled(method, federation, shared, ordered, packed, beside), ordered
     if sum(len(payload.rows) for payload in ordered) < len(keys):
         here = [expected[row] for payload in ordered for row in payload.rows]
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
@@ -153,8 +147,7 @@ def summed(
         if not payload.finite:
             continue
         X = unpacked(method, shared, federation, payload.rows, payload.packed, dtype)[0]
-        buffers = None if payload.buffers is None else payload.buffers.to(dtype)
-        known = replace(clip_counts(method, federation, payload), packed={}, buffers=buffers)
+        known = _beside_rows(method, federation, payload, dtype)
         one = assembled(method, federation, shared, [known], X, {})
         shares = method.stage.row_weights(one)
         for i, (size, share) in enumerate(zip(one.norms.tolist(), shares.tolist(), strict=True)):
@@ -165,13 +158,32 @@ def summed(
                     total.add_(X[i], alpha=share / unit)
         came[payload.rows[0]] = known, shares, one.norms, X.index_select(1, columns)
         del payload, X, one  # as in `collect`
-    ordered = [came[row] for row in sorted(came, key=row_key)]
+    ordered = [came[row] for row in sorted(came)]
     received = [known for known, *_ in ordered]
     none = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), torch.zeros(0, len(columns))
     shares, sizes, looked = map(torch.cat, zip(none, *(values for _, *values in ordered), strict=True))
     total = torch.zeros(shared.d, dtype=dtype) if total is None else total
     rest = Summed(shared, [total], unit, shares, sizes, len(rows), columns, looked.to(dtype))
     return assembled(method, federation, shared, received, rest, {}), received
+
+
+def _collect_packed(
+    method: Method, shared: Layout, federation: BuiltFederation, payloads: Iterable[Payload], dtype: torch.dtype
+) -> tuple[Updates, list[Payload]]:
+    """Return what `collect` does, with the rows as they were packed (`Codec.stays_packed`)."""
+    ordered = sorted((p for p in payloads if p.finite), key=lambda payload: payload.rows[0])
+    rows = [blank(shared, federation, p.rows, nothing(len(p.rows), shared.d, dtype)) for p in ordered]
+    received = [_beside_rows(method, federation, payload, dtype) for payload in ordered]
+    X: Tensor | Rows = torch.zeros(0, shared.d, dtype=dtype)
+    if ordered:
+        X = method.codec.gather([(payload.packed, like) for payload, like in zip(ordered, rows, strict=True)])
+    return assembled(method, federation, shared, received, X, {}), received
+
+
+def _beside_rows(method: Method, federation: BuiltFederation, payload: Payload, dtype: torch.dtype) -> Payload:
+    """Return a payload without its rows, with the numbers of examples that count, and buffers of this dtype."""
+    buffers = None if payload.buffers is None else payload.buffers.to(dtype)
+    return replace(clip_counts(method, federation, payload), packed={}, auxiliary={}, buffers=buffers)
 
 
 def assembled(
@@ -186,12 +198,12 @@ def assembled(
     rows = tuple(row for payload in payloads for row in payload.rows)
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
     weight = torch.ones_like(n) if method.weights == "uniform" else n.clone()
-    support, extra, blocks = None, dict[str, Any](), len(shared.blocks)
+    names, support = payloads[0].extra if payloads else (), None
     if method.wants_support:
+        blocks = len(shared.blocks)
         masks = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
         support = torch.cat(masks).bool() if masks else torch.zeros(0, blocks).bool()
-    for name in payloads[0].extra if payloads else ():
-        extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
+    extra = {name: [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])] for name in names}
     present = federation.presence(shared, rows)
     return Updates(shared, rows, X, n, weight, None, present, extra, auxiliary=auxiliary, support=support)
 
@@ -204,29 +216,35 @@ def server_step(
     state: State,
     ctx: Ctx,
     starts: Mapping[str, Tensor] | None = None,
-    again: Callable[[], Iterable[Payload]] | None = None,
 ) -> State:
     """Return the state after the server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
     `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
-    and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`). With `again`,
-    which gets the payloads once more, rows are added up as they come (see `adds_up`); `again` is called where it turns
-    out that one must be dropped.
+    and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`).
     """
-    about = ctx.targets or (), state["model"].dtype
+    updates, received = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
+    start = partial(bases, method, state, starts=starts)
+    return aggregated(method, layout, federation, updates, received, state, ctx, start)
 
-    def start(clients: Sequence[str]) -> Tensor:
-        return bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
 
-    def rest(updates: Updates, received: list[Payload]) -> State:
-        return aggregated(method, layout, federation, updates, received, state, ctx, start)
+def server_step_by_sums(
+    method: Method,
+    layout: Layout,
+    federation: BuiltFederation,
+    payloads: Iterable[Payload],
+    state: State,
+    ctx: Ctx,
+    again: Callable[[], Iterable[Payload]],
+) -> State:
+    """Return what `server_step` does, with rows that are added up as they come (see `adds_up`).
 
-    if again is not None:
-        try:
-            return rest(*summed(method, layout, federation, payloads, *about))
-        except RowsNeededError:
-            payloads = again()
-    return rest(*collect(method, layout, federation, payloads, *about))
+    `again` gets the payloads once more; it is called where it turns out that a row must be dropped.
+    """
+    try:
+        updates, received = summed(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
+        return aggregated(method, layout, federation, updates, received, state, ctx, partial(bases, method, state))
+    except RowsNeededError:
+        return server_step(method, layout, federation, again(), state, ctx)
 
 
 def aggregated(
@@ -238,8 +256,8 @@ def aggregated(
     state: State,
     ctx: Ctx,
     start: Callable[[Sequence[str]], Tensor],
-    back: Callable[[Updates], Iterable[tuple[Row, Tensor]]] | None = None,
-    agree: Agree | None = None,
+    back: Callable[[Updates], Iterable[tuple[Row, Tensor]]] = lambda out: zip(out.rows, out.vectors(), strict=True),
+    agree: Agree = lambda why: why,
 ) -> State:
     """Return the state after the stages, the server rule and the judgement of the result: the tail of server steps.
 
@@ -257,8 +275,7 @@ def aggregated(
         out, stage = method.stage(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-        rows = zip(out.rows, out.vectors(), strict=True) if back is None else back(out)
-        return apply_update(method, layout, federation, {**state, "stage": stage}, rows, received)
+        return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
 
     # under DP, row norms are private, so they are not used to detect outliers
     return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, method.stage, agree)
@@ -271,11 +288,12 @@ def apply_update(
     state: State,
     rows: Iterable[tuple[Row, Tensor]],
     received: Sequence[Payload],
+    present: Tensor | None,
 ) -> State:
     """Return the server's state after the stages' result (keys and rows) has moved the models, with new buffers.
 
-    Blocks that no row of the round has stay as they are, and so does the server rule's memory of them: for them this
-    was a round in which nobody took part.
+    `present` (K x blocks, or None for all) are the blocks that the round's rows have. Those that no row has stay as
+    they are, and so does the server rule's memory of them: for them this was a round in which nobody took part.
     """
     new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.task_vectors:
@@ -298,12 +316,7 @@ def apply_update(
                 for task in vectors
             }
         return new
-    shared, still = method.shared_part(layout), tuple[Columns, ...]()
-    taken = [row for payload in received for row in payload.rows]
-    present = None if method.stage.traits.hides else federation.presence(shared, taken)
-    if present is not None:
-        absent = (~present.any(0)).tolist()
-        still = shared.spans(Layout(tuple(b for b, gone in zip(shared.blocks, absent, strict=True) if gone)))
+    still = () if present is None or method.stage.traits.hides else _resting(method.shared_part(layout), present)
     for key, update in rows:
         # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
@@ -322,6 +335,12 @@ def apply_update(
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, received, state["buffers"])
     return _counted(new, received) if state["integers"] else new
+
+
+def _resting(shared: Layout, present: Tensor) -> tuple[Columns, ...]:
+    """Return the columns that no row has."""
+    absent = (~present.any(0)).tolist()
+    return shared.spans(Layout(tuple(b for b, gone in zip(shared.blocks, absent, strict=True) if gone)))
 
 
 def _counted(state: State, received: Sequence[Payload]) -> State:
@@ -370,8 +389,10 @@ def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
     return matrix[: len(rows)]
 
 
-def bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
-    """Return the vectors from which clients started (K x d); not copied if all started from the same one."""
+def bases(method: Method, state: State, clients: Sequence[str], starts: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Return the vectors from which clients started (K x d), unless they are given; not copied where all are one."""
+    if starts is not None:
+        return torch.stack([starts[client] for client in clients])
     if not state["personal"]:
         return _sent(method, state, ALL).expand(len(clients), -1)
     keys = [client if client in state["personal"] else ALL for client in clients]

@@ -54,12 +54,11 @@ class Setup:
 
     def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
         """Return a client's part of a round, with the examples that it trains on."""
-        client, attack = self.federation.trainers[name], self.attacks.get(name)
+        client, attack, kind = self.federation.trainers[name], self.attacks.get(name), part_of(self.method)
         if attack is not None:
             examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
             client = replace(client, train=replace(client.train, examples=examples))
-        settings = client.settings(self.training)
-        return part_of(self.method)(self.method, model, self.federation, client, ctx, settings, attack)
+        return kind(self.method, model, self.federation, client, ctx, client.settings(self.training), attack)
 
 
 POOL, COUNTS = "", "counts:"
@@ -74,6 +73,10 @@ class TrainJob:
     round: int
     message: Message
     state: State
+
+    def on(self, worker: Worker, **options: Any) -> TrainDone:
+        """Return its result on a worker."""
+        return worker.train(self, **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,10 @@ class EvalJob:
         alike = self.state is other.state or not (self.state or other.state)
         return self.message is other.message and self.task == other.task and alike
 
+    def on(self, worker: Worker) -> tuple[int, Any]:
+        """Return its result on a worker, with its key."""
+        return worker.evaluate(self)
+
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
@@ -117,6 +124,9 @@ class LookJob(EvalJob):
 
     shown: tuple[str, ...] = ()
     examples: int = 0
+
+    def on(self, worker: Worker) -> tuple[int, Any]:
+        return worker.look(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +166,10 @@ class Worker:
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """Return the client's part of a round, and the scores of the trained model if they are wanted."""
         s, self._last, self.model = self.setup, None, self._own.get(job.client, self._common)
-        start = time.perf_counter()
-        client = s.federation.trainers[job.client]
-        who = f"client {job.client!r}, round {job.round}"
+        start, client = time.perf_counter(), s.federation.trainers[job.client]
         try:
-            with fitting(who, "training.batch_size", client.settings(s.training).batch_size):
-                turn = s.turn(job.client, self.model, s.ctx(job.round))
+            turn = s.turn(job.client, self.model, s.ctx(job.round))
+            with fitting(f"client {job.client!r}, round {job.round}", "training.batch_size", turn.training.batch_size):
                 payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
@@ -264,12 +272,6 @@ class Worker:
             part = client.part(job.split)
             yield part.spread(job.some) if job.some else part
 
-    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
-        """Return the result of any job."""
-        if isinstance(job, LookJob):
-            return self.look(job)
-        return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
-
 
 @contextmanager
 def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
@@ -348,7 +350,7 @@ class InProcess:
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Yield results in the order of the jobs."""
         for job in jobs:
-            yield self.worker.run(job, **options)
+            yield job.on(self.worker, **options)
 
     def close(self) -> None:
         """Do nothing: there are no resources to free."""

@@ -462,9 +462,7 @@ class RunFolder:
         return problems
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
-        """Return the state of `load`, with the lines before the checkpoint compared. None if no round was ever
-        saved.
-        """
+        """Return the state of `load`, with the lines before the checkpoint compared. None if no round was saved."""
         newest = self.load()
         if newest is not None:
             self._compare(newest[1])

@@ -173,9 +173,7 @@ class Run:
         return replace(self, info={**self.info, "tasks": mine})
 
     def direction(self, task: str, metric: str) -> str:
-        """Return 'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are
-        'min'.
-        """
+        """Return 'max' where more of a metric is better, else 'min', also for losses, which run.json does not list."""
         return str(self.info["tasks"][task]["metrics"].get(metric.removeprefix(POOLED), "min"))
 
     def unit(self, task: str, metric: str) -> str:
@@ -358,9 +356,7 @@ class Run:
     def _values(
         self, number: int, split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """Return (client, task, metric) -> the entry of a round that counts, for all clients, or one, that hold the
-        task.
-        """
+        """Return (client, task, metric) -> the entry of a round that counts, for all holders of the task or one."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
         clients, by_client = self.info["clients"], self._measured[number].get(split, {})
         owners = [*by_client] if only is None else [None, only]

@@ -209,9 +209,7 @@ def digest_of(text: str) -> str:
 
 
 def sum_of(file: Path, size: int | None = None) -> list[Any]:
-    """Return [bytes, checksum] of a file, or of its first `size` bytes; of one that is not there, as of an empty
-    one.
-    """
+    """Return [bytes, checksum] of a file, or of its first `size` bytes; an absent file counts as empty."""
     digest, left = hashlib.sha256(), float("inf") if size is None else size
     total = 0
     if file.is_file():

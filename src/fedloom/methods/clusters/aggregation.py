@@ -74,9 +74,7 @@ def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
 
 
 def models(updates: Updates) -> Tensor:
-    """Return the trained models base + X (K x d); zero in blocks that a row lacks, where the base says nothing about
-    it.
-    """
+    """Return the trained models base + X (K x d); zero in blocks that a row lacks, of which the base says nothing."""
     if updates.base is None:
         return updates.X
     W = updates.X + updates.base
@@ -160,9 +158,6 @@ class SplittingClusters(Aggregation):
         return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return a state with one cluster, whose members are not known yet; children of cluster "0" will be "00" and
-        "01".
-        """
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -334,7 +329,6 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return H = 0."""
         return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

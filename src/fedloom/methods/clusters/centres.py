@@ -134,17 +134,14 @@ class ChosenClusters(Aggregation):
         )
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield a reason where there are fewer clients than the clusters' least sizes need."""
         if most < self.count * self.least:
             needed = self.count * self.least
             yield f"{self.count} clusters of at least {self.least} clients each need {needed} clients, found {most}"
 
     def init(self, layout: Layout) -> State:
-        """Return a state without models."""
         return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return all models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
@@ -218,12 +215,10 @@ class MergedModels(Aggregation):
         return replace(traits, kind="matrix", reads=traits.reads | {"base", "weight"}, presence="coupled")
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield that it needs a server, which knows how every client mixes the same models."""
         if rows is None:
             yield f"{self!r} learns how each client mixes a server's models, which no peer has"
 
     def init(self, layout: Layout) -> State:
-        """Return a state without models."""
         return {"models": [], "logits": {}, "stages": [self.stage.init(layout)] * self.count}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -285,11 +280,9 @@ class SoftClusters(Identity):
         return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
-        """Return a state without models."""
         return {"models": []}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return all models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -344,7 +337,6 @@ class BestCluster(LocalRule):
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
-        """Choose a model and start from it."""
         if "cluster0" not in view.broadcast:
             return {"cluster": -1}
         j = int(cluster_losses(view, self.count).mean(dim=1).argmin())
@@ -352,7 +344,6 @@ class BestCluster(LocalRule):
         return {"cluster": j}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the choice; nothing is kept."""
         return {}, {"cluster": float(state["cluster"])}
 
 
@@ -377,7 +368,6 @@ class DrawnCluster(LocalRule):
         return frozenset({"extra:cluster"}.union(f"extra:share{j}" for j in range(self.count)))
 
     def begin(self, view: View, state: State) -> State:
-        """Tell the examples apart, draw a model, and start from it."""
         if "cluster0" not in view.broadcast:
             return {"cluster": -1, "shares": [1 / self.count] * self.count}
         best = cluster_losses(view, self.count).argmin(dim=0)
@@ -389,7 +379,6 @@ class DrawnCluster(LocalRule):
         return {"cluster": j, "shares": (won.double() / max(len(best), 1)).tolist()}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the number and the shares; nothing is kept."""
         shares = {f"share{j}": share for j, share in enumerate(state["shares"])}
         return {}, {"cluster": float(state["cluster"]), **shares}
 
@@ -416,11 +405,9 @@ class SoftAnchors(LocalRule):
         return frozenset(f"extra:share{j}" for j in range(self.count))
 
     def init(self, base: Tensor) -> State:
-        """Return equal shares."""
         return {"shares": [1 / self.count] * self.count, "rounds": 0}
 
     def begin(self, view: View, state: State) -> State:
-        """Return the shares, computed anew if they are due, and the pull of the models."""
         if "cluster0" not in view.broadcast:
             return state
         shares = state["shares"]
@@ -441,6 +428,5 @@ class SoftAnchors(LocalRule):
             view.grad[s].add_(total * view.params[s] - state["pull"][s], alpha=self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the shares."""
         kept = {"shares": state["shares"], "rounds": state["rounds"]}
         return kept, {f"share{j}": share for j, share in enumerate(state["shares"])}

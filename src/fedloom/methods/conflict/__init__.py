@@ -8,53 +8,46 @@ from fedloom import stages, training
 from fedloom.core.settings.section import BelowOne, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
+PROJECTS = """Acts at the server, over everything that the method shares; nothing more is sent, and the method's
+weights stay as they are. The order is drawn per client and round from the run's seed. Zero rows are skipped. One
+participant gives the method's own result, bit for bit. `feddea` acts at the client, so rows are compared after it.
+Refused with local training, which shares nothing."""
+
 
 @parameters("fedloom.methods.conflict.aggregation:PCGrad")
 class PCGradSettings:
-    """Parameters of `PCGrad`."""
-
     reduction: Literal["mean", "sum"] = "mean"
 
 
-@m.ADDONS.register("pcgrad", source="PCGrad: Yu et al., NeurIPS 2020")
+@m.ADDONS.register("pcgrad", source="PCGrad: Yu et al., NeurIPS 2020", note=PROJECTS)
 def pcgrad(method: m.Method, rule: stages.PCGrad) -> m.Method:
     """Project each client's update against those it conflicts with, then combine as the method does.
 
     v = Delta_i;  for j != i in random order: if <v, Delta_j> < 0:  v <- v - <v, Delta_j> / |Delta_j|^2 Delta_j
     with the original Delta_j and the current v; then the method's own combination, u = sum_i p_i v_i.
 
-    Acts at the server, over everything that the method shares, on updates as they arrive there; nothing more is sent.
-    No state. The order is drawn per client and round from the run's seed. The method's weights, local training and
-    server optimiser stay as they are.
-
     paper    on the gradients of each step; the projected gradients are summed: `reduction: sum`
-    release  the TensorFlow code shuffles a copy and projects in fixed order; a widely used PyTorch port has a switch
-             for the mean that cannot be turned off
-    here     on a round's updates; `reduction: mean` (ours): a mean with the method's weights, since a sum of updates
-             goes K times as far as FedAvg, K being the participants. `sum` multiplies each row by K before the
+    release  the TensorFlow code shuffles a copy and projects in fixed order; a widely used PyTorch port has a
+             switch for the mean that cannot be turned off
+    here     on a round's updates; `reduction: mean` (ours), with the method's weights, since a sum of the
+             updates of K participants goes K times as far as FedAvg. `sum` multiplies each row by K before the
              weighted mean, which with equal weights is the paper's sum
 
-    The constants of FedDEA's comparison with PCGrad are not published, nor is its reduction; compare both.
-
-    Without conflict, and with one participant, the result is that of the method without PCGrad, bit for bit (reduction
-    mean). If two rows conflict, each becomes orthogonal to the other. Zero rows are skipped. Personal heads count as
-    part of a client's vector, but the projection changes shared columns only.
-
-    With FedDEA: `feddea` acts at the client, so rows are compared after it (sparse rows conflict less). Listed after
-    heal: history and mask come from raw rows, and the mask is applied to projected rows; listed before heal: heal sees
-    projected rows only. cagrad and min-norm come after this add-on. Local training shares nothing and is refused.
+    FedDEA's comparison with PCGrad publishes neither constants nor reduction; compare both. If two rows conflict, each
+    becomes orthogonal to the other. Without conflict the result is that of the method, bit for bit (reduction mean).
+    With personal heads the projection changes shared columns only, although heads count as part of a client's vector.
+    Listed after heal, history and mask come from raw rows, and the mask is applied to projected rows; listed before
+    heal, heal sees projected rows only. cagrad and min-norm come after this add-on.
     """
     return method.plus(rule, at="server")
 
 
 @parameters("fedloom.methods.conflict.aggregation:GradVac")
 class GradVacSettings:
-    """Parameters of `GradVac`."""
-
     beta: UnitInterval = 0.5
 
 
-@m.ADDONS.register("gradvac", source="GradVac: Wang, Tsvetkov, Firat, Cao, ICLR 2021")
+@m.ADDONS.register("gradvac", source="GradVac: Wang, Tsvetkov, Firat, Cao, ICLR 2021", note=PROJECTS)
 def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
     """Turn each client's update towards those it is less aligned with than usual, then combine as the method does.
 
@@ -62,33 +55,27 @@ def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
     if c < t:  v <- v + |v| (t sqrt(1 - c^2) - c sqrt(1 - t^2)) / (|Delta_j| sqrt(1 - t^2)) Delta_j
     so that cos(v, Delta_j) = t;  then t_ij <- (1 - beta) t_ij + beta c, from t_ij = 0.
 
-    With t = 0 (the first round, and `beta: 0`) it is pcgrad. Acts at the server, over everything that the method
-    shares; nothing more is sent. State at the server: a number for each pair of clients that met.
+    With t = 0 (the first round, and `beta: 0`) it is pcgrad. The server keeps a number for each pair of clients that
+    met.
 
     paper    on the gradients of each step, whole model, per layer or per matrix; gradients are summed
-    release  none by the authors. LibMTL: beta 0.5, and targets move only where c < t; TorchJD: beta 0.5, targets move
-             always
-    here     on a round's updates as one vector; the mean with the method's weights in place of the sum; targets move
-             always, for pairs that are both there; beta 0.5. A target counts as at most 0.99 (ours): as it nears 1, v
-             grows without bound, and updates of one round, other than gradients of languages, can be that much alike.
-             TorchJD's own has one target for each position in the matrix, so absent clients would mix them up
-
-    The order is drawn per client and round from the run's seed. Zero rows are skipped. With one participant the result
-    is that of the method without it, bit for bit. With FedDEA: `feddea` acts at the client, so first. With pcgrad,
-    heal, cagrad: as pcgrad with these. Local training shares nothing and is refused.
+    release  none by the authors. LibMTL: beta 0.5, and targets move only where c < t; TorchJD: beta 0.5,
+             targets move always
+    here     on a round's updates as one vector; the mean with the method's weights in place of the sum;
+             targets move always, for pairs that are both there; beta 0.5. A target counts as at most 0.99
+             (ours): as it nears 1, v grows without bound, and updates of one round can be that much alike.
+             TorchJD has one target for each position in the matrix, so absent clients would mix them up
     """
     return method.plus(rule, at="server")
 
 
 @parameters("fedloom.methods.conflict.aggregation:CAGrad")
 class CAGradSettings:
-    """Parameters of `CAGrad`."""
-
     c: BelowOne = 0.4
     rescale: Literal["none", "1+c^2", "1+c"] = "none"
 
 
-@m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021")
+@m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021", note=m.COMBINES)
 def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
     """Replace the mean by the direction near it that is best for the client it serves worst.
 
@@ -96,33 +83,25 @@ def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
     w* = argmin <g_w, g_0> + phi |g_w|  over w >= 0, sum w = 1;   u = (g_0 + phi g_w* / |g_w*|) / s
     which maximises min_k <Delta_k, u> over |u - g_0| <= phi; s = 1, 1+c^2 or 1+c (`rescale`).
 
-    Acts at the server, over everything that the method shares; nothing more is sent. No state.
-
     paper    c in [0, 1), g_0 the uniform mean, no division
-    release  c 0.5 by default, 0.4 in the NYUv2 script; divides by 1+c^2 by default; SLSQP in float32 from w = 1/K with
-             constants of 1e-8, which stops at the start for small updates (norms of 0.01 and less)
-    here     c 0.4; g_0 with the method's weights (`weights: uniform` for the paper's); no division; w exact but for
-             round-off at any scale, from the Gram matrix in float64
+    release  c 0.5 by default, 0.4 in the NYUv2 script; divides by 1+c^2 by default; SLSQP in float32 from w =
+             1/K with constants of 1e-8, which stops at the start for small updates (norms of 0.01 and less)
+    here     c 0.4; g_0 with the method's weights (`weights: uniform` for the paper's); no division; w exact
+             but for round-off at any scale, from the Gram matrix in float64
 
     c = 0 is the mean, bit for bit. Equal updates, and one participant, give (1+c)/s times the update. If g_w* vanishes
     (within a millionth of its parts), u = g_0 / s. Zero updates count in g_0 but not in w; without any update there is
-    no step. With personal heads, columns that the same clients have form a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad: after it. Refused with heal and any other rule that
-    sets weights of coordinates, which it would not read, and with methods that have no plain mean to replace (local
-    training, a mean already replaced).
+    no step.
     """
     return method.combined_by(rule)
 
 
 @parameters("fedloom.methods.conflict.aggregation:MinNorm")
 class MinNormSettings:
-    """Parameters of `MinNorm`."""
-
     unit: bool = True
 
 
-@m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025")
+@m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025", note=m.COMBINES)
 def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
     """Replace the mean by the shortest convex combination of the updates, made unit vectors and rescaled.
 
@@ -130,111 +109,91 @@ def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
     u = m sum_k w*_k r_k with m the mean of |Delta_k| over the clients.
     With `unit: false` plain MGDA: r_k = Delta_k and m = 1.
 
-    u has a non-negative inner product with every update; it is short if updates pull apart. Acts at the server, over
-    everything that the method shares; nothing more is sent. No state. The method's weights play no part.
+    u has a non-negative inner product with every update, and is short if updates pull apart. Weights play no part.
 
-    paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they are, on
-             the gradients of each step
+    paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they
+             are, on the gradients of each step
     release  FDSE: as its paper
     here     over the whole vector of shared parameters; exact but for round-off at any scale
 
-    Equal updates, and one participant, give the update. Opposite updates give no step. Zero updates are left out, in
-    the mean norm too; without any update there is no step. With personal heads, columns that the same clients have form
-    a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first; on unit rows its factor 1/rho is left in the mean norm only.
-    With pcgrad: after it. Refused with rules that set weights (heal, fedga), which it would not read, and with methods
-    that have no plain mean to replace (local training, a mean already replaced).
+    Equal updates give the update, opposite ones no step. Zero updates are left out, in the mean norm too. On unit rows
+    FedDEA's factor 1/rho is left in the mean norm only.
     """
     return method.combined_by(rule)
 
 
-@m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025")
+@m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025", note=m.COMBINES)
 def config(method: m.Method) -> m.Method:
     """Replace the mean by the direction that has the same angle to every update, as long as the mean reaches along it.
 
     r_k = Delta_k / |Delta_k|;  v = pinv(R) 1, so that <r_k, v> is the same for all k;  g_0 = sum_k p_k Delta_k
-    u = <g_0, v> v / |v|^2
-
-    Acts at the server, over everything that the method shares; nothing more is sent. No state. It is computed from the
-    Gram matrix, C = R R' and v = R' pinv(C) 1, in float64.
+    u = <g_0, v> v / |v|^2, from the Gram matrix, C = R R' and v = R' pinv(C) 1, in float64.
 
     paper    length sum_k <Delta_k, v> / |v|, which is K times ours for equal p_k; a momentum variant, not here
-    release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's default
-             cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000 of the largest
-    here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of the
-             largest count as zero at any d; the combination is summed in float64, for coefficients of updates that
-             nearly oppose each other are large and cancel
+    release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's
+             default cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000
+             of the largest
+    here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of
+             the largest count as zero at any d; the combination is summed in float64, for coefficients of
+             updates that nearly oppose each other are large and cancel
 
     If no direction has the same angle to all updates, v is the nearest one by least squares. Opposite updates give no
-    step, and neither does a mean that points away from v. Equal updates, and one participant, give the update, but for
-    round-off. Zero updates count in g_0 but not in v. If clients lack blocks, columns that the same clients have form a
-    problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with heal and any
-    other rule that sets weights of coordinates, and with methods that have no plain mean to replace.
+    step, and neither does a mean that points away from v. Equal updates give the update, but for round-off. Zero
+    updates count in g_0 but not in v.
     """
     return method.combined_by(stages.ConFIG())
 
 
-@m.ADDONS.register("upgrad", source="UPGrad: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024")
+@m.ADDONS.register(
+    "upgrad", source="UPGrad: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024", note=m.COMBINES
+)
 def upgrad(method: m.Method) -> m.Method:
     """Replace the mean by the mean of the updates after each was projected onto the cone that conflicts with nobody.
 
     C = {x : <Delta_k, x> >= 0 for all k};  u = sum_k p_k proj_C(Delta_k)
     In Gram space proj_C(Delta_k) = sum_j w_j Delta_j with w = argmin w' G w over w >= e_k (componentwise).
 
-    u has a non-negative inner product with every update. Acts at the server, over everything that the method shares;
-    nothing more is sent. No state. Needs the extra `methods`, which brings TorchJD and its solver.
+    u has a non-negative inner product with every update. Needs the extra `methods`, with TorchJD and its solver.
 
     paper    on the gradients of each step, p_k = 1/K
     release  TorchJD, which is what computes here; it adds 1e-4 of the trace to the diagonal of G
-    here     p_k are the method's weights (`weights: uniform` for the paper's); 1e-12 of the trace, on G in float64
-             divided by its mean diagonal, so that updates of any length have the same result up to length
+    here     p_k are the method's weights (`weights: uniform` for the paper's); 1e-12 of the trace, on G in
+             float64 divided by its mean diagonal, so that updates of any length have the same result up to
+             length
 
-    Without conflict, with equal updates, and with one participant, u is the mean, but for round-off. Opposite updates
-    give no step. Zero updates count in p. If clients lack blocks, columns that the same clients have form a problem of
-    their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with heal and any
-    other rule that sets weights of coordinates, which it would not read, and with methods that have no plain mean to
-    replace (local training, a mean already replaced).
+    Without conflict, and with equal updates, u is the mean, but for round-off. Opposite updates give no step. Zero
+    updates count in p.
     """
     return method.combined_by(stages.UPGrad())
 
 
-@m.ADDONS.register("dualproj", source="DualProj: as in GEM, Lopez-Paz and Ranzato, NeurIPS 2017, eq. 11")
+@m.ADDONS.register(
+    "dualproj", source="DualProj: as in GEM, Lopez-Paz and Ranzato, NeurIPS 2017, eq. 11", note=m.COMBINES
+)
 def dualproj(method: m.Method) -> m.Method:
     """Replace the mean by its projection onto the cone of directions that conflict with no update.
 
     g_0 = sum_k p_k Delta_k;  u = argmin |u - g_0| subject to <Delta_k, u> >= 0 for all k
     In Gram space u = sum_k w_k Delta_k with w = argmin w' G w over w >= p (componentwise).
 
-    Where `upgrad` projects each update and then averages, this averages and then projects. Acts at the server, over
-    everything that the method shares; nothing more is sent. No state. Needs the extra `methods`.
+    Where `upgrad` projects each update and then averages, this averages and then projects. Needs the extra `methods`.
 
     paper    on the gradients of a new task and of remembered ones
     release  TorchJD, which is what computes here; it adds 1e-4 of the trace to the diagonal of G
     here     p_k are the method's weights; 1e-12 of the trace, on G in float64 divided by its mean diagonal
 
-    If the mean conflicts with no update, u is the mean, but for round-off; so with equal updates and with one
-    participant. Opposite updates give no step. Zero updates count in p. If clients lack blocks, columns that the same
-    clients have form a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with rules that set
-    weights of coordinates (heal) and with methods that have no plain mean to replace.
+    If the mean conflicts with no update, u is the mean, but for round-off. Opposite updates give no step. Zero updates
+    count in p.
     """
     return method.combined_by(stages.DualProj())
 
 
 @parameters("fedloom.methods.conflict.aggregation:AlignedMTL")
 class AlignedMTLSettings:
-    """Parameters of `AlignedMTL`."""
-
     scale: Literal["min", "median", "rmse"] = "min"
 
 
-@m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023")
+@m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023", note=m.COMBINES)
 def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
     """Replace the mean by the mean of the updates after their matrix was given equal singular values.
 
@@ -242,86 +201,70 @@ def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
     over the singular values s of D that are not zero; sigma is the smallest of them (`scale: min`), the root of the
     median of s^2 (`median`) or of its mean (`rmse`).
 
-    So the step is as long along what only one client wants as along what all want. Acts at the server, over everything
-    that the method shares; nothing more is sent. No state. Needs the extra `methods`.
+    So the step is as long along what only one client wants as along what all want. Needs the extra `methods`.
 
     paper    sigma is the smallest singular value, p_k = 1/K, on the gradients of each step
     release  TorchJD, which is what computes here
-    here     p_k are the method's weights. One client whose update is nearly a copy of another's makes the smallest
-             singular value, and so the step, very small; `scale: median` or `rmse` then helps
+    here     p_k are the method's weights. One client whose update is nearly a copy of another's makes the
+             smallest singular value, and so the step, very small; `scale: median` or `rmse` then helps
 
-    With equal updates and with one participant u is the update, but for round-off. Zero updates count in p. If clients
-    lack blocks, columns that the same clients have form a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with rules that set
-    weights of coordinates (heal) and with methods that have no plain mean to replace.
+    With equal updates u is the update, but for round-off. Zero updates count in p.
     """
     return method.combined_by(rule)
 
 
-@m.ADDONS.register("imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021")
+@m.ADDONS.register(
+    "imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021", note=m.COMBINES
+)
 def imtl_g(method: m.Method) -> m.Method:
     """Replace the mean by the combination of the updates that reaches equally far along each of them.
 
     u = sum_k w_k Delta_k,  sum_k w_k = 1,  <u, Delta_k> / |Delta_k| the same for all k
-    In Gram space w = pinv(G) n, divided by its sum, with n_k = |Delta_k|.
-
-    Acts at the server, over everything that the method shares; nothing more is sent. No state. Needs the extra
-    `torchjd`.
+    In Gram space w = pinv(G) n, divided by its sum, with n_k = |Delta_k|. Needs the extra `methods`.
 
     paper    a closed form for linearly independent gradients of each step
     release  TorchJD, which is what computes here; the pseudo-inverse covers dependent gradients
-    here     on G in float64 divided by its mean diagonal. The method's weights play no part, and rules that set
-             weights (heal, fedga) are refused, for it would not read them
+    here     on G in float64 divided by its mean diagonal. The method's weights play no part, and rules that
+             set them (fedga) are refused too
 
     Coefficients may be negative, and large where one update is much longer than others that it resembles; rounds in
     which they make a model explode are judged by what came out, as with any method. Where their sum vanishes (opposite
-    updates) there is no step. With equal updates and with one participant u is the update, but for round-off. Zero
-    updates are left out. If clients lack blocks, columns that the same clients have form a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with methods that have
-    no plain mean to replace.
+    updates) there is no step. With equal updates u is the update, but for round-off. Zero updates are left out.
     """
     return method.combined_by(stages.IMTLG())
 
 
 @parameters("fedloom.methods.conflict.aggregation:FairGrad")
 class FairGradSettings:
-    """Parameters of `FairGrad`."""
-
     alpha: Positive = 1.0
 
 
-@m.ADDONS.register("fairgrad", source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022")
+@m.ADDONS.register(
+    "fairgrad",
+    source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022",
+    note=m.COMBINES,
+)
 def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     """Replace the mean by the alpha-fair combination of the updates; alpha = 1 is the bargaining solution of Nash-MTL.
 
     w > 0 with G w = w^(-1/alpha) (componentwise);  u = sum_k w_k Delta_k / sum_k w_k
     Then <Delta_k, u> is the larger, the smaller w_k: alpha near 0 is the plain mean, alpha = 1 proportional fairness
-    (sum of log <Delta_k, u>), and alpha without bound raises the smallest <Delta_k, u>.
-
-    Acts at the server, over everything that the method shares; nothing more is sent. No state. Needs the extra
-    `torchjd`, with scipy.
+    (sum of log <Delta_k, u>), and alpha without bound raises the smallest <Delta_k, u>. Needs the extra `methods`.
 
     paper    u = sum_k w_k Delta_k, whose length hardly depends on that of the gradients: sqrt(K) for alpha = 1
-    release  TorchJD, which is what computes here; Nash-MTL's release solves it by steps of a convex program, keeps w
-             between steps and cuts u to length 1
-    here     w is divided by its sum, so that u is an average of updates and as long as these. alpha = 1 by default
-             (LibMTL's). The method's weights play no part, and rules that set weights (heal, fedga) are refused
+    release  TorchJD, which is what computes here; Nash-MTL's release solves it by steps of a convex program,
+             keeps w between steps and cuts u to length 1
+    here     w is divided by its sum, so that u is an average of updates and as long as these. alpha = 1 by
+             default (LibMTL's). The method's weights play no part, and rules that set them (fedga) are refused
+             too
 
-    With equal updates and with one participant u is the update, but for round-off. Opposite updates give no step. Zero
-    updates are left out. If clients lack blocks, columns that the same clients have form a problem of their own.
-
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with methods that have
-    no plain mean to replace.
+    With equal updates u is the update, but for round-off. Opposite updates give no step. Zero updates are left out.
     """
     return method.combined_by(rule)
 
 
 @parameters("fedloom.methods.conflict.aggregation:LossWeights")
 class LossWeightsSettings:
-    """Parameters of `LossWeights`."""
-
     step: NonNegative = 0.025
     decay: NonNegative = 0.01
 
@@ -335,20 +278,19 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
     l_k(t) is the loss of the model that client k receives in round t, summed over its tasks.
 
     A client measures it when it receives the model, on its validation data (partition.val_fraction must give it some):
-    two passes over them, and two numbers sent. Acts at the server; updates are not compared. State at the server: xi,
-    the moments of Adam and the last loss of each client.
+    two passes over them, and two numbers sent. The server keeps xi, the moments of Adam and the last loss of each
+    client.
 
     paper    on the losses of each step, before and after it; a plain gradient step on xi
     release  Adam with learning rate 0.025 and weight decay 0.01; losses minus their known minima, which are 0
     here     the release's, on a round's losses; the step on xi is taken one round late, when the losses of the
-             aggregated model come in, over the clients that took part in both rounds. The weights take the place of the
-             method's (its number of examples). Losses below 1e-8 count as 1e-8
+             aggregated model come in, over the clients that took part in both rounds. The weights take the
+             place of the method's (its number of examples). Losses below 1e-8 count as 1e-8
 
     Weights are inverse to losses even at step = 0: the mean of updates as if each client had trained log l_k. A client
-    that claims a tiny loss gains nearly all weight, so this is not for clients that may lie. With one participant the
-    result is that of the method without it. Methods with learned weights of their own (fedga) and those without a mean
-    that reads weights (local training, mixing) are refused. With FedDEA and pcgrad: these change rows, this weighs
-    them. With heal: use `heal: {weights: multiply}` after it.
+    that claims a tiny loss gains nearly all weight, so this is not for clients that may lie. One participant gives the
+    method's own result. Refused with learned weights (fedga) and without a mean that reads weights (local training,
+    mixing). feddea and pcgrad change rows, this weighs them. With heal: use `heal: {weights: multiply}` after it.
 
     Couples tasks by design: weights compare the losses of all clients.
     """
@@ -357,8 +299,6 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
 
 @parameters("fedloom.methods.conflict.aggregation:GapWeights")
 class GapWeightsSettings:
-    """Parameters of `GapWeights`."""
-
     step: NonNegative = 0.2
     relative: bool = True
     centre: bool = False
@@ -375,14 +315,14 @@ def fedga(rule: stages.GapWeights) -> m.Method:
     so no round is added, only two passes over the validation data (partition.val_fraction must give it some).
 
     paper    subtracts the mean gap before scaling (as known to us, not re-read): `centre: true`
-    release  no centring; divides by the literal 3, its number of training domains; accuracies with the sign turned
-    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's loss,
-             because losses of different tasks have different scales (`relative: false` for raw gaps)
+    release  no centring; divides by the literal 3, its number of training domains; accuracies with the sign
+             turned
+    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's
+             loss, because losses of different tasks have different scales (`relative: false` for raw gaps)
 
     Cutting at 0 can silence a client for good: `floor` keeps some weight. Only clients that took part in two
     consecutive rounds have a gap. If all gaps are 0, nothing changes. step = 0 is FedAvg with uniform weights. With
-    FedDEA the gap is that of the transformed aggregate, which the clients receive. With HEAL, which has weights of its
-    own, use `heal: {weights: multiply}`.
+    FedDEA the gap is that of the transformed aggregate, which clients receive. With heal: `heal: {weights: multiply}`.
 
     Couples tasks by design: weights compare the gaps of all clients.
     """

@@ -123,9 +123,7 @@ class PCGrad(PCGradSettings, Stage):
 
 
 def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
-    """Return, for each row, the order in which it meets the rows: drawn anew every round, the same whoever else takes
-    part.
-    """
+    """Return the order in which each row meets the rows: drawn anew every round, the same whoever else takes part."""
     draws = [[derive_seed(ctx.seed, ctx.round, "pcgrad", *row, *other) for other in rows] for row in rows]
     return [sorted(range(len(rows)), key=draw.__getitem__) for draw in draws]
 
@@ -254,13 +252,10 @@ class Weighting(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def weighting(self, p: Tensor) -> Any:
-        """Return TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package
-        lacks.
-        """
+        """Return TorchJD's weighting for rows with shares p (K). Raises UserError where a package is absent."""
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield the packages that are not installed."""
         try:
             self.weighting(torch.ones(1, dtype=torch.float64))
         except UserError as error:
@@ -340,7 +335,6 @@ class FairGrad(FairGradSettings, Weighting):
         return _library("scipy").FairGradWeighting(self.alpha)
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:
-        """Return the solution of G w = w^(-1/alpha), divided by its sum."""
         w = super().weights(G, p)
         return w / w.sum()
 
@@ -353,11 +347,9 @@ class ValidationLosses(LocalRule):
     provides = frozenset({"extra:loss_received", "extra:loss_trained"})
 
     def begin(self, view: View, state: State) -> State:
-        """Return the received model's loss."""
         return {"received": self._loss(view)}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return no state, and both losses."""
         return {}, {"loss_received": state["received"], "loss_trained": self._loss(view)}
 
     @staticmethod

@@ -11,8 +11,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.distill.rules:ConditionalDistillation")
 class ConditionalDistillationSettings:
-    """Parameters of `ConditionalDistillation`."""
-
     lam: NonNegative = 1.0
     temperature: Positive = 2.0
     ramp: Natural = 10
@@ -48,8 +46,6 @@ def condistfl(rule: training.ConditionalDistillation) -> m.Method:
 
 @parameters("fedloom.methods.distill.rules:Digest")
 class DigestSettings:
-    """Parameters of `Digest`."""
-
     digest_epochs: Count = 1
     digest_batch_size: Count = 32
     distance: Literal["l1", "mse"] = "l1"

@@ -26,7 +26,6 @@ class ConditionalDistillation(ConditionalDistillationSettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """Return the state with this round counted."""
         return {"rounds": state.get("rounds", 0) + 1}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
@@ -101,7 +100,6 @@ class Digest(DigestSettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """Digest the consensus of the client's tasks, where there is one: it is all 0 before anybody has sent."""
         assert view.module is not None
         module, x = view.module, view.module.public
         known = {task: module.public_outputs[task].detach().clone() for task in view.tasks}  # type: ignore[index]
@@ -121,7 +119,6 @@ class Digest(DigestSettings, LocalRule):
         return state
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Put the model's outputs on the public set where the consensus was."""
         assert view.module is not None
         module, x = view.module, view.module.public
         assert isinstance(x, Tensor)

@@ -90,8 +90,6 @@ def fedacg(
 
 @parameters("fedloom.methods.drift.aggregation:NormaliseSteps")
 class NormaliseStepsSettings:
-    """Parameters of `NormaliseSteps`."""
-
     tau_eff: Literal["weights", "steps"] = "weights"
 
 
@@ -150,8 +148,6 @@ def scaffold() -> m.Method:
 
 @parameters("fedloom.methods.drift.aggregation:Dual")
 class DualSettings:
-    """Parameters of `Dual`."""
-
     alpha: Positive = 0.01
 
 

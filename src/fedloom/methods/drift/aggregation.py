@@ -153,7 +153,6 @@ class ControlVariate(LocalRule):
         return {"control": torch.zeros_like(base)}
 
     def begin(self, view: View, state: State) -> State:
-        """Return the correction of this round, and an empty sum of gradients."""
         correction = torch.zeros_like(view.base)
         if "control" in view.broadcast:
             for s in common(view.trained, view.shared):
@@ -166,7 +165,6 @@ class ControlVariate(LocalRule):
             view.grad[s] += state["correction"][s]
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the state with the new c_k, and its change for the server."""
         new = state["sum"] / view.step if view.step else state["control"]
         return {"control": new}, {"control": new - state["control"]}
 
@@ -186,7 +184,6 @@ class Dual(DualSettings, LocalRule):
             view.grad[s].add_(view.params[s] - view.base[s] + state["dual"][s], alpha=self.alpha)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the state h_k with this round's update."""
         dual = state["dual"].clone()
         for s in view.shared:
             dual[s] += view.params[s] - view.base[s]
@@ -207,7 +204,6 @@ class CountedSteps(LocalRule):
     provides = frozenset({"extra:a"})
 
     def begin(self, view: View, state: State) -> State:
-        """Return a state with nothing counted yet."""
         return {"a": 0.0, "velocity": 0.0, "lr": None}
 
     def grad(self, view: View, state: State) -> None:
@@ -222,5 +218,4 @@ class CountedSteps(LocalRule):
         state["a"] += view.lr / state["lr"] * (step if optimizer.name == "sgd" else 1.0)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return no state, and a_k."""
         return {}, {"a": state["a"]}

@@ -15,8 +15,6 @@ SOURCE = "F2DC: Wang et al., Domain-Skewed Federated Learning with Feature Decou
 
 @parameters("fedloom.methods.f2dc.rules:AttachFeatureModules")
 class AttachFeatureModulesSettings:
-    """Parameters of `AttachFeatureModules`."""
-
     layers: tuple[str, ...] = ()
     sigma: Positive = 0.1
     form: Literal["paper", "release"] = "paper"
@@ -29,8 +27,6 @@ class AttachFeatureModulesSettings:
 
 @parameters("fedloom.methods.f2dc.rules:FeatureModules")
 class FeatureModulesSettings:
-    """Parameters of `FeatureModules`."""
-
     tau: Positive = 0.06
     lambda1: NonNegative = 0.8
     lambda2: NonNegative = 1.0
@@ -79,8 +75,6 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
 
 @parameters("fedloom.methods.f2dc.rules:DomainWeights")
 class DomainWeightsSettings:
-    """Parameters of `DomainWeights`."""
-
     discrepancy: Literal["total", "class", "none"] = "total"
     alpha: Finite = 1.0
     beta: Finite = 0.4

@@ -290,9 +290,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
 
 
 def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they
-    finish.
-    """
+    """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order of their end."""
     channels: dict[str, int] = {}
 
     def note(name: str) -> Any:
@@ -337,9 +335,7 @@ Discrepancy = Literal["total", "class", "none"]
 
 
 def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:
-    """Return d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) of each client (K), from its shares B_k of each class (K x C); eq.
-    10.
-    """
+    """Return d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) (K) from the clients' shares B_k of each class (K x C); eq. 10."""
     return ((shares - 1 / domains).square().sum(1) / 2).sqrt()
 
 

@@ -11,8 +11,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.fdse.rules:Consistency")
 class ConsistencySettings:
-    """Parameters of `Consistency`."""
-
     lam: NonNegative = 0.01
     beta: float = 0.1
     form: Literal["paper", "release"] = "paper"
@@ -20,8 +18,6 @@ class ConsistencySettings:
 
 @parameters("fedloom.methods.clusters.aggregation:CosineMix")
 class CosineMixSettings:
-    """Parameters of `CosineMix`."""
-
     tau: Positive = 0.5
 
 

@@ -95,7 +95,6 @@ class Consistency(ConsistencySettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """Return the received statistics, if there are any."""
         assert view.module is not None
         norms = [layer.norm for layer in erased_layers(view.module)]
         if self.lam == 0 or not all(norm.num_batches_tracked for norm in norms):

@@ -14,8 +14,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.feddea.aggregation:TopMagnitude")
 class TopMagnitudeSettings:
-    """Parameters of `TopMagnitude`."""
-
     rho: Share = 0.5
     keep: Literal["largest", "smallest", "random"] = "largest"
     rescale: bool = True
@@ -48,8 +46,6 @@ def feddea(method: m.Method, rule: stages.TopMagnitude, *, at: Literal["edge", "
 
 @parameters("fedloom.methods.feddea.aggregation:ActivatedDimensions")
 class ActivatedDimensionsSettings:
-    """Parameters of `ActivatedDimensions`."""
-
     rho: Annotated[float, Field(gt=0, lt=1)] = 0.1
     bins: Annotated[int, Field(ge=1, le=4096)] = 64
 

@@ -296,7 +296,6 @@ class AttentionAcrossTasks(Attention):
     traits = Traits(writes={"broadcast:anchor"}, wants={"support"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        """Return groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""
         alike: dict[Any, dict[str, list[list[int]]]] = {}
         for task, part in by_task(layout).items():
             tensors = sorted(zip(part.names, part.blocks, part.at, strict=True), key=lambda tensor: tensor[0])
@@ -311,9 +310,6 @@ class AttentionAcrossTasks(Attention):
         return updates, {**state, "held": {**state["held"], **held}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return u for the encoder and for each decoder of clients that have a model; nothing before the first
-        round.
-        """
         anchors = {client: models[client].clone() for client in clients if client in models}
         for columns in state["alike"]:
             members = [

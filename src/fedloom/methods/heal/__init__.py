@@ -13,8 +13,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.heal.aggregation:Heal")
 class HealSettings:
-    """Parameters of `Heal`."""
-
     tau: Annotated[float, Field(ge=-1, lt=1)] = 0.3
     beta: UnitInterval = 0.4
     zeros: Literal["paper", "none"] = "paper"

@@ -37,8 +37,6 @@ def fedsa_lora(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.lora.aggregation:ExactFactors")
 class ExactFactorsSettings:
-    """Parameters of `ExactFactors`."""
-
     scale: Positive = 1.0
 
 
@@ -109,9 +107,7 @@ def flora(
 
 
 def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
-    """Return the method with weights beside low-rank factors in the matrix of updates, which local training leaves
-    alone.
-    """
+    """Return the method with weights beside low-rank factors in the updates, which local training leaves alone."""
     from fedloom.models.changes import FreeAdaptedWeights
 
     if method.phases:

@@ -80,7 +80,6 @@ class FactorProducts(Stage):
         return {}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return its rank to each client that has one of its own."""
         return {c: {"rank": torch.tensor(float(self.ranks[c]))} if c in self.ranks else {} for c in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -119,7 +118,6 @@ class MergeFactors(LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        """Return the factors before training, in the order of the layers."""
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
@@ -142,7 +140,6 @@ class OwnRank(LocalRule):
     needs = frozenset({"broadcast:rank"})
 
     def begin(self, view: View, state: State) -> State:
-        """Return the values of the other components."""
         return {"kept": [x[where].detach().clone() for x, where in self._others(view)]}
 
     def grad(self, view: View, state: State) -> None:

@@ -12,8 +12,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.matu.aggregation:TaskVectors")
 class TaskVectorsSettings:
-    """Parameters of `TaskVectors`."""
-
     rho: UnitInterval = 0.4
     kappa: Natural = 3
     epsilon: UnitInterval = 0.5

@@ -56,8 +56,6 @@ def dare(method: m.Method, *, drop: BelowOne = 0.9) -> m.Method:
 
 @parameters("fedloom.methods.merging.aggregation:ConsensusMask")
 class ConsensusMaskSettings:
-    """Parameters of `ConsensusMask`."""
-
     lam: NonNegative = 0.4
     least: Count = 2
 
@@ -162,8 +160,6 @@ def wudi(method: m.Method) -> m.Method:
 
 @parameters("fedloom.methods.merging.aggregation:LowRankAndSparse")
 class LowRankAndSparseSettings:
-    """Parameters of `LowRankAndSparse`."""
-
     beta: Positive | None = None
 
 

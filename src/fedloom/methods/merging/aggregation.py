@@ -57,9 +57,6 @@ class ElectedMean(Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         sign = (p @ parts).sign()
         agree = (parts * sign > 0).to(parts)
         total = p @ agree
@@ -77,9 +74,6 @@ class ConsensusMask(ConsensusMaskSettings, Merging):
     traits = _BY_COLUMN
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         others = (parts.sum(0) - parts).abs()
         votes = (parts.abs() >= self.lam * others).sum(0)
         return torch.where(votes >= min(self.least, len(parts)), p @ parts, 0.0)
@@ -94,9 +88,6 @@ class IsotropicMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         mean = p @ parts
         if len(shape) < 2:
             return mean
@@ -114,9 +105,6 @@ class SingularMerge(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         if len(shape) < 2:
             return p @ parts
         matrices = parts.reshape(len(parts), shape[0], -1)
@@ -134,9 +122,6 @@ class LeastInterference(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         if len(shape) < 2:
             return p @ parts
         matrices = parts.cpu().double().reshape(len(parts), shape[0], -1)
@@ -155,9 +140,6 @@ class LowRankAndSparse(LowRankAndSparseSettings, Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the columns of one tensor (n) from those of k rows (k x n), which have the shares p (k, with sum
-        1).
-        """
         if len(shape) < 2 or len(parts) < 2:
             return p @ parts
         sparse = sparse_part(parts.double())

@@ -20,8 +20,6 @@ from fedloom.methods import registry as m
 
 @parameters("fedloom.methods.peers.aggregation:SimilarityMix")
 class SimilarityMixSettings:
-    """Parameters of `SimilarityMix`."""
-
     top: Natural = 3
     alpha: UnitInterval = 0.5
     step: Share = 1.0
@@ -96,8 +94,6 @@ def dpsgd(
 
 @parameters("fedloom.methods.peers.sheaf:RestrictionMaps")
 class RestrictionMapsSettings:
-    """Parameters of `RestrictionMaps`."""
-
     lam: NonNegative = 1e-3
     eta: NonNegative = 0.01
     gamma: Share = 0.01
@@ -146,8 +142,6 @@ def sheaf_fmtl(
 
 @parameters("fedloom.methods.peers.aggregation:Staleness")
 class StalenessSettings:
-    """Parameters of `Staleness`."""
-
     a: NonNegative = 0.5
 
 
@@ -170,8 +164,6 @@ def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
 
 @parameters("fedloom.methods.peers.aggregation:Plateau")
 class PlateauSettings:
-    """Parameters of `Plateau`."""
-
     factor: Share = 0.5
     patience: Count = 3
     min_delta: BelowOne = 0.0

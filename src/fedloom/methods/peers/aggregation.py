@@ -267,11 +267,9 @@ class Plateau(PlateauSettings, LocalRule):
     validation = True
 
     def init(self, base: Tensor) -> State:
-        """Return the state of a client that has not measured any model."""
         return {"best": math.inf, "waited": 0, "scale": 1.0}
 
     def begin(self, view: View, state: State) -> State:
-        """Measure the received model, and set the learning rate of the round."""
         assert view.validate is not None
         loss, best = math.fsum(view.validate().values()), float(state["best"])
         better = loss < best * (1 - self.min_delta)

@@ -98,9 +98,7 @@ class GroupsSection(Section):
 
 
 class Choose(Section):
-    """The candidates that a peer asks: its group, those at least `threshold` similar, the `top` most similar, or
-    all.
-    """
+    """The candidates that a peer asks: its group, those at least `threshold` similar, the `top` most similar, all."""
 
     top: Annotated[int, Field(ge=0)] | None = None
     threshold: float | None = None

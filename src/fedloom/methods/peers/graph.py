@@ -120,9 +120,7 @@ def candidates(
 
 
 def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all parameters of a topology, defaults filled in. Raises RecipeError for a wrong one, or an unknown
-    topology.
-    """
+    """Return all parameters of a topology, with defaults. Raises RecipeError for wrong or unknown ones."""
     entry = TOPOLOGIES[name]
     try:
         return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))

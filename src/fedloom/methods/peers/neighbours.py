@@ -20,9 +20,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def top_k(similarity: Mapping[str, float], k: int) -> tuple[str, ...]:
-    """Return the k most similar candidates (eq. 4.8), best first; ties go to the name that sorts first. Fewer if
-    there are.
-    """
+    """Return the k most similar candidates (eq. 4.8), best first, or all if there are fewer; ties go by name."""
     if k < 0:
         raise ValueError(f"k: expected at least 0, found {k}")
     return _best(similarity)[:k]
@@ -151,9 +149,7 @@ def _groups(names: Sequence[str], labels: Sequence[int]) -> Groups:
 
 
 def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return ColNet's groups (Feng et al., 2025): task -> peers that have it, sorted. Leaders exchange their groups'
-    means.
-    """
+    """Return ColNet's groups (Feng et al., 2025): task -> peers that have it, sorted. Leaders exchange their means."""
     return {task: tuple(sorted(p for p in tasks if tasks[p] == task)) for task in sorted(set(tasks.values()))}
 
 

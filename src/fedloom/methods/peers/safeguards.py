@@ -134,9 +134,7 @@ def shortening(lengths: Tensor, most: float) -> Tensor:
 
 
 def bounded(w: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Return the nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones where no weights satisfy
-    that.
-    """
+    """Return the nearest weights (n) with low <= w_i <= high and sum 1: layer 3. Equal ones where there are none."""
     n = len(w)
     if not low * n < 1 < high * n:
         return torch.full_like(w, 1 / max(n, 1))
@@ -151,9 +149,7 @@ def bounded(w: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 
 def smoothed(w: Tensor, names: Sequence[str], before: Mapping[str, float], ema: float) -> Tensor:
-    """Return ema w_before + (1 - ema) w, divided by its sum: layer 5. Who was not there before enters with the new
-    weight.
-    """
+    """Return ema w_before + (1 - ema) w, divided by its sum: layer 5. A new neighbour enters with the new weight."""
     old = torch.tensor([before.get(name, float(new)) for name, new in zip(names, w, strict=True)], dtype=w.dtype)
     mixed = ema * old + (1 - ema) * w
     total = float(mixed.sum())

@@ -99,9 +99,7 @@ class Scenario(Section):
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
-        """Load a scenario from a YAML file or a mapping. All problems are reported in one RecipeError, one line
-        each.
-        """
+        """Load a scenario from a YAML file or a mapping. One RecipeError reports all problems, a line for each."""
         from fedloom.core.settings.section import explain, found, strict
         from fedloom.core.settings.yaml import parse
 
@@ -257,9 +255,7 @@ class Events:
         return len(self._heap)
 
     def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
-        """Return an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless they are finite and
-        >= 0.
-        """
+        """Return an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless finite and >= 0."""
         if not 0 <= after < math.inf:
             raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
         number = self._count.get((sender, receiver), 0)

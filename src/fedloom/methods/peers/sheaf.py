@@ -115,7 +115,6 @@ class RestrictionMaps(RestrictionMapsSettings, LocalRule):
             view.grad[s].add_(part, alpha=self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Move the maps of neighbours that were heard, and return the projections of the trained model."""
         y, maps = _joined(view), dict(state["maps"])
         for link, q in state["heard"].items():
             if width := len(q):

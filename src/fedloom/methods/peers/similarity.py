@@ -80,9 +80,7 @@ def feature_statistics(pooled: Tensor) -> Tensor:
 
 
 def overlap(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return the overlap of tasks, sum over t of min(w_it, w_jt) (eq. 4.4), for weights (T) as `task_weights` makes
-    them.
-    """
+    """Return the overlap of tasks, sum over t of min(w_it, w_jt) (eq. 4.4), for weights (T) of `task_weights`."""
     rows, columns = _pair(own, others)
     S = torch.zeros(len(rows), len(columns), dtype=torch.float64)
     for a, b in zip(rows.double().t().cpu(), columns.double().t().cpu(), strict=True):

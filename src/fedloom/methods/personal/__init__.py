@@ -31,8 +31,6 @@ def ditto(*, lam: NonNegative = 0.1) -> m.Method:
 
 @parameters("fedloom.methods.personal.aggregation:Envelope")
 class EnvelopeSettings:
-    """Parameters of `Envelope`."""
-
     lam: Positive = 15.0
     inner: Count = 5
     outer: Positive = 0.005
@@ -58,8 +56,6 @@ def pfedme(rule: training.Envelope, *, beta: Positive = 1.0) -> m.Method:
 
 @parameters("fedloom.methods.personal.aggregation:Attention")
 class AttentionSettings:
-    """Parameters of `Attention`."""
-
     alpha: Positive = 1.0
     sigma: Positive = 1.0
     scale: Literal["absolute", "median"] = "absolute"
@@ -102,16 +98,12 @@ def fedamp(
 
 @parameters("fedloom.methods.personal.aggregation:TaskCovariance")
 class TaskCovarianceSettings:
-    """Parameters of `TaskCovariance`."""
-
     centre: bool = True
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7
 
 
 @parameters("fedloom.methods.personal.aggregation:TaskCoupling")
 class TaskCouplingSettings:
-    """Parameters of `TaskCoupling`."""
-
     lam: NonNegative = 1e-3
 
 

@@ -82,7 +82,6 @@ class Attention(AttentionSettings, Identity):
     traits = Traits(writes={"broadcast:anchor"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return u_k for clients that have a model; nothing before the first round."""
         sent: dict[str, Broadcast] = {client: {} for client in clients}
         if models:
             names, W = _stacked(models)
@@ -104,7 +103,6 @@ class TaskCovariance(TaskCovarianceSettings, Identity):
     traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return Omega_kk and v_k for clients that have a model; nothing before the first round."""
         sent: dict[str, Broadcast] = {client: {} for client in clients}
         if not models:
             return sent
@@ -142,7 +140,6 @@ class Anchor(LocalRule):
     needs = frozenset({"broadcast:anchor"})
 
     def begin(self, view: View, state: State) -> State:
-        """Move to the mix, with `start` "mix"."""
         if self.start == "mix" and "anchor" in view.broadcast:
             for s in view.shared:
                 view.params[s] = view.broadcast["anchor"][s]
@@ -203,7 +200,6 @@ class Envelope(EnvelopeSettings, LocalRule):
             state["w"][s].lerp_(view.params[s], self.outer * self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the state with theta; w is the client's model."""
         if view.step:
             self._move(view, state)
         theta = view.params.clone()
@@ -211,6 +207,5 @@ class Envelope(EnvelopeSettings, LocalRule):
         return {"personal": theta}, {}
 
     def personal(self, state: State) -> Tensor | None:
-        """Return theta."""
         theta: Tensor = state["personal"]
         return theta

@@ -50,9 +50,7 @@ def _stages(method: Method) -> tuple[Stage, ...]:
 
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
-    """Return the method's aggregation with a private mean in place of its plain one, which must be the first to see
-    rows.
-    """
+    """Return the method's aggregation with a private mean for its plain one, which must be the first to see rows."""
     first, *after = _stages(method)
     if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
         if first.first == "groups":

@@ -117,7 +117,6 @@ class PrivateClusters(ChosenClusters):
         return replace(super().traits, hides=max(self.least, 1))
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
-        """Return, for each model, the rows that move it, and a private mean of its own."""
         least, z = max(self.least, 1), self.stage.noise
         drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
         counts = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)

@@ -82,8 +82,6 @@ def fedtgp(
 
 @parameters("fedloom.methods.prototypes.aggregation:MovingAnchors")
 class MovingAnchorsSettings:
-    """Parameters of `MovingAnchors`."""
-
     momentum: UnitInterval = 0.9999
 
 
@@ -117,15 +115,11 @@ def fedsa(
 
 @parameters("fedloom.methods.prototypes.aggregation:ClusteredPrototypes")
 class ClusteredPrototypesSettings:
-    """Parameters of `ClusteredPrototypes`."""
-
     partition: Literal["last", "first"] = "last"
 
 
 @parameters("fedloom.methods.prototypes.rules:ClusterContrast")
 class ClusterContrastSettings:
-    """Parameters of `ClusterContrast`."""
-
     temperature: Positive = 0.02
     over: Literal["known", "batch"] = "known"
 
@@ -193,8 +187,6 @@ def fedrcl(
 
 @parameters("fedloom.methods.prototypes.rules:ModelContrast")
 class ModelContrastSettings:
-    """Parameters of `ModelContrast`."""
-
     mu: NonNegative = 1.0
     temperature: Positive = 0.5
 

@@ -85,7 +85,6 @@ class KeepsPrototypes(Identity):
         return {"tasks": {}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return all prototypes; nothing before there are any."""
         if not state["tasks"]:
             return super().broadcast(state, clients, models)
         points, labels = [], []
@@ -118,12 +117,10 @@ class MeanPrototypes(KeepsPrototypes):
     by: Literal["counts", "clients"] = "counts"
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Return means and counts of all classes."""
         new = _latest(before, aggregated(prototypes, self.by))
         return {"means": new.means, "counts": new.counts}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return prototypes of the classes that some client had."""
         known = state["counts"] > 0
         return state["means"][known], known.nonzero()[:, 0]
 
@@ -133,7 +130,6 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
     """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Return clusters of all classes, in the order of classes."""
         new = cluster_prototypes(prototypes, self.partition)
         if before is None:
             return {"points": new.points, "labels": new.labels}
@@ -158,7 +154,6 @@ class TrainedPrototypes(KeepsPrototypes):
     limit: Annotated[NonNegative, Field(allow_inf_nan=False)] = 100.0
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        """Return the generator's parameters, and which classes are known."""
         classes, width = prototypes[0].means.shape
         generator = PrototypeGenerator(classes, width, derive_seed(ctx.seed, "fedtgp", task))
         known = torch.stack([p.known for p in prototypes]).any(0)
@@ -180,7 +175,6 @@ class TrainedPrototypes(KeepsPrototypes):
             return {"generator": parameters, "known": known, "points": generator()}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return what the generator gives for the known classes."""
         return state["points"][state["known"]], state["known"].nonzero()[:, 0]
 
 

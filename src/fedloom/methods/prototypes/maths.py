@@ -96,9 +96,7 @@ def _share(judged: int, labels: Tensor, over: Over) -> float:
 
 
 def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features and labels of the examples whose class has a prototype, and which examples these are (B,
-    bool).
-    """
+    """Return features and labels of the examples whose class has a prototype, and which these are (B, bool)."""
     which = (labels >= 0) & known[labels.clamp(min=0)]
     return features[which], labels[which], which
 
@@ -222,9 +220,7 @@ def nearest_gaps(prototypes: Prototypes) -> Tensor:
 
 
 def adaptive_margin(prototypes: Sequence[Prototypes], limit: float = 100.0) -> float:
-    """Return FedTGP's margin: the largest gap between neighbouring class means, at most `limit`; 0 below two
-    classes.
-    """
+    """Return FedTGP's margin: the largest gap between neighbouring class means, at most `limit`; 0 for one class."""
     gaps = nearest_gaps(aggregated(prototypes, "clients"))
     return min(float(gaps.max()), limit) if len(gaps) else 0.0
 
@@ -313,9 +309,7 @@ def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: f
 
 
 def anchor_margin(anchors: Tensor, own: Prototypes | None = None) -> float:
-    """Return FedSA's margin: the larger mean gap, of neighbouring anchors or of own prototypes; 0 if neither has
-    two.
-    """
+    """Return FedSA's margin: the larger mean gap, of neighbouring anchors or of own prototypes; 0 without two."""
     every = Prototypes(anchors, torch.ones(len(anchors), dtype=torch.float64))
     gaps = [nearest_gaps(p) for p in ([every] if own is None else [every, own])]
     return max((float(g.mean()) for g in gaps if len(g)), default=0.0)
@@ -368,9 +362,7 @@ def relaxed_contrast(
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
 
     def chosen(mask: Tensor, count: int, largest: bool) -> Tensor:
-        """Return similarities of each row's most or least similar within the mask (n x count); -inf where there are
-        fewer.
-        """
+        """Return similarities of each row's most or least similar within the mask (n x count); else -inf."""
         outside = -math.inf if largest else math.inf
         values = similar.masked_fill(~mask, outside).topk(min(count, len(y)), dim=1, largest=largest)[0]
         return values.masked_fill(values.isinf(), -math.inf)

@@ -102,11 +102,9 @@ class CollectPrototypes(LocalRule):
     provides = PROVIDED
 
     def begin(self, view: View, state: State) -> State:
-        """Return a state without batches."""
         return {**state, "batches": deque()}
 
     def grad(self, view: View, state: State) -> None:
-        """Note the batch; the gradient stays as it is."""
         tasks = list(classified(view))
         if not tasks:
             return
@@ -117,7 +115,6 @@ class CollectPrototypes(LocalRule):
             keep_last(state["batches"], state["examples"])
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the prototypes; the state keeps only the number of examples."""
         batches = state.pop("batches")
         if self.last_epoch and batches and "examples" not in state:
             assert view.losses is not None
@@ -210,7 +207,6 @@ class SemanticAnchors(CollectPrototypes):
     needs = BROADCAST
 
     def begin(self, view: View, state: State) -> State:
-        """Return the margins of the round."""
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
@@ -231,7 +227,6 @@ class SemanticAnchors(CollectPrototypes):
         return total
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the prototypes, which are also kept."""
         own = self._merged(state["batches"])
         _, provided = super().finish(view, state)
         return {"own": {str(n): {"means": p.means, "counts": p.counts} for n, p in own.items()}}, provided
@@ -330,6 +325,5 @@ class ModelContrast(ModelContrastSettings, LocalRule):
         return self.mu * softplus((to_previous - to_global) / self.temperature).mean()
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """Return the model as trained."""
         assert view.buffers is not None
         return {"previous": torch.cat([view.params, view.buffers])}, {}

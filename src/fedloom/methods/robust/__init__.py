@@ -13,8 +13,6 @@ RULES = ("Krum", "MultiKrum", "MinimumDiameter", "NearestMix", "GeometricMedian"
 
 @parameters(*(f"fedloom.methods.robust.aggregation:{rule}" for rule in RULES))
 class RobustSettings:
-    """Parameters of `Robust`."""
-
     f: Natural | None = None
     within: Literal["tasks", "all"] = "tasks"
 
@@ -113,8 +111,6 @@ def rfa(method: m.Method, rule: stages.GeometricMedian) -> m.Method:
 
 @parameters("fedloom.methods.robust.aggregation:CentredClip")
 class CentredClipSettings(RobustSettings):
-    """Parameters of `CentredClip`."""
-
     limit: Positive | None = None
     steps: Count = 5
 

@@ -149,7 +149,6 @@ class Robust(RobustSettings, Stage):
         return 3 if self.f is None else 2 * self.f + 1
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield groups that would never have enough rows, and peers, which hear too few."""
         if rows is None:
             yield (
                 f"{self!r} chooses among the rows of a group, of which a peer hears too few to outvote a liar; at "
@@ -202,9 +201,7 @@ class ByGram(Robust):
         return Traits("mix", wants=wants, separable=True, presence="row")
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        """Return W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a
-        server.
-        """
+        """Return W (K x K) for the Gram matrix of a group. `own` is the peer's own, trusted row; None at a server."""
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -231,7 +228,6 @@ class AroundOwn(ByGram):
     """Rules that at a peer need no majority, because they keep to the peer's own row; there all rows are one group."""
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield what others yield at a server, and nothing at a peer, where it works among any number of rows."""
         return iter(()) if rows is None else super().unfit(rows, most)
 
 
@@ -263,7 +259,6 @@ class MinimumDiameter(ByGram):
     """
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield what others yield, and groups that have too many sets of K - f rows to try."""
         yield from super().unfit(rows, most)
         for _, members in () if rows is None else self._problems(rows):
             k = int(min(len(members), most))

@@ -76,8 +76,6 @@ class Fake(Attack):
     factor: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory."""
-
         def more(value: Any) -> Any:
             number = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
             return value * self.factor if number else value
