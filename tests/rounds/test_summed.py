@@ -22,7 +22,7 @@ from fedloom.engines.api import trained_models
 from fedloom.federation.rounds import server
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.messages import Payload
-from fedloom.federation.rounds.server import adds_up, collect, server_init, server_step, summed
+from fedloom.federation.rounds.server import adds_up, collect, server_init, server_step_by_sums, summed
 from fedloom.methods.private.aggregation import PrivateMean
 from rounds.test_equivalence import TwoInDisorder
 from rounds.test_recovery import events, spoilt, times
@@ -120,7 +120,7 @@ def test_no_row_is_kept(always: None) -> None:
         raise AssertionError("a row was asked for")
 
     ctx = Ctx(1, targets=sent.rows, population=len(sent.rows))
-    new = server_step(sent.method, sent.layout, sent.federation, watched(), sent.state, ctx, again=again)
+    new = server_step_by_sums(sent.method, sent.layout, sent.federation, watched(), sent.state, ctx, again=again)
     assert len(values) == len(sent.rows)
     assert torch.allclose(new["model"] - sent.state["model"], sent.mean(collect), atol=1e-5)
 

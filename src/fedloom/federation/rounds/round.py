@@ -150,6 +150,14 @@ class Round:
             yield d.payload
             del d  # before the next client trains
 
+    def payloads_again(
+        self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]
+    ) -> Iterator[Payload]:
+        """Return the payloads of the same jobs once more, in order, where rows that were added up are needed after all."""
+        for known in (self.done, self.clients, self.events):
+            known.clear()
+        return self.payloads(executor, jobs, messages, ordered=True)
+
     def _count(self, client: str, payload: Payload, message: Message) -> None:
         """Count a client's bytes up and down, once for all with the same tasks and messages of the same form."""
         alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
