@@ -403,9 +403,9 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> T
     if shared is not params:  # all others are written below
         rest = params.without(shared)
         params.put(model.params, rest, params.take(model.initial[: params.d], rest))
+        if "private" in state:
+            params.put(model.params, method.private_part(model.layout), state["private"].to(model.device))
     params.put(model.params, shared, vector.to(model.device))
-    if "private" in state:
-        params.put(model.params, method.private_part(model.layout), state["private"].to(model.device))
     if model.has_buffers:
         _load_buffers(method, model, received, state)
     # without a copy, all clients that start from one model share its memory

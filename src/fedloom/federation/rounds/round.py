@@ -153,7 +153,7 @@ class Round:
     def payloads_again(
         self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]
     ) -> Iterator[Payload]:
-        """Return the payloads of the same jobs once more, in order, where rows that were added up are needed after all."""
+        """Return the payloads of the same jobs once more, in order, where rows that were added up are needed."""
         for known in (self.done, self.clients, self.events):
             known.clear()
         return self.payloads(executor, jobs, messages, ordered=True)
