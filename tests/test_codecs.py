@@ -60,6 +60,9 @@ def test_rows_of_several_senders_are_packed_at_once_as_each_alone(present: str |
     for packed, client in zip(Raw().pack_each(X, LAYOUT, clients[0].present), clients, strict=True):
         assert torch.equal(packed["values"], Raw().pack(client)["values"])
     assert Unified().pack_each(X, LAYOUT, None) is None
+    if present is None:
+        assert torch.equal(Raw().unpack_each(Raw().pack_each(X, LAYOUT, None)), X)
+    assert (Raw.unpacks_each, Unified.unpacks_each) == (True, False)
 
 
 def test_a_single_row_comes_back_bit_for_bit() -> None:

@@ -29,6 +29,8 @@ class Codec:
     """
 
     stays_packed: ClassVar[bool] = False
+    unpacks_each: ClassVar[bool] = False
+    """True if there is `unpack_each`."""
     varies: ClassVar[bool] = False
     """True if the number of bytes depends on the values."""
 
@@ -46,6 +48,10 @@ class Codec:
         None: this codec packs them one at a time.
         """
         return None
+
+    def unpack_each(self, packed: Sequence[Packed]) -> Tensor:
+        """Return the rows (K x d) of as many senders, each of which packed one row with all blocks."""
+        raise NotImplementedError
 
     def read(self, packed: Any, like: Updates) -> Packed:
         """Return packed tensors from a sender, if `pack` could have made them of rows like these; values are finite.
@@ -114,6 +120,8 @@ def _fill(values: Tensor, like: Updates) -> Tensor:
 class Raw(Codec):
     """Every value as it is."""
 
+    unpacks_each = True
+
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         return {"values": _values(updates)}
 
@@ -122,6 +130,10 @@ class Raw(Codec):
             sizes = torch.tensor([block.size for block in layout.blocks], dtype=torch.int64)
             X = X[:, present[0].repeat_interleave(sizes)]
         return [{"values": row} for row in X.to("cpu")]
+
+    def unpack_each(self, packed: Sequence[Packed]) -> Tensor:
+        """Return the rows again."""
+        return torch.stack([one["values"] for one in packed])
 
     def fields(self, like: Updates) -> dict[str, Array]:
         """Return what each tensor must be."""

@@ -90,23 +90,26 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
     What would take more than BUDGET bytes is dealt out to several stacks of about the same size.
     """
     groups: dict[object, list[Stackable]] = {}
+    lengths = _lengths(clients, training)
     for c in clients:
         masked = all(task.masks for task, _ in c.work.tasks.values())
-        size = passes([c.work.index.numel()], training) if masked else c.work.index.numel()
+        size = lengths[c.work.index.numel()][0] if masked else c.work.index.numel()
         alike = None if masked and training.schedule == Schedule() else size
         key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), alike, id(c.work.examples))
         groups.setdefault(key, []).append(c)
     most = max(1, BUDGET // (COPIES * clients[0].base.nbytes))
     stacks = []
     for members in groups.values():
-        members.sort(key=lambda c: -_steps(c, training))
+        members.sort(key=lambda c: -lengths[c.work.index.numel()][1])
         size = math.ceil(len(members) / math.ceil(len(members) / most))
         stacks += [members[at : at + size] for at in range(0, len(members), size)]
     return stacks
 
 
-def _steps(client: Stackable, training: Training) -> int:
-    return training.steps or local_epochs(training) * passes([client.work.index.numel()], training)
+def _lengths(clients: Sequence[Stackable], training: Training) -> dict[int, tuple[int, int]]:
+    """Return the numbers of examples that clients have -> (steps of one pass over them, steps in all)."""
+    one_pass = {n: passes([n], training) for n in {c.work.index.numel() for c in clients}}
+    return {n: (steps, training.steps or local_epochs(training) * steps) for n, steps in one_pass.items()}
 
 
 def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor:
@@ -114,12 +117,12 @@ def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor
 
     -1 stands where a batch has no more examples, or a client no more batches.
     """
-    size = training.batch_size
-    drawn = np.full((len(clients), _steps(clients[0], training), size), -1)
+    size, lengths = training.batch_size, _lengths(clients, training)
+    drawn = np.full((len(clients), lengths[clients[0].work.index.numel()][1], size), -1)
     for places, c in zip(drawn.reshape(len(clients), -1), clients, strict=True):
         index = c.work.index
-        wide = passes([index.numel()], training) * size  # of one pass over the examples
-        for epoch, at in enumerate(range(0, _steps(c, training) * size, wide)):
+        one_pass, steps = lengths[index.numel()]
+        for epoch, at in enumerate(range(0, steps * size, one_pass * size)):
             order = ordered(index, ctx.rng("order", c.work.who, epoch))
             there = places[at : at + order.numel()]
             there[:] = order.numpy()[: len(there)]

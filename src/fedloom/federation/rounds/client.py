@@ -42,7 +42,7 @@ class ClientRound:
     attack: Attack | None = None
     """None: the client is honest."""
 
-    @cached_property
+    @property
     def params(self) -> Layout:
         """The model's parameters."""
         return self.model.layout.parameters

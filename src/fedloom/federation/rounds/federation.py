@@ -153,8 +153,14 @@ class BuiltClient:
 
     def work(self, who: str) -> Work:
         """Return its train examples, for all its tasks; `who` names the streams of random numbers."""
-        train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
-        return Work(who, train.examples, train.index, self.tasks, train.has(self.tasks), groups=groups)
+        if who not in self._work:
+            train, groups = self.train, tuple(apart(self.train.examples, self.train.index))
+            self._work[who] = Work(who, train.examples, train.index, self.tasks, train.has(self.tasks), groups=groups)
+        return self._work[who]
+
+    @cached_property
+    def _work(self) -> dict[str, Work]:
+        return {}
 
     def only(self, task: str) -> BuiltClient:
         """Return the client with one of its tasks, and the examples that have a label of it."""
@@ -269,9 +275,13 @@ class BuiltFederation:
         """Return the first client that holds the task."""
         return next(client for client in self.clients.values() if task in client.tasks)
 
+    def whole(self, layout: Layout) -> bool:
+        """Return whether each client has all blocks of a layout."""
+        return self.unified and not layout.predicts
+
     def presence(self, layout: Layout, rows: Sequence[Row]) -> Tensor | None:
         """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""
-        if self.unified and not layout.predicts and all(task is None for _, task in rows):
+        if self.whole(layout) and all(task is None for _, task in rows):
             return None
         present = [
             [b.task in (None, task) for b in layout.blocks]

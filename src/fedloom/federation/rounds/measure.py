@@ -280,12 +280,11 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
             models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
         for model in models:
             for split in splits:
-                part = client.part(split)
-                if len(part):
-                    group = by_model.setdefault(
-                        (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
-                    )
-                    group.members.append((client, model))
+                if not len(part := client.part(split)):
+                    continue
+                if (key := (model.owner, model.task, id(part))) not in by_model:
+                    by_model[key] = MeasuredGroup(model, client.id, split)
+                by_model[key].members.append((client, model))
     return list(by_model.values())
 
 

@@ -155,7 +155,8 @@ def form(value: Any) -> Any:
     if value is None or isinstance(value, Tensor | tuple | bool):
         return getattr(value, "nbytes", value)
     if isinstance(value, Message | Payload):
-        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+        parts = [each for each in vars(value).items() if each[0] not in ("row", "n")]
+        return tuple([(name, form(part)) for name, part in parts if isinstance(part, Tensor) or part])
     if isinstance(value, dict | Mapping):  # to ask for a Mapping alone takes ten times as long
         return tuple([(name, form(part)) for name, part in value.items()]) if value else ()
     return tuple(map(form, value)) if isinstance(value, list) else 8

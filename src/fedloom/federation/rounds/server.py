@@ -78,6 +78,10 @@ def _sent(method: Method, state: State, key: str) -> Tensor:
     return method.server.dispatch(model_of(state, key), state["rule"][key])
 
 
+TINY = 1 << 12
+"""Rows of at most so many bytes are unpacked together, where the codec can."""
+
+
 def collect(
     method: Method,
     layout: Layout,
@@ -96,11 +100,15 @@ def collect(
     expected, received = {row: i for i, row in enumerate(keys)}, dict[int, Payload]()
     X = torch.zeros(len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
+    waiting = dict[int, Mapping[str, Tensor]]()
+    tiny = X[:1].nbytes <= TINY and method.codec.unpacks_each and federation.whole(shared)
     for payload in payloads:
         if not payload.finite:
             continue
         mine, i = payload.rows, expected[payload.rows[0]]
-        if mine == (*keys[i : i + len(mine)],):
+        if tiny and not payload.tasks:
+            waiting[i] = payload.packed
+        elif mine == (*keys[i : i + len(mine)],):
             place = X[i : i + len(mine)]  # codecs may fill it without a copy in between
             place.copy_(method.codec.unpack(payload.packed, blank(shared, federation, mine, place)))
         else:  # some of its rows are missing
@@ -110,6 +118,8 @@ def collect(
             matrix[i] = payload.auxiliary[name]
         received[i] = _beside_rows(method, federation, payload, dtype)
         del payload  # an update is as large as the model: let go of it before the next one arrives
+    if waiting:
+        X[[*waiting]] = method.codec.unpack_each([*waiting.values()])
     ordered = [received[i] for i in sorted(received)]
     if sum(len(payload.rows) for payload in ordered) < len(keys):
         here = [expected[row] for payload in ordered for row in payload.rows]
@@ -183,7 +193,8 @@ def _collect_packed(
 def _beside_rows(method: Method, federation: BuiltFederation, payload: Payload, dtype: torch.dtype) -> Payload:
     """Return a payload without its rows, with the numbers of examples that count, and buffers of this dtype."""
     buffers = None if payload.buffers is None else payload.buffers.to(dtype)
-    return replace(clip_counts(method, federation, payload), packed={}, auxiliary={}, buffers=buffers)
+    p = clip_counts(method, federation, payload)
+    return Payload(p.row, p.n, {}, p.extra, {}, p.support, buffers, p.integers, p.finite, p.tasks)
 
 
 def assembled(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -267,9 +268,12 @@ def packed(line: Mapping[str, Any]) -> dict[str, Any]:
 def _together(entries: Sequence[Mapping[str, Any]], groups: dict[tuple[str, ...], int]) -> list[Mapping[str, Any]]:
     """Return entries with those of MANY clients as one, whose clients are added to `groups`, if they are new."""
     alike: dict[Any, list[Mapping[str, Any]]] = {}
+    words: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Any]] = {}  # keys -> the words under them
     for entry in entries if len(entries) >= MANY else ():
-        words = [value if isinstance(value, str) else None for key, value in entry.items() if key != "client"]
-        alike.setdefault((*entry, *words), []).append(entry)
+        if (keys := tuple(entry)) not in words:
+            words[keys] = itemgetter("client", *(k for k in keys if k != "client" and isinstance(entry[k], str)))
+        of_words = words[keys](entry)
+        alike.setdefault((keys, of_words[1:] if isinstance(of_words, tuple) else ()), []).append(entry)
     if not any(len(some) >= MANY for some in alike.values()):
         return [*entries]
     result: list[Mapping[str, Any]] = []
@@ -284,7 +288,7 @@ def _together(entries: Sequence[Mapping[str, Any]], groups: dict[tuple[str, ...]
                 one |= {} if key == "client" else {key: first}
                 continue
             column = [entry[key] for entry in some]
-            same = not isinstance(first, list) and len(set(map(repr, column))) == 1
+            same = first == column[-1] and not isinstance(first, list) and len(set(map(repr, column))) == 1
             one[key] = first if same else column
         result.append(one)
     return result
