@@ -31,7 +31,7 @@ from fedloom.federation.recipes import schema
 from fedloom.methods import ADDONS, METHODS
 from fedloom.methods.peers import config
 from fedloom.methods.prototypes import maths as prototypes
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from mutants.changes import CHUNKS
 
 WRITTEN = Path(__file__).with_name("defaults.yaml")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from trials.test_adversaries import DEFENDED
 
 ROOT = Path(__file__).parents[1]

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fedloom.engines.flower.deployment import Deployment, deployment, prepare
-from fedloom.federation.runs.audit import FILE as AUDIT
-from fedloom.federation.runs.audit import verified
+from fedloom.federation.runs.track import FILE as AUDIT
+from fedloom.federation.runs.track import verified
 
 ROUNDS, DEADLINE = 14, 240
 LOOP = """\

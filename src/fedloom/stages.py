@@ -49,21 +49,21 @@ if TYPE_CHECKING:
     from fedloom.methods.drift.aggregation import NormaliseSteps as NormaliseSteps
     from fedloom.methods.f2dc.rules import DomainWeights as DomainWeights
     from fedloom.methods.feddea.aggregation import ActivatedDimensions as ActivatedDimensions
+    from fedloom.methods.feddea.aggregation import Heal as Heal
     from fedloom.methods.feddea.aggregation import TopMagnitude as TopMagnitude
     from fedloom.methods.fedhca2.aggregation import AcrossTasks as AcrossTasks
     from fedloom.methods.fedhca2.aggregation import AttentionAcrossTasks as AttentionAcrossTasks
     from fedloom.methods.fedhca2.aggregation import HyperConflictAverse as HyperConflictAverse
     from fedloom.methods.fedhca2.aggregation import HyperCrossAttention as HyperCrossAttention
-    from fedloom.methods.heal.aggregation import Heal as Heal
     from fedloom.methods.lora.aggregation import ExactFactors as ExactFactors
     from fedloom.methods.lora.aggregation import FactorProducts as FactorProducts
-    from fedloom.methods.matu.aggregation import TaskVectors as TaskVectors
     from fedloom.methods.merging.aggregation import ConsensusMask as ConsensusMask
     from fedloom.methods.merging.aggregation import ElectedMean as ElectedMean
     from fedloom.methods.merging.aggregation import IsotropicMerge as IsotropicMerge
     from fedloom.methods.merging.aggregation import LeastInterference as LeastInterference
     from fedloom.methods.merging.aggregation import LowRankAndSparse as LowRankAndSparse
     from fedloom.methods.merging.aggregation import SingularMerge as SingularMerge
+    from fedloom.methods.merging.aggregation import TaskVectors as TaskVectors
     from fedloom.methods.peers.aggregation import AtPeer as AtPeer
     from fedloom.methods.peers.aggregation import ConflictAverseMix as ConflictAverseMix
     from fedloom.methods.peers.aggregation import Gossip as Gossip

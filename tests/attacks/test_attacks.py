@@ -12,7 +12,7 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from fedloom.methods.robust.hostile import FlippedLabels, LittleIsEnough
 from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.dense import Depth

@@ -21,7 +21,7 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.cli.shared import answer
 from fedloom.federation.recipes.loader import catalogue
-from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.track import Audit
 from folders_support import nyud
 from folders_support import save as save_image
 from grid_support import benchmark

@@ -22,7 +22,7 @@ from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.methods import METHODS
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from tests_support import POOLED, QUICK, Quick, assert_same, load_recipe, named, outcome
 
 HARD = (

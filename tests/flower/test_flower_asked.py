@@ -11,8 +11,8 @@ import pytest
 
 from fedloom.engines.api import Result, run
 from fedloom.errors import UserError
-from fedloom.federation.runs.audit import verified
 from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.track import verified
 from sites_support import Demand, Go, Server, events, recipe
 
 pytest.importorskip("flwr")

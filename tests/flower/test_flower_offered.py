@@ -16,7 +16,7 @@ from fedloom.core.settings import trust
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.schema import recipe_hash
-from fedloom.federation.runs.audit import verified
+from fedloom.federation.runs.track import verified
 from sites_support import Demand, make_homes, recipe
 
 pytest.importorskip("flwr")

@@ -20,8 +20,8 @@ from fedloom.core.context import new_secret
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
 from fedloom.federation.rounds.build import build
-from fedloom.federation.runs.audit import verified
 from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.track import verified
 from sites_support import Demand, Go, events, trained
 from tests_support import assert_same, load_recipe
 

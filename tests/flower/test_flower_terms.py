@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from fedloom.errors import UserError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import recipe_hash
-from fedloom.federation.runs.audit import Audit, verified
 from fedloom.federation.runs.recorded import sum_of
+from fedloom.federation.runs.track import Audit, verified
 from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
 pytest.importorskip("flwr")

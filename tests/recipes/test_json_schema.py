@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.core.settings.yaml import parse
-from fedloom.federation.recipes.json_schema import SHIPPED
-from fedloom.federation.recipes.loader import EDITORS, HOME, load, names, packaged, read
+from fedloom.federation.recipes.loader import EDITORS, HOME, SHIPPED, load, names, packaged, read
 from fedloom.federation.recipes.schema import recipe_hash
 
 
@@ -51,7 +50,7 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
 def test_the_shipped_schema_is_the_one_that_the_command_prints():
     # in a Python of its own, where no test has registered anything, and without what other packages bring
     code = (
-        "import json; from fedloom.federation.recipes.json_schema import schema; "
+        "import json; from fedloom.federation.recipes.loader import schema; "
         "from fedloom.core.settings.registry import Registry; "
         "Registry.announced = {}; print(json.dumps(schema()))"
     )

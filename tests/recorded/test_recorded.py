@@ -14,7 +14,7 @@ import pytest
 
 from fedloom.errors import UserError
 from fedloom.methods import ADDONS, METHODS
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from recorded.runs import known_runs, run
 from recorded.summary import NUMBERS, differences, summarised, summary
 

@@ -19,12 +19,12 @@ from fedloom.errors import RecipeError
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.build import build, build_method
-from fedloom.federation.rounds.hostile import conspired
+from fedloom.federation.rounds.built import conspired
 from fedloom.federation.rounds.messages import Payload, blank, clip_counts, unpacked
 from fedloom.federation.rounds.server import collect
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
-from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust import ATTACKS
 from tests_support import Quick, assert_same, load_recipe, named, stopped_after
 
 FLOWER = "runtime.engine=flower"

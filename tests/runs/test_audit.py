@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import StateError
-from fedloom.federation.runs.audit import START, Audit, verified
 from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.track import START, Audit, verified
 
 
 @pytest.fixture

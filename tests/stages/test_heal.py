@@ -14,8 +14,8 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.federation.runs import checkpoint
-from fedloom.methods.heal import aggregation as module
-from fedloom.methods.heal.aggregation import _needed
+from fedloom.methods.feddea import aggregation as module
+from fedloom.methods.feddea.aggregation import _needed
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
 
 FIRST = [[1.0, -1, 2, 0], [-1, 1, 2, 0]]
@@ -161,7 +161,7 @@ def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     X = [torch.randn(3, 50, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     for zeros in ("paper", "none"):
         whole, state = rounds(Heal(zeros=zeros), *X)
-        monkeypatch.setattr(module, "_CHUNK", 7)
+        monkeypatch.setattr(module, "_COLUMNS", 7)
         pieces, again = rounds(Heal(zeros=zeros), *X)
         monkeypatch.undo()
         assert torch.equal(whole[-1].coef, pieces[-1].coef)

@@ -17,7 +17,7 @@ import pytest
 
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.rounds.server import dispatch
-from fedloom.federation.runs.audit import verified
+from fedloom.federation.runs.track import verified
 from sites_support import Server, make_homes
 from trials.scale import cases
 from trials.test_nodes import spoilt

@@ -60,8 +60,7 @@ def init(
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.data.tables.read import is_table
     from fedloom.federation.recipes.draft import draft, look
-    from fedloom.federation.recipes.json_schema import SHIPPED
-    from fedloom.federation.recipes.loader import EDITORS, load
+    from fedloom.federation.recipes.loader import EDITORS, SHIPPED, load
 
     if out.exists():
         raise UserError(f"{out} exists already: choose another file with --out")

@@ -185,7 +185,7 @@ def audit(
     Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or that the file was
     replaced.
     """
-    from fedloom.federation.runs.audit import START, verified
+    from fedloom.federation.runs.track import START, verified
 
     lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START

@@ -267,7 +267,7 @@ def schema(
     out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
 ) -> None:
     """Print the JSON Schema of recipes, with which editors complete and check them."""
-    from fedloom.federation.recipes.json_schema import schema as made
+    from fedloom.federation.recipes.loader import schema as made
 
     shared.put(json.dumps(made(), indent=1) + "\n", out)
 

@@ -11,7 +11,7 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.constant import constant_scores
+from fedloom.federation.rounds.evaluation import constant_scores
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of

@@ -49,22 +49,22 @@ from fedloom.methods.f2dc import feature_modules as feature_modules
 from fedloom.methods.fdse import fdse as fdse
 from fedloom.methods.feddea import activated_dimensions as activated_dimensions
 from fedloom.methods.feddea import feddea as feddea
+from fedloom.methods.feddea import heal as heal
 from fedloom.methods.feddea import server_step as server_step
 from fedloom.methods.feddea import support_mean as support_mean
 
 # These modules register themselves; none imports torch before it is called.
 from fedloom.methods.fedhca2 import across_tasks as across_tasks
 from fedloom.methods.fedhca2 import fedhca2 as fedhca2
-from fedloom.methods.heal import heal as heal
 from fedloom.methods.lora import fedex_lora as fedex_lora
 from fedloom.methods.lora import fedsa_lora as fedsa_lora
 from fedloom.methods.lora import flora as flora
-from fedloom.methods.matu import by_task as by_task
-from fedloom.methods.matu import matu as matu
+from fedloom.methods.merging import by_task as by_task
 from fedloom.methods.merging import consensus as consensus
 from fedloom.methods.merging import dare as dare
 from fedloom.methods.merging import fedrpca as fedrpca
 from fedloom.methods.merging import iso_c as iso_c
+from fedloom.methods.merging import matu as matu
 from fedloom.methods.merging import ties as ties
 from fedloom.methods.merging import tsv_m as tsv_m
 from fedloom.methods.merging import wudi as wudi

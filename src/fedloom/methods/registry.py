@@ -79,11 +79,10 @@ METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method"
 ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.core.stage:Stage"))
 """Functions (method, *, parameters) -> Method, and classes of stages."""
 
-COMBINES = """Acts at the server, over everything that the method shares. No state. One participant gets its update
-back. Columns that only some clients have are a problem of their own, among these clients. `feddea` acts at the client,
-so before it; list pcgrad and gradvac before it. Refused with rules that set weights of coordinates (heal), which it
-would not read, and with methods that have no plain mean to replace (local training, a mean already replaced)."""
-"""A note of add-ons that replace the mean by another combination of the updates."""
+REPLACES = """`feddea` acts at the client, so before it; list pcgrad and gradvac before it. Refused with rules that set
+weights of coordinates (heal), which it would not read, and with methods that have no plain mean to replace (local
+training, a mean already replaced)."""
+"""The end of the pages of add-ons that replace the mean by something else."""
 
 CODECS = Registry("codec", "fedloom.codecs", ("fedloom.core.codecs:Codec",))
 """Functions (*, parameters) -> Codec."""

@@ -219,9 +219,8 @@ def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[st
         listed = "\n".join(f"  {code}" for code in codes)
         packages = ",".join(sorted({code.name.partition(":")[0].partition(".")[0] for code in codes}))
         raise RecipeError(
-            f"{where} names code that would be imported and run:\n{listed}\n"
-            f"Nothing was imported. Read the code; then allow it with --allow-code {packages}, or with "
-            f"{ALLOW}={packages}"
+            f"{where} names code that would be imported and run:\n{listed}\nNothing was imported. Read the code; then "
+            f"allow it with --allow-code {packages}, or with {ALLOW}={packages}"
         )
     _allowed.update(new)
 

@@ -48,8 +48,8 @@ from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.round import Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs import checkpoint
-from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.reader import WITHHELD, described
+from fedloom.federation.runs.track import Audit
 from fedloom.training.flat import FlatModel
 
 _POLL = 0.05, 1.0

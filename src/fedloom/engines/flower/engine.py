@@ -34,10 +34,10 @@ from fedloom.federation.rounds.progress import progress
 from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs import checkpoint
-from fedloom.federation.runs.audit import FILE as AUDIT
-from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.recorded import json_of
+from fedloom.federation.runs.track import FILE as AUDIT
+from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
 
 _KEYS = "keys.json"

@@ -66,10 +66,10 @@ from fedloom.federation.rounds.measure import Model, Record, labels, models_for,
 from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker, set_torch
 from fedloom.federation.runs import checkpoint
-from fedloom.federation.runs.audit import FILE as AUDIT
-from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.recorded import digest_of
+from fedloom.federation.runs.track import FILE as AUDIT
+from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
 from fedloom.training.flat import integer_buffers
 

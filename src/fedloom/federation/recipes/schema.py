@@ -318,7 +318,7 @@ class PeersSection(PeersBase):
 class AttackSection(Named):
     """Clients that are hostile, for trying out defences; no number of a run counts them."""
 
-    home = ("fedloom.methods.robust.attacks", "ATTACKS")
+    home = ("fedloom.methods.robust", "ATTACKS")
     section = "attack"
 
     clients: Annotated[int, Field(ge=1)] | list[str] = Field(

@@ -72,9 +72,8 @@ def terms_of(section: Privacy, training: Training, clients: int, statistics: boo
     """
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
-            f"privacy.delta: {section.delta:g} found, expected less than one over the number of clients "
-            f"({clients}): a larger "
-            "delta would allow publishing all data of one client"
+            f"privacy.delta: {section.delta:g} found, expected less than one over the number of clients ({clients}): a "
+            "larger delta would allow publishing all data of one client"
         )
     fixed = section.trust == "central" and section.sampling == "fixed"
     share = training.participation if section.trust == "central" else 1.0

@@ -13,8 +13,7 @@ from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.stage import Stage, every, inner
 from fedloom.core.updates import Updates
 from fedloom.federation.recipes.schema import PeersSection
-from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.hostile import group_of
+from fedloom.federation.rounds.built import Built, group_of
 from fedloom.federation.rounds.messages import nothing, rows_of
 from fedloom.methods.peers.graph import candidates
 from fedloom.training.flat import integer_buffers
@@ -54,8 +53,7 @@ def pooled(built: Built) -> None:
     if setting := "peers" if recipe.peers is not None else elsewhere:
         raise RecipeError(
             f"method: {method.name} needs the examples of all clients in one place, but {setting} provides no such "
-            "place; "
-            "set runtime.engine: process, and leave peers out"
+            "place; set runtime.engine: process, and leave peers out"
         )
 
 
@@ -89,8 +87,7 @@ def unaware_of_presence(built: Built) -> None:
         raise RecipeError(
             f"method: {method.name}: {stage!r} does not declare how it treats rows that lack blocks, but here some do: "
             "clients have only their own tasks' heads (model.heads: own), send one row per task, or send parts of "
-            "their "
-            "models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
+            "their models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
             "Updates.present and declare Traits(presence=...), or put PerBlock around it"
         )
 
@@ -234,14 +231,12 @@ def unprotected(built: Built) -> None:
         raise RecipeError(
             f"privacy.sampling: poisson found, with training.participation {recipe.training.participation}, but "
             f"{method.name} needs the models of the first clients, so a first round without clients would show; "
-            "expected "
-            "fixed, or all clients in each round"
+            "expected fixed, or all clients in each round"
         )
     if built.deployed and recipe.runtime.saved_every != 1:
         raise RecipeError(
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that continues "
-            "after "
-            "a crash would publish these rounds a second time; expected 1"
+            "after a crash would publish these rounds a second time; expected 1"
         )
     shared = method.shared_buffers(built.layout).names
     if method.buffers != "local" and (shared or integer_buffers(built.module)):

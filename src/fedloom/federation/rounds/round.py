@@ -10,9 +10,8 @@ from typing import Any
 
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import Ctx, State
-from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.built import Built, conspired
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.hostile import conspired
 from fedloom.federation.rounds.measure import train_records, train_seconds
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, count_bytes, form, rows_of
 from fedloom.federation.rounds.progress import Progress

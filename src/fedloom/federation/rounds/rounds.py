@@ -11,7 +11,7 @@ from typing import Any
 from fedloom.core.context import State, new_secret
 from fedloom.core.errors import StateError
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.constant import constant_scores
+from fedloom.federation.rounds.evaluation import constant_scores
 from fedloom.federation.rounds.measure import SEEN, Key, headline, measure, trained_records, unmeasured
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import again, gave_up

@@ -178,8 +178,7 @@ class Worker:
                 why = (
                     f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "
                     "examples): give the client more, choose a batch_size that leaves no single example, or use a "
-                    "model without "
-                    "batch norm"
+                    "model without batch norm"
                 )
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {why}") from error
         trained = self._scores(client, job.round) if evaluate_trained else {}

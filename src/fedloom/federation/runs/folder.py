@@ -26,7 +26,6 @@ from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.runtime import EarlyStopping
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs import checkpoint
-from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.federation.runs.recorded import (
     LOGS,
@@ -45,7 +44,7 @@ from fedloom.federation.runs.recorded import (
     sums,
 )
 from fedloom.federation.runs.recorded import check as fits
-from fedloom.federation.runs.track import Tracking
+from fedloom.federation.runs.track import Audit, Tracking
 
 _CHANGED = "recipe changed"
 MIRROR_FAILED = "mirror failed"

@@ -36,14 +36,14 @@ def cfl(
     linkage). r = 1, or with `relative` the mean norm of the first round's updates. Parts continue from the cluster's
     model; the round's updates are averaged within the new parts.
 
-    paper    thresholds as above, chosen from the first rounds; parts as above; an optional test on the gap of
-             the similarities
-    release  eps1 0.4, eps2 1.6 (absolute), start 20, uniform weights; complete linkage on -cos (`linkage:
-             complete`), whose parts may be more similar than need be; later splits return positions within the
-             cluster as if they were client numbers, so they move the wrong clients
-    here     `relative`, because absolute norms mean nothing under another optimiser, architecture or FedDEA:
-             by default eps1 0.2, eps2 0.4 (ours); with `relative: false` those of the release. No gap test.
-             Clusters hold client ids
+    paper    thresholds as above, chosen from the first rounds; parts as above; an optional test on the gap of the
+             similarities
+    release  eps1 0.4, eps2 1.6 (absolute), start 20, uniform weights; complete linkage on -cos (`linkage: complete`),
+             whose parts may be more similar than need be; later splits return positions within the cluster as if they
+             were client numbers, so they move the wrong clients
+    here     `relative`, because absolute norms mean nothing under another optimiser, architecture or FedDEA: by default
+             eps1 0.2, eps2 0.4 (ours); with `relative: false` those of the release. No gap test. Clusters hold client
+             ids
 
     A cluster is split only in a round in which all its members are present (the first: all clients), so hardly ever
     under low participation. Absent members receive their cluster's model. A cluster of one is local training. Until a
@@ -75,14 +75,13 @@ def ifca(
     j_k = argmin_j F_k(theta_j), ties by index;  theta_j <- theta_j + sum_{k: j_k = j} p_k Delta_k, p_k by data size
     within the cluster. A model that no client chose stays as it is.
 
-    paper    models start at random, so it needs several restarts or a good start; averaging of models or of
-             gradients; optionally shared first layers
+    paper    models start at random, so it needs several restarts or a good start; averaging of models or of gradients;
+             optionally shared first layers
     release  2 to 4 clusters, 10 local steps, learning rate 0.1 (MNIST)
-    here     models that start alike never part, and one network's random restarts cost too much. Round 1 is
-             FedAvg; then the C models are the mean trained models of C groups of its clients (average linkage
-             on cosine distance: `first: groups`), or its result plus noise of `noise` times the update's root
-             mean square, drawn from the run's seed (`first: noise`). The choice is made without augmentation
-             or dropout
+    here     models that start alike never part, and one network's random restarts cost too much. Round 1 is FedAvg;
+             then the C models are the mean trained models of C groups of its clients (average linkage on cosine
+             distance: `first: groups`), or its result plus noise of `noise` times the update's root mean square, drawn
+             from the run's seed (`first: noise`). The choice is made without augmentation or dropout
 
     A client is measured with its cluster's model, also while it is absent; one that never took part with the first
     round's model. A client compares only its own losses, so tasks may differ. All C models and the client's last one
@@ -126,12 +125,12 @@ def rr_cluster(
     So noise that hides one client of a cluster's mean need not hide one of fewer than B, at the price of updates that
     were made elsewhere. The parameters are ifca's, and so is all that is not said here.
 
-    paper    an add-on to federated clustering with client-level differential privacy: random rebalancing of
-             assignments to a minimum size B, with noise on the updates and on what clients are assigned by;
-             read in its abstract and its public reviews
+    paper    an add-on to federated clustering with client-level differential privacy: random rebalancing of assignments
+             to a minimum size B, with noise on the updates and on what clients are assigned by; read in its abstract
+             and its public reviews
     release  none found
-    here     with IFCA. A client is visited once, in random order from the run's seed, and moves to the
-             smallest cluster. It is measured with the model that it chose. B = 2 is ours
+    here     with IFCA. A client is visited once, in random order from the run's seed, and moves to the smallest
+             cluster. It is measured with the model that it chose. B = 2 is ours
 
     With `privacy` (trust: central, `first: noise`, `weights: uniform`), whose noise is z and whose clip is c: s_j =
     #{k: j_k = j} + z / sqrt(0.1) g theta_j <- theta_j + (sum_{k counted in j} clip(Delta_k) + z c / sqrt(0.9) g) / m_j
@@ -171,12 +170,12 @@ def fedsoft(
     server: c_s = sum_k v_ks w_k over the participants, v_ks proportional to u_ks n_k. The server never overwrites w_k.
 
     paper    as above; shares estimated every 2 rounds; lam 0.01 to 1 by data set
-    release  for each cluster 15 of 100 clients are drawn with probability v_ks and their plain mean is taken;
-             its estimator is called with one argument too many
-    here     the weighted mean over all participants. Shares are computed in every `every`-th round in which a
-             client takes part; for a dense task by an image's mean loss. lam = 0.1 and floor = 1e-4 are ours.
-             The first models are made from round 1, see ifca; there is no term in that round. A model whose
-             shares at the participants are all at most the floor stays as it is
+    release  for each cluster 15 of 100 clients are drawn with probability v_ks and their plain mean is taken; its
+             estimator is called with one argument too many
+    here     the weighted mean over all participants. Shares are computed in every `every`-th round in which a client
+             takes part; for a dense task by an image's mean loss. lam = 0.1 and floor = 1e-4 are ours. The first models
+             are made from round 1, see ifca; there is no term in that round. A model whose shares at the participants
+             are all at most the floor stays as it is
 
     Shares sum to 1 except for the floor. lam = 0 is local training; clusters = 1 draws to the mean of all. A
     loss-weighted mean of cluster models that is sent to the client, as some texts describe FedSoft, is another method.
@@ -209,15 +208,14 @@ def fedspd(
     client k draws s_k, trains c_s on {x: s(x) = s_k};  c_s <- mean of what those with s_k = s trained;
     k is measured with sum_s u_ks c_s after `tune` epochs on all of its examples (final phase), which are not kept
 
-    paper    for peers: each mixes the model of s_k with neighbours that drew the same, so one model travels.
-             Read in its abstract, in public summaries, and in the code that was submitted with it
-    release  that code: every model is drawn by as many clients; one that fits fewer than 10 examples is given
-             10 of the largest; models begin at random, examples are dealt out at random, and the numbers of
-             models are matched every 10 rounds; the final phase takes 5 times the local epochs, from half the
-             learning rate
-    here     each client draws alike among the models that fit at least `least` of its examples, or takes the
-             one that fits most. Models begin as with ifca's `first: noise`, so they need no matching. At a
-             server all are neighbours, and it sends all C models; peers send the one that they trained
+    paper    for peers: each mixes the model of s_k with neighbours that drew the same, so one model travels. Read in
+             its abstract, in public summaries, and in the code that was submitted with it
+    release  that code: every model is drawn by as many clients; one that fits fewer than 10 examples is given 10 of the
+             largest; models begin at random, examples are dealt out at random, and the numbers of models are matched
+             every 10 rounds; the final phase takes 5 times the local epochs, from half the learning rate
+    here     each client draws alike among the models that fit at least `least` of its examples, or takes the one that
+             fits most. Models begin as with ifca's `first: noise`, so they need no matching. At a server all are
+             neighbours, and it sends all C models; peers send the one that they trained
 
     C passes over the training data come before each round. Every evaluation tunes; tune = 0 measures the mix. Absent
     clients move with the models. clusters = 1 is FedAvg with equal weights. Add-ons and a server step as with ifca.
@@ -252,13 +250,11 @@ def fedmerge(
     is sent, so a client receives and sends what it would with FedAvg. The server keeps the models and v.
 
     paper    one objective over models and weights; only its abstract could be read
-    release  5 models, 500 rounds of 2 epochs with learning rate 0.01; models begin at random; v moves by 0.01
-             times p s until a coordinate has moved by 0.01; s over the classifier's layers alone; 0.01 |w -
-             m_k|^2
-    here     the largest step is exactly `step`, which is 0.1 because runs here have tens of rounds; s over all
-             that is shared. Models that start alike never part, and random ones have no mean that a client
-             could train: round 1 is FedAvg, and makes the models as with ifca, shifted so that their mean is
-             the model of round 1
+    release  5 models, 500 rounds of 2 epochs with learning rate 0.01; models begin at random; v moves by 0.01 times p s
+             until a coordinate has moved by 0.01; s over the classifier's layers alone; 0.01 |w - m_k|^2
+    here     the largest step is exactly `step`, which is 0.1 because runs here have tens of rounds; s over all that is
+             shared. Models that start alike never part, and random ones have no mean that a client could train: round 1
+             is FedAvg, and makes the models as with ifca, shifted so that their mean is the model of round 1
 
     An absent client moves with the models; one that never took part has the model of round 1. models = 1 is FedAvg with
     the term of mu. step = 0 leaves all mixes equal. Add-ons at the server (pcgrad, cagrad, ...) act in each model, on
@@ -281,12 +277,11 @@ def fedsta(*, every: Count | None = None) -> m.Method:
     theta_enc <- theta_enc + mean_k Delta_k,enc;  every `every` rounds, for each task: theta_k,dec <- the mean of the
     trained decoders (and heads) of the participants that trained the task. `every: null` never averages them.
 
-    paper    split learning: clients own a first part and a task's last part, the server trains the transformer
-             body on their features; first and last parts of clients with the same task are averaged every so
-             many rounds
+    paper    split learning: clients own a first part and a task's last part, the server trains the transformer body on
+             their features; first and last parts of clients with the same task are averaged every so many rounds
     release  as the paper
-    here     as FedHCA2's supplement adapts it (`every: null`, the default): the encoder is the body and is
-             averaged, uniformly; there is no first part. Heads go with their decoders
+    here     as FedHCA2's supplement adapts it (`every: null`, the default): the encoder is the body and is averaged,
+             uniformly; there is no first part. Heads go with their decoders
 
     With `every: null` this is FedPer with uniform weights, and FedBABU except for its frozen heads: say so in tables.
     Decoders of a task that only one client has are never averaged. A client that is absent when decoders are averaged
@@ -311,13 +306,12 @@ def fedpmt(mean: stages.SingleTaskModels) -> m.Method:
     theta_t = sum_k a_kt n_k w_k / sum_k a_kt n_k,  a_kt = 1 where client k holds task t, else `attenuation`
     w_k <- mean of theta_t over the tasks t of client k;  a task's decoder and head: sum over its holders by n_k
 
-    paper    multi-task models of each client's subset of tasks; at the server, of another architecture, models
-             of single tasks between them, with transformations both ways; task attenuation factors against
-             negative transfer; NYUD-v2, PASCAL-Context, Cityscapes. Only its abstract and highlights could be
-             read
+    paper    multi-task models of each client's subset of tasks; at the server, of another architecture, models of
+             single tasks between them, with transformations both ways; task attenuation factors against negative
+             transfer; NYUD-v2, PASCAL-Context, Cityscapes. Only its abstract and highlights could be read
     release  none found
-    here     as above, with one architecture: a multi-task model is taken as each of its tasks' models, and
-             made of these as their mean. The form of the factor, its value and the weights are ours
+    here     as above, with one architecture: a multi-task model is taken as each of its tasks' models, and made of
+             these as their mean. The form of the factor, its value and the weights are ours
 
     attenuation = 1 is FedAvg, with decoders averaged among their holders alone; 0 joins clients by common tasks only,
     and with one task a client is FedAvg within each task. An absent client keeps its model, and one that never took
@@ -376,11 +370,10 @@ def colnet(leaders: stages.TaskLeaders) -> m.Method:
     v_g + Delta_g + alpha U(Delta_1 .. Delta_G) with U = (g_0 + c |g_0| g_w / |g_w|) / (1 + c^2), g_0 the mean of the
     groups' updates and g_w their convex combination that minimises <g_w, g_0> + c |g_0| |g_w|.
 
-    paper    leaders take turns; groups known from tasks, in a later version by what models and data are
-             sensitive to
+    paper    leaders take turns; groups known from tasks, in a later version by what models and data are sensitive to
     release  the first client of a group leads; alpha fixed at 1, which counts the group's own update twice
-    here     the leader adds nothing of its own, so it does not matter which client leads. One group gets its
-             plain mean, where the release would add U of a single update to that update
+    here     the leader adds nothing of its own, so it does not matter which client leads. One group gets its plain
+             mean, where the release would add U of a single update to that update
 
     This computes in one place what peers would do. Decoders, heads and batch norm statistics stay with the client.
     alpha = 0 is FedAvg of encoders inside each group, the clients with equal tasks.
@@ -412,13 +405,12 @@ def matfl(mix: stages.SimilarGroups) -> m.Method:
     are left; w_k <- mean of the group. `soft`: w_k <- sum_j m_kj w_j, m_kj proportional to relu(cos(r_j, r_k) +
     threshold). Decoders and heads never leave a client.
 
-    paper    many tasks, one model a task; groups found anew in every round; 2 groups by default, as in the
-             FedHCA2 supplement
-    release  groups by r_k as above; Adam, learning rate x 0.99 a round; running batch norm statistics are
-             averaged within the group; an argument of the clustering call that current scikit-learn no longer
-             has
-    here     own linkage, ties go to the client that comes first by name; batch norm statistics stay with the
-             client. threshold = 0 is ours. `source: update` compares the round's updates instead of r_k
+    paper    many tasks, one model a task; groups found anew in every round; 2 groups by default, as in the FedHCA2
+             supplement
+    release  groups by r_k as above; Adam, learning rate x 0.99 a round; running batch norm statistics are averaged
+             within the group; an argument of the clustering call that current scikit-learn no longer has
+    here     own linkage, ties go to the client that comes first by name; batch norm statistics stay with the client.
+             threshold = 0 is ours. `source: update` compares the round's updates instead of r_k
 
     r_k is a position, not an update: once groups have moved apart, grouping is sticky. Updates separate groups while
     they move; at rest only differences within a group are left, and they break it up. With two participants r_1 = -r_2

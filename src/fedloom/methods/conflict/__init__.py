@@ -8,6 +8,10 @@ from fedloom import stages, training
 from fedloom.core.settings.section import BelowOne, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
+COMBINES = f"""Acts at the server, over everything that the method shares. No state. Columns that only some clients have
+are a problem of their own, among these clients.
+
+{m.REPLACES}"""
 PROJECTS = """Acts at the server, over everything that the method shares; nothing more is sent, and the method's
 weights stay as they are. The order is drawn per client and round from the run's seed. Zero rows are skipped. One
 participant gives the method's own result, bit for bit. `feddea` acts at the client, so rows are compared after it.
@@ -27,11 +31,11 @@ def pcgrad(method: m.Method, rule: stages.PCGrad) -> m.Method:
     with the original Delta_j and the current v; then the method's own combination, u = sum_i p_i v_i.
 
     paper    on the gradients of each step; the projected gradients are summed: `reduction: sum`
-    release  the TensorFlow code shuffles a copy and projects in fixed order; a widely used PyTorch port has a
-             switch for the mean that cannot be turned off
-    here     on a round's updates; `reduction: mean` (ours), with the method's weights, since a sum of the
-             updates of K participants goes K times as far as FedAvg. `sum` multiplies each row by K before the
-             weighted mean, which with equal weights is the paper's sum
+    release  the TensorFlow code shuffles a copy and projects in fixed order; a widely used PyTorch port has a switch
+             for the mean that cannot be turned off
+    here     on a round's updates; `reduction: mean` (ours), with the method's weights, since a sum of the updates of K
+             participants goes K times as far as FedAvg. `sum` multiplies each row by K before the weighted mean, which
+             with equal weights is the paper's sum
 
     FedDEA's comparison with PCGrad publishes neither constants nor reduction; compare both. If two rows conflict, each
     becomes orthogonal to the other. Without conflict the result is that of the method, bit for bit (reduction mean).
@@ -59,12 +63,12 @@ def gradvac(method: m.Method, rule: stages.GradVac) -> m.Method:
     met.
 
     paper    on the gradients of each step, whole model, per layer or per matrix; gradients are summed
-    release  none by the authors. LibMTL: beta 0.5, and targets move only where c < t; TorchJD: beta 0.5,
-             targets move always
-    here     on a round's updates as one vector; the mean with the method's weights in place of the sum;
-             targets move always, for pairs that are both there; beta 0.5. A target counts as at most 0.99
-             (ours): as it nears 1, v grows without bound, and updates of one round can be that much alike.
-             TorchJD has one target for each position in the matrix, so absent clients would mix them up
+    release  none by the authors. LibMTL: beta 0.5, and targets move only where c < t; TorchJD: beta 0.5, targets move
+             always
+    here     on a round's updates as one vector; the mean with the method's weights in place of the sum; targets move
+             always, for pairs that are both there; beta 0.5. A target counts as at most 0.99 (ours): as it nears 1, v
+             grows without bound, and updates of one round can be that much alike. TorchJD has one target for each
+             position in the matrix, so absent clients would mix them up
     """
     return method.plus(rule, at="server")
 
@@ -75,7 +79,7 @@ class CAGradSettings:
     rescale: Literal["none", "1+c^2", "1+c"] = "none"
 
 
-@m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021", note=m.COMBINES)
+@m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021", note=COMBINES)
 def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
     """Replace the mean by the direction near it that is best for the client it serves worst.
 
@@ -84,10 +88,10 @@ def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
     which maximises min_k <Delta_k, u> over |u - g_0| <= phi; s = 1, 1+c^2 or 1+c (`rescale`).
 
     paper    c in [0, 1), g_0 the uniform mean, no division
-    release  c 0.5 by default, 0.4 in the NYUv2 script; divides by 1+c^2 by default; SLSQP in float32 from w =
-             1/K with constants of 1e-8, which stops at the start for small updates (norms of 0.01 and less)
-    here     c 0.4; g_0 with the method's weights (`weights: uniform` for the paper's); no division; w exact
-             but for round-off at any scale, from the Gram matrix in float64
+    release  c 0.5 by default, 0.4 in the NYUv2 script; divides by 1+c^2 by default; SLSQP in float32 from w = 1/K with
+             constants of 1e-8, which stops at the start for small updates (norms of 0.01 and less)
+    here     c 0.4; g_0 with the method's weights (`weights: uniform` for the paper's); no division; w exact but for
+             round-off at any scale, from the Gram matrix in float64
 
     c = 0 is the mean, bit for bit. Equal updates, and one participant, give (1+c)/s times the update. If g_w* vanishes
     (within a millionth of its parts), u = g_0 / s. Zero updates count in g_0 but not in w; without any update there is
@@ -101,7 +105,7 @@ class MinNormSettings:
     unit: bool = True
 
 
-@m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025", note=m.COMBINES)
+@m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025", note=COMBINES)
 def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
     """Replace the mean by the shortest convex combination of the updates, made unit vectors and rescaled.
 
@@ -111,8 +115,8 @@ def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
 
     u has a non-negative inner product with every update, and is short if updates pull apart. Weights play no part.
 
-    paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they
-             are, on the gradients of each step
+    paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they are, on
+             the gradients of each step
     release  FDSE: as its paper
     here     over the whole vector of shared parameters; exact but for round-off at any scale
 
@@ -122,7 +126,7 @@ def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
     return method.combined_by(rule)
 
 
-@m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025", note=m.COMBINES)
+@m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025", note=COMBINES)
 def config(method: m.Method) -> m.Method:
     """Replace the mean by the direction that has the same angle to every update, as long as the mean reaches along it.
 
@@ -130,12 +134,11 @@ def config(method: m.Method) -> m.Method:
     u = <g_0, v> v / |v|^2, from the Gram matrix, C = R R' and v = R' pinv(C) 1, in float64.
 
     paper    length sum_k <Delta_k, v> / |v|, which is K times ours for equal p_k; a momentum variant, not here
-    release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's
-             default cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000
-             of the largest
-    here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of
-             the largest count as zero at any d; the combination is summed in float64, for coefficients of
-             updates that nearly oppose each other are large and cancel
+    release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's default
+             cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000 of the largest
+    here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of the
+             largest count as zero at any d; the combination is summed in float64, for coefficients of updates that
+             nearly oppose each other are large and cancel
 
     If no direction has the same angle to all updates, v is the nearest one by least squares. Opposite updates give no
     step, and neither does a mean that points away from v. Equal updates give the update, but for round-off. Zero
@@ -145,7 +148,7 @@ def config(method: m.Method) -> m.Method:
 
 
 @m.ADDONS.register(
-    "upgrad", source="UPGrad: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024", note=m.COMBINES
+    "upgrad", source="UPGrad: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024", note=COMBINES
 )
 def upgrad(method: m.Method) -> m.Method:
     """Replace the mean by the mean of the updates after each was projected onto the cone that conflicts with nobody.
@@ -157,9 +160,8 @@ def upgrad(method: m.Method) -> m.Method:
 
     paper    on the gradients of each step, p_k = 1/K
     release  TorchJD, which is what computes here; it adds 1e-4 of the trace to the diagonal of G
-    here     p_k are the method's weights (`weights: uniform` for the paper's); 1e-12 of the trace, on G in
-             float64 divided by its mean diagonal, so that updates of any length have the same result up to
-             length
+    here     p_k are the method's weights (`weights: uniform` for the paper's); 1e-12 of the trace, on G in float64
+             divided by its mean diagonal, so that updates of any length have the same result up to length
 
     Without conflict, and with equal updates, u is the mean, but for round-off. Opposite updates give no step. Zero
     updates count in p.
@@ -167,9 +169,7 @@ def upgrad(method: m.Method) -> m.Method:
     return method.combined_by(stages.UPGrad())
 
 
-@m.ADDONS.register(
-    "dualproj", source="DualProj: as in GEM, Lopez-Paz and Ranzato, NeurIPS 2017, eq. 11", note=m.COMBINES
-)
+@m.ADDONS.register("dualproj", source="DualProj: as in GEM, Lopez-Paz and Ranzato, NeurIPS 2017, eq. 11", note=COMBINES)
 def dualproj(method: m.Method) -> m.Method:
     """Replace the mean by its projection onto the cone of directions that conflict with no update.
 
@@ -193,7 +193,7 @@ class AlignedMTLSettings:
     scale: Literal["min", "median", "rmse"] = "min"
 
 
-@m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023", note=m.COMBINES)
+@m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023", note=COMBINES)
 def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
     """Replace the mean by the mean of the updates after their matrix was given equal singular values.
 
@@ -205,8 +205,8 @@ def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
 
     paper    sigma is the smallest singular value, p_k = 1/K, on the gradients of each step
     release  TorchJD, which is what computes here
-    here     p_k are the method's weights. One client whose update is nearly a copy of another's makes the
-             smallest singular value, and so the step, very small; `scale: median` or `rmse` then helps
+    here     p_k are the method's weights. One client whose update is nearly a copy of another's makes the smallest
+             singular value, and so the step, very small; `scale: median` or `rmse` then helps
 
     With equal updates u is the update, but for round-off. Zero updates count in p.
     """
@@ -214,7 +214,7 @@ def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
 
 
 @m.ADDONS.register(
-    "imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021", note=m.COMBINES
+    "imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021", note=COMBINES
 )
 def imtl_g(method: m.Method) -> m.Method:
     """Replace the mean by the combination of the updates that reaches equally far along each of them.
@@ -224,8 +224,8 @@ def imtl_g(method: m.Method) -> m.Method:
 
     paper    a closed form for linearly independent gradients of each step
     release  TorchJD, which is what computes here; the pseudo-inverse covers dependent gradients
-    here     on G in float64 divided by its mean diagonal. The method's weights play no part, and rules that
-             set them (fedga) are refused too
+    here     on G in float64 divided by its mean diagonal. The method's weights play no part, and rules that set them
+             (fedga) are refused too
 
     Coefficients may be negative, and large where one update is much longer than others that it resembles; rounds in
     which they make a model explode are judged by what came out, as with any method. Where their sum vanishes (opposite
@@ -242,7 +242,7 @@ class FairGradSettings:
 @m.ADDONS.register(
     "fairgrad",
     source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022",
-    note=m.COMBINES,
+    note=COMBINES,
 )
 def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     """Replace the mean by the alpha-fair combination of the updates; alpha = 1 is the bargaining solution of Nash-MTL.
@@ -252,11 +252,10 @@ def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     (sum of log <Delta_k, u>), and alpha without bound raises the smallest <Delta_k, u>. Needs the extra `methods`.
 
     paper    u = sum_k w_k Delta_k, whose length hardly depends on that of the gradients: sqrt(K) for alpha = 1
-    release  TorchJD, which is what computes here; Nash-MTL's release solves it by steps of a convex program,
-             keeps w between steps and cuts u to length 1
-    here     w is divided by its sum, so that u is an average of updates and as long as these. alpha = 1 by
-             default (LibMTL's). The method's weights play no part, and rules that set them (fedga) are refused
-             too
+    release  TorchJD, which is what computes here; Nash-MTL's release solves it by steps of a convex program, keeps w
+             between steps and cuts u to length 1
+    here     w is divided by its sum, so that u is an average of updates and as long as these. alpha = 1 by default
+             (LibMTL's). The method's weights play no part, and rules that set them (fedga) are refused too
 
     With equal updates u is the update, but for round-off. Opposite updates give no step. Zero updates are left out.
     """
@@ -284,8 +283,8 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
     paper    on the losses of each step, before and after it; a plain gradient step on xi
     release  Adam with learning rate 0.025 and weight decay 0.01; losses minus their known minima, which are 0
     here     the release's, on a round's losses; the step on xi is taken one round late, when the losses of the
-             aggregated model come in, over the clients that took part in both rounds. The weights take the
-             place of the method's (its number of examples). Losses below 1e-8 count as 1e-8
+             aggregated model come in, over the clients that took part in both rounds. The weights take the place of the
+             method's (its number of examples). Losses below 1e-8 count as 1e-8
 
     Weights are inverse to losses even at step = 0: the mean of updates as if each client had trained log l_k. A client
     that claims a tiny loss gains nearly all weight, so this is not for clients that may lie. One participant gives the
@@ -315,10 +314,9 @@ def fedga(rule: stages.GapWeights) -> m.Method:
     so no round is added, only two passes over the validation data (partition.val_fraction must give it some).
 
     paper    subtracts the mean gap before scaling (as known to us, not re-read): `centre: true`
-    release  no centring; divides by the literal 3, its number of training domains; accuracies with the sign
-             turned
-    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's
-             loss, because losses of different tasks have different scales (`relative: false` for raw gaps)
+    release  no centring; divides by the literal 3, its number of training domains; accuracies with the sign turned
+    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's loss,
+             because losses of different tasks have different scales (`relative: false` for raw gaps)
 
     Cutting at 0 can silence a client for good: `floor` keeps some weight. Only clients that took part in two
     consecutive rounds have a gap. If all gaps are 0, nothing changes. step = 0 is FedAvg with uniform weights. With

@@ -10,8 +10,11 @@ from fedloom import stages, training
 from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
+BY_CLASS = """No term in the first round, nor for examples of classes that no client had so far. For tasks with one
+class per example, each with prototypes of its own; others are trained as in FedAvg. Add-ons act on parameters only."""
 
-@m.METHODS.register("fedproto", source="Tan et al., AAAI 2022")
+
+@m.METHODS.register("fedproto", source="Tan et al., AAAI 2022", note=BY_CLASS)
 def fedproto(
     *,
     lam: NonNegative = 1.0,
@@ -30,9 +33,7 @@ def fedproto(
     here     the release's, but parameters are averaged too (FedAvg), as in comparisons of global models; with `share:
              nothing` they stay with their clients. Clients are measured with their heads, not by the nearest prototype
 
-    No term in the first round. A class that no client of a round has keeps its prototype; examples of classes without
-    one do not count. For tasks with one class per example, each with its own prototypes; others are trained as in
-    FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.
+    A class that no client of a round has keeps its prototype. lam = 0 is FedAvg, bit for bit.
     """
     keep = stages.MeanPrototypes(by)
     return m.Method(
@@ -44,7 +45,7 @@ def fedproto(
     )
 
 
-@m.METHODS.register("fedtgp", source="Zhang, Liu, Hua, Cao, AAAI 2024")
+@m.METHODS.register("fedtgp", source="Zhang, Liu, Hua, Cao, AAAI 2024", note=BY_CLASS)
 def fedtgp(
     *,
     lam: NonNegative = 1.0,
@@ -64,14 +65,12 @@ def fedtgp(
     release  the same; server's learning rate = clients', batches of 10; prototypes from a pass after training; lam = 1;
              the mean over the whole batch, in which examples of classes without P are 0. A later fork takes 100 epochs
     here     100 epochs; the client's prototypes are its mean z of a class over its last local epoch, as seen in
-             training. Only classes that some client had have a P, and the mean is over their examples; `over: batch`
-             is the release's mean. Parameters are averaged too (FedAvg), as in comparisons of global models: FedTGP
-             alone has none
+             training. Only classes that some client had have a P, and the mean is over their examples; `over: batch` is
+             the release's mean. Parameters are averaged too (FedAvg), as in comparisons of global models: FedTGP alone
+             has none
 
     The generator is drawn from the run's seed and continues to learn from round to round; 1000 epochs with tens of
-    clients and classes cost the server seconds to minutes a round. No term in the first round, nor for examples of
-    classes that no client had so far. For tasks with one class per example, each with its own generator; others are
-    trained as in FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.
+    clients and classes cost the server seconds to minutes a round. lam = 0 is FedAvg, bit for bit.
     """
     return m.Method(
         name="fedtgp",
@@ -85,7 +84,7 @@ class MovingAnchorsSettings:
     momentum: UnitInterval = 0.9999
 
 
-@m.METHODS.register("fedsa", source="Zhou et al., AAAI 2025")
+@m.METHODS.register("fedsa", source="Zhou et al., AAAI 2025", note=BY_CLASS)
 def fedsa(
     *,
     lam: NonNegative = 1.0,
@@ -105,9 +104,7 @@ def fedsa(
     here     the same. Anchors are drawn from the run's seed once the first prototypes show their width, so there is no
              term in the first round. Parameters are averaged too (FedAvg), as in comparisons of global models
 
-    A class that no client of a round has keeps its anchor. For tasks with one class per example, each with its own
-    anchors; others are trained as in FedAvg. lam = margin = calibration = 0 is FedAvg, bit for bit. Add-ons act on
-    parameters only.
+    A class that no client of a round has keeps its anchor. lam = margin = calibration = 0 is FedAvg, bit for bit.
     """
     rule = training.SemanticAnchors(pull=lam, margin=margin, calibration=calibration)
     return m.Method(name="fedsa", local=(rule,), stage=anchors >> stages.Mean())
@@ -124,7 +121,7 @@ class ClusterContrastSettings:
     over: Literal["known", "batch"] = "known"
 
 
-@m.METHODS.register("fpl", source="Huang et al., CVPR 2023", order=("temperature", "partition", "over"))
+@m.METHODS.register("fpl", source="Huang et al., CVPR 2023", order=("temperature", "partition", "over"), note=BY_CLASS)
 def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.Method:
     """Pull features to the clusters of their class's prototypes and their mean, away from other classes'.
 
@@ -140,9 +137,7 @@ def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.M
              prototypes, so a batch with other classes does not weaken it; `over: batch` is the release's. Logarithms of
              sums are stable, because e^50 occurs
 
-    No term in the first round, nor for examples of classes without prototypes. A class that no client of a round has
-    keeps its clusters. For tasks with one class per example, each with its own prototypes; others are trained as in
-    FedAvg. Add-ons act on parameters only.
+    A class that no client of a round has keeps its clusters.
     """
     return m.Method(
         name="fpl",

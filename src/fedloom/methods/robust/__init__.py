@@ -1,12 +1,18 @@
-"""Robust aggregation as add-ons: what some hostile clients send does not decide where the model goes."""
+"""Robust aggregation as add-ons, and the attacks that a recipe may name. Free of torch at import."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from fedloom import stages
+from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Natural, Positive, parameters
 from fedloom.methods import registry as m
+
+if TYPE_CHECKING:
+    from fedloom.training.rules import Attack
 
 RULES = ("Krum", "MultiKrum", "MinimumDiameter", "NearestMix", "GeometricMedian", "ClipNorms", "TrimmedMean", "Median")
 
@@ -177,3 +183,88 @@ def median(method: m.Method, rule: stages.Median) -> m.Method:
     here     the mean of the middle two, within clients of the same tasks
     """
     return method.combined_by(rule >> stages.Mean())
+
+
+ATTACKS = Registry("attack", "fedloom.attacks", ("fedloom.training.rules:Attack",))
+"""Functions (*, parameters) -> Attack."""
+Factor = Annotated[float, Field(gt=0)]
+
+
+def _hostile() -> Any:
+    from fedloom.methods.robust import hostile
+
+    return hostile
+
+
+@ATTACKS.register("sign-flip")
+def sign_flip(*, factor: Factor = 1.0) -> Attack:
+    """Send -factor times the update."""
+    return _hostile().Scaled(-factor)
+
+
+@ATTACKS.register("scaled")
+def scaled(*, factor: Factor = 100.0) -> Attack:
+    """Send factor times the update, as in model replacement (Bagdasaryan et al., AISTATS 2020)."""
+    return _hostile().Scaled(factor)
+
+
+@ATTACKS.register("gaussian")
+def gaussian(*, factor: Factor = 10.0) -> Attack:
+    """Send noise of factor times the update's norm in the update's place."""
+    return _hostile().Noise(factor)
+
+
+@ATTACKS.register("huge")
+def huge(*, value: Annotated[float, Field(gt=0, le=3e38)] = 1e30) -> Attack:
+    """Send this finite value in every coordinate."""
+    return _hostile().Constant(value)
+
+
+@ATTACKS.register("replay")
+def replay() -> Attack:
+    """Send the first update again and again."""
+    return _hostile().Replay()
+
+
+@ATTACKS.register("fake")
+def fake(*, n: Annotated[int, Field(ge=1)] = 1_000_000, factor: Factor = 1000.0) -> Attack:
+    """Send -1 times the update as that of n examples, and all numbers beside it (extras) times factor."""
+    return _hostile().Fake(n, factor)
+
+
+@ATTACKS.register("drop-out")
+def drop_out() -> Attack:
+    """Take part, and send nothing."""
+    return _hostile().Silent()
+
+
+@ATTACKS.register("label-flip")
+def label_flip() -> Attack:
+    """Train on wrong labels: class C - 1 - y in the place of y."""
+    return _hostile().FlippedLabels()
+
+
+@ATTACKS.register("ipm", source="Xie, Koyejo, Gupta, UAI 2019")
+def ipm(*, factor: Factor = 2.0) -> Attack:
+    """Inner-product manipulation: -factor times the mean of the honest updates. Knows the honest updates."""
+    return _hostile().InnerProduct(factor)
+
+
+@ATTACKS.register("alie", source="Baruch, Baruch, Goldberg, NeurIPS 2019")
+def alie(*, factor: Factor | None = None) -> Attack:
+    """Send a little that is enough: mean - factor * standard deviation of the honest updates, coordinate by coordinate.
+
+    Without a factor the paper's z: the largest at which more honest updates lie further away than a majority needs. It
+    follows from the size of a group, and is refused where it is 0. Knows the honest updates.
+    """
+    return _hostile().LittleIsEnough(factor)
+
+
+@ATTACKS.register("mimic", source="Karimireddy, He, Jaggi, ICLR 2022")
+def mimic() -> Attack:
+    """All copy one honest client in all rounds, so that what it alone learns counts too much. Knows the honest updates.
+
+    It is the client whose update in the first round reaches furthest along the direction of the largest variance. In
+    rounds without its update each sends its own.
+    """
+    return _hostile().Mimic()
