@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedloom.errors import RecipeError
-from fedloom.methods.private.aggregation import PrivateMean
+from fedloom.methods.private import PrivateMean
 from fedloom.stages import Identity, Mean, PCGrad, TopMagnitude
 
 pytest.importorskip("flwr")

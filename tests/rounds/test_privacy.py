@@ -25,8 +25,7 @@ from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, statu
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
-from fedloom.methods.private import private
-from fedloom.methods.private.aggregation import PrivateClusters, PrivateMean
+from fedloom.methods.private import PrivateClusters, PrivateMean, private
 from tests_support import Quick, assert_same, load_recipe, stopped_after
 
 GIVEN = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3}"

@@ -22,7 +22,7 @@ from fedloom.federation.rounds.build import build, starting_model
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.training.config import Schedule, Training
-from fedloom.training.optim import learning_rate
+from fedloom.training.flat import learning_rate
 from tests_support import Quick, assert_same, load_recipe, stopped_after
 
 SMALL = ("data.count=8", "data.test_count=4", "training.steps=null", "training.epochs=1")

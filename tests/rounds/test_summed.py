@@ -23,7 +23,7 @@ from fedloom.federation.rounds import server
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.server import adds_up, collect, server_init, server_step_by_sums, summed
-from fedloom.methods.private.aggregation import PrivateMean
+from fedloom.methods.private import PrivateMean
 from rounds.test_equivalence import TwoInDisorder
 from rounds.test_recovery import events, spoilt, times
 from tests_support import Quick, assert_same, load_recipe, outcome, stopped_after

@@ -13,7 +13,7 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.methods.private.aggregation import SIZES, Bounded, PrivateClusters, PrivateMean, RowNoise
+from fedloom.methods.private import SIZES, Bounded, PrivateClusters, PrivateMean, RowNoise
 
 QUIET = PrivateMean(clip=2.0, noise=1e-30)
 

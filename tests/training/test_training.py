@@ -25,8 +25,8 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Plateau, Proximal, Schedule, Training, View
+from fedloom.training.flat import Adam, Sgd, build, export_state, import_state, learning_rate, rate
 from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, clip, passes, train
-from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, learning_rate, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
 from tests_support import load_recipe

@@ -9,7 +9,7 @@ import torch
 
 from fedloom.core.context import Ctx, derive_seed
 from fedloom.core.updates import Updates
-from fedloom.methods.private.aggregation import RowNoise
+from fedloom.methods.private import RowNoise
 from trials.scale import cases
 
 SECRET = bytes(range(32))

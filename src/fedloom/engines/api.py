@@ -47,7 +47,7 @@ from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import TEMPORARY
 from fedloom.federation.runs.track import Tracking
-from fedloom.training.optim import learning_rate
+from fedloom.training.flat import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
 

@@ -23,8 +23,17 @@ from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
-from fedloom.training.flat import FeatureRecorder, FlatModel
-from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, local_epochs, set_rate
+from fedloom.training.flat import (
+    FeatureRecorder,
+    FlatModel,
+    Stepper,
+    build,
+    export_state,
+    import_state,
+    learning_rate,
+    local_epochs,
+    set_rate,
+)
 from fedloom.training.rules import LocalRule, Phase, View, ends
 
 _NOTHING = contextlib.nullcontext()

@@ -21,9 +21,8 @@ from fedloom.core.layout import Columns
 from fedloom.core.machine import out_of_memory
 from fedloom.data.dataset import without_label
 from fedloom.training.config import Schedule, Training
-from fedloom.training.flat import FlatModel
+from fedloom.training.flat import FlatModel, build, learning_rate, local_epochs, set_rate
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
-from fedloom.training.optim import build, learning_rate, local_epochs, set_rate
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]

@@ -14,7 +14,7 @@ from fedloom.core.context import State
 from fedloom.methods.distill import ConditionalDistillationSettings, DigestSettings
 from fedloom.models.tasks.classification import Multilabel
 from fedloom.models.tasks.dense import Semseg
-from fedloom.training.optim import build
+from fedloom.training.flat import build
 from fedloom.training.rules import LocalRule, View
 
 
