@@ -163,10 +163,10 @@ class ClientRound:
 
         Stages at the client add their own state.
         """
-        new: State = {"optimizer": result.optimizer} if result.optimizer else {}
-        if self.method.private is None and not self.method.rules and not self.model.has_buffers:
-            return new
         method, model = self.method, self.model
+        new: State = {"optimizer": result.optimizer} if result.optimizer else {}
+        if method.private is None and not (method.rules or method.buffers == "local" or model.has_buffers):
+            return new
         if method.private is not None and (private := method.private_part(model.layout)).blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
             own = self.params.take(base, private) + self.params.take(delta, private)

@@ -1,4 +1,9 @@
-"""What else hears of a run's rounds: trackers of experiments, and an audit file for others to check."""
+"""Others that hear of a run's rounds: trackers of experiments, and an audit file for others to check.
+
+An audit file shows where it was changed: one line per event, each with the hash of the one before. Who can write it
+can write another from its beginning, or cut off its end; so `fedloom flower audit` prints the last hash, which another
+party may keep. Free of torch.
+"""
 
 from __future__ import annotations
 

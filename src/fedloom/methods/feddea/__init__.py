@@ -1,4 +1,4 @@
-"""Which coordinates of an update count: FedDEA's selection at the client, FedHEAL's masks at the server."""
+"""The coordinates of an update that count: FedDEA's selection at the client, FedHEAL's masks at the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which coordinates of a row count: FedDEA's selection, its record of dimensions (Figure 2), and FedHEAL's masks."""
+"""The coordinates of a row that count: FedDEA's selection, its record of dimensions (Figure 2), and FedHEAL's masks."""
 
 from __future__ import annotations
 
