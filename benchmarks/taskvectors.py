@@ -63,7 +63,7 @@ def through_the_runtime(clients: list[Any]) -> None:
     from fedloom.federation.rounds.messages import Payload, rows_of
     from fedloom.federation.rounds.server import dispatch, server_init, server_step
     from fedloom.methods import matu
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.models.tasks.labels import Classification
 
     tasks = {name: (Classification(name, 2), 1.0) for name in TASKS}
     held = without_data({c.client: {t: tasks[t] for t in c.tasks} for c in clients})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedloom.engines.api import run as run
     from fedloom.experiments.compared import compare as compare
     from fedloom.methods.method import Method as Method
-    from fedloom.models.own import model as model
+    from fedloom.models.build import model as model
     from fedloom.models.tasks.own import task as task
     from fedloom.study.table import grid as grid
 

@@ -14,8 +14,8 @@ from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
 from fedloom.methods.robust import ATTACKS
 from fedloom.methods.robust.hostile import FlippedLabels, LittleIsEnough
-from fedloom.models.tasks.classification import Classification
 from fedloom.models.tasks.dense import Depth
+from fedloom.models.tasks.labels import Classification
 from fedloom.training.rules import HONEST, Attack
 
 LAYOUT = Layout((Block("encoder", (3,)), Block("heads.b", (2,), task="b")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedloom.data.check import check
+from fedloom.data.folders import check
 from fedloom.errors import RecipeError
 from folders_support import SIZE, nyud, pascal, save
 

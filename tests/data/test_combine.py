@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.data import DATASETS, PARTITIONERS, Pool, embedded
+from fedloom.data import DATASETS, PARTITIONERS, Pool, combine
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load as load_recipe
 from fedloom.models.build import build_model
@@ -326,7 +326,7 @@ def test_features_are_what_the_encoder_gives_scaled_over_the_train_part(two_file
 
 def test_features_are_computed_once_and_anew_for_another_encoder_or_other_data(two_files, monkeypatch):
     first = embed(many_of(two_files))
-    monkeypatch.setattr(embedded, "_seen", None)  # nothing passes the encoder
+    monkeypatch.setattr(combine, "_seen", None)  # nothing passes the encoder
     again = embed(many_of(two_files))
     assert torch.equal(first.train.images, again.train.images)
     for change in ({"seed": 1}, {"encoder": {**CNN, "hidden": 5}}, {"of": {**many_of(two_files), "limit": 5}}):
@@ -338,7 +338,7 @@ def test_features_that_are_kept_are_found_without_loading_data_or_encoder(two_fi
     of = {"name": "many", "root": str(two_files), "size": 8, "sets": {"a": arrays("grey"), "b": arrays("colour")}}
     first = embed(of)
     with monkeypatch.context() as without:
-        without.setattr(embedded, "load", None)
+        without.setattr(combine, "load", None)
         again = embed(of)
     assert again.tasks == first.tasks
     assert (again.name, again.domains, again.redrawn) == (first.name, first.domains, first.redrawn)
@@ -347,7 +347,7 @@ def test_features_that_are_kept_are_found_without_loading_data_or_encoder(two_fi
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.domain, other.domain)
         assert {t: y.tolist() for t, y in one.labels.items()} == {t: y.tolist() for t, y in other.labels.items()}
-    monkeypatch.setattr(embedded, "load", None)
+    monkeypatch.setattr(combine, "load", None)
     with pytest.raises(TypeError):  # the order of the sets is that of the tasks
         embed({**of, "sets": dict(reversed(of["sets"].items()))})
     archive = dict(np.load(two_files / "grey.npz"))
@@ -365,10 +365,10 @@ def test_an_encoder_that_knows_how_its_images_were_normalised_sees_them_so(two_f
     index = torch.arange(24)
     raw = inner.train.images[index].float() / 255
     expected = (raw - torch.tensor(Known.seen[0]).view(3, 1, 1)) / torch.tensor(Known.seen[1]).view(3, 1, 1)
-    assert torch.allclose(embedded._seen(Known(), inner.train, index), expected, atol=1e-5)
+    assert torch.allclose(combine._seen(Known(), inner.train, index), expected, atol=1e-5)
     Known.seen = ((0.5,), (0.5,))
     with pytest.raises(DataError, match="the encoder's weights are for 1 channels, found 3"):
-        embedded._seen(Known(), inner.train, index)
+        combine._seen(Known(), inner.train, index)
 
 
 def test_what_has_no_features_is_refused(two_files):

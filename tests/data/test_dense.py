@@ -11,7 +11,7 @@ import torch
 from fedloom.data.dataset import ItemExamples, TensorExamples
 from fedloom.data.dense import DenseFiles, annotated_in, checksum
 from fedloom.data.dense import stored as make
-from fedloom.data.dense_label import Augment
+from fedloom.data.prepare import Augment
 from fedloom.data.transforms import Dense
 from fedloom.errors import DataError
 

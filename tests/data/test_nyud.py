@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedloom.data import DATASETS
-from fedloom.data.check import check
+from fedloom.data.folders import check
 from fedloom.data.nyud import LABELLED as FILE
 from fedloom.data.nyud import THIRTEEN, from_camera, from_pixels
 from fedloom.errors import DataError, RecipeError

@@ -38,7 +38,7 @@ from fedloom.data.tables.table import Split
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
-from fedloom.models.tasks import scores
+from fedloom.models.tasks import labels as scores
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

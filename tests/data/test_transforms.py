@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedloom.data.dense_label import Augment, resolve
+from fedloom.data.prepare import Augment, resolve
 from fedloom.data.transforms import MEAN, STD, Dense, draw_colours, draw_warp, padded, ready
 
 CPU = torch.device("cpu")

@@ -138,7 +138,7 @@ def test_frozen_heads_stay_what_they_were(quick: Quick) -> None:
 
 
 def test_a_task_that_diverges_is_dropped_and_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.models.tasks.labels import Classification
 
     loss = Classification.loss
 

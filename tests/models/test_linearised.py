@@ -15,8 +15,8 @@ from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.changes import Linearised
-from fedloom.models.lora import Lora
 from fedloom.models.nets import Encoder
+from fedloom.models.signal import Lora
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
 from fedloom.training.loop import channels_last

@@ -21,7 +21,8 @@ from fedloom.federation.recipes import dump, load, recipe_hash
 from fedloom.federation.rounds.build import build
 from fedloom.methods import METHODS
 from fedloom.models import ENCODERS, build_model
-from fedloom.models.lora import Lora, adapted_layers, add_lora, factors
+from fedloom.models.changes import adapted_layers, add_lora, factors
+from fedloom.models.signal import Lora
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel, MergeFactors, View
 from tests_support import assert_same, load_recipe, stopped_after

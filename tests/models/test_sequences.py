@@ -14,8 +14,7 @@ from fedloom.engines.api import trained_models
 from fedloom.errors import RecipeError
 from fedloom.models import MultiTask, build_model
 from fedloom.models.changes import Linearise, changed
-from fedloom.models.lora import Lora
-from fedloom.models.signal import Signal
+from fedloom.models.signal import Lora, Signal
 from fedloom.tasks import Classification
 
 TASKS = (Classification("activity", 3),)

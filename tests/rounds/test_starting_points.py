@@ -20,7 +20,7 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build, starting_model
 from fedloom.models.multitask import MultiTask
-from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.labels import Classification
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import learning_rate
 from tests_support import Quick, assert_same, load_recipe, stopped_after

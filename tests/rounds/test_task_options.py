@@ -6,7 +6,7 @@ import pytest
 
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
-from fedloom.models.tasks.pixels import depth_l1
+from fedloom.models.tasks.dense import depth_l1
 from tests_support import load_recipe
 
 
@@ -39,7 +39,7 @@ def test_wrong_options_are_named(change, message):
         tasks_of(change)
 
 
-L1 = "fedloom.models.tasks.pixels:depth_l1"
+L1 = "fedloom.models.tasks.dense:depth_l1"
 
 
 def test_a_loss_and_metrics_may_be_functions_of_modules():

@@ -220,7 +220,7 @@ def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(whole: Path, part: P
 
 
 def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.models.tasks.labels import Classification
 
     def broken(self: Classification, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such kernel")

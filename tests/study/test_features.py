@@ -27,7 +27,7 @@ from fedloom.experiments.papers.features import (
 from fedloom.federation.runs.reader import Run
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
-from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.labels import Classification
 from fedloom.study.results import domain_history
 from tests_support import load_recipe
 

@@ -11,8 +11,7 @@ import torch
 
 from fedloom import tasks
 from fedloom.errors import DataError, RecipeError
-from fedloom.models.tasks.dense import as_label
-from fedloom.models.tasks.pixels import edge_bce
+from fedloom.models.tasks.dense import as_label, edge_bce
 from fedloom.tasks import Classification, DenseTask, Depth, Edge, HumanParts, Normals, Regression, Saliency, Semseg
 from tests_support import loaded
 

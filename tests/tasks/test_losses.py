@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedloom.errors import DataError
-from fedloom.models.tasks.pixels import unit
+from fedloom.models.tasks.dense import unit
 from fedloom.tasks import balanced_bce, cross_entropy, depth_l1, edge_bce, normals_l1
 
 SIZE = (6, 5)

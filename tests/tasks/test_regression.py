@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedloom.models.tasks.scores import labelled
+from fedloom.models.tasks.labels import labelled
 from fedloom.tasks import Regression
 
 NAN = math.nan

@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 
 import fedloom as fl
 from fedloom.core.errors import RecipeError
-from fedloom.models.tasks.scores import BINS, CLASSES, NUMBERS
+from fedloom.models.tasks.labels import BINS, CLASSES, NUMBERS
 from fedloom.study.statistics import FRACTIONS
 from fedloom.tasks import Classification, Depth, Regression
 

@@ -18,7 +18,7 @@ from fedloom.methods.prototypes.maths import anchor_losses, anchor_margin, relax
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import MLP, ResNet
-from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.labels import Classification
 from fedloom.training import (
     ClusterContrast,
     CollectPrototypes,

@@ -22,7 +22,7 @@ from fedloom.federation.rounds.evaluation import evaluate
 from fedloom.federation.rounds.federation import Part
 from fedloom.methods.personal.aggregation import Anchor
 from fedloom.models.multitask import MultiTask
-from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.labels import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Plateau, Proximal, Schedule, Training, View
 from fedloom.training.flat import Adam, Sgd, build, export_state, import_state, learning_rate, rate

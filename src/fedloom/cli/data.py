@@ -194,7 +194,7 @@ def check(
     as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
-    from fedloom.data.check import check as look
+    from fedloom.data.folders import check as look
 
     report = look(name, str(root), limit or None)
     shared.answer({"usable": report.usable, **vars(report)}, as_json, report.text())

@@ -14,21 +14,10 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
 from fedloom.core.settings.section import Count
-from fedloom.data.dense_label import Augment, DenseLabel, resolve
+from fedloom.data import prepare
+from fedloom.data.combine import of_classes
 from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
-from fedloom.data.prepare import (
-    DATASETS,
-    SPLITS,
-    Array,
-    Name,
-    Part,
-    Store,
-    TestFraction,
-    channel_statistics,
-    limited,
-    read_table,
-    splits,
-)
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
@@ -94,9 +83,6 @@ def arrays(
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
-    from fedloom.data.dataset import Dataset
-    from fedloom.models.tasks.classification import Classification
-
     if dense is not None:
         beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}
         for what, value in beside.items():
@@ -105,94 +91,80 @@ def arrays(
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
     dense, classes = dense or {}, classes or {}
     keys = [images, *labels.values(), *(label.key for label in dense.values()), *([domain] if domain else [])]
-    named = splits("arrays", keys, test_fraction)
+    named = prepare.splits("arrays", keys, test_fraction)
     if domain_names is not None and domain is None:
         raise RecipeError("arrays: domain_names names the values of domain, which is missing: add domain")
     for task in classes:
         if task not in labels:
-            raise RecipeError(
-                f"arrays: classes names the task {task!r}, which labels does not name.{nearest(task, labels)}"
-            )
+            hint = nearest(task, labels)
+            raise RecipeError(f"arrays: classes names the task {task!r}, which labels does not name.{hint}")
+
+    def read(store: Store, split: str) -> Part:
+        """Read one part, or the pool, and check it."""
+        key = images.replace("{split}", split)
+        inputs = store.read(key)
+        if not inputs.size:
+            raise DataError(f"{where}: {key!r} is empty, its shape is {inputs.shape}")
+        columns = {}
+        for task, name in labels.items():
+            columns[task] = store.integers(name.replace("{split}", split), len(inputs), key)
+            if (least := columns[task].min()) < -1:
+                raise DataError(f"{where}, task {task!r}: expected labels from 0, or -1 for unlabelled, found {least}")
+        for task, label in dense.items():
+            from fedloom.data.dense import decode
+
+            array = store.read(name := label.key.replace("{split}", split))
+            if len(array) != len(inputs):
+                expected = f"{len(inputs)} values, as many as {key!r}"
+                raise DataError(f"{where}: {name!r}: expected {expected}, found {len(array)}")
+            columns[task] = decode(array, label, f"{where}, {name!r}")
+        places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
+        return Part(inputs, columns, places, key)
 
     with Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
-        parts = [_read(store, split, images, labels, dense, domain) for split in named]
+        parts = [read(store, split) for split in named]
         names = store.names(domain_names) if domain_names is not None else None
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
         if not len(parts[1].inputs):
             raise DataError(f"{where}: no class has two examples, so no test part can be split off")
     counts = {task: _classes(where, task, parts, classes) for task in labels}
-    with at(where):
-        tasks = tuple(Classification(task, count) for task, count in counts.items())
-    names = _number_domains(where, parts, names)
-    parts = limited(parts, limit, seed)
+    domains = _number_domains(where, parts, names)
+    parts = prepare.limited(parts, limit, seed)
     if dense:
+        from fedloom.data.dataset import Dataset
         from fedloom.data.dense import build
 
-        built = build(where, dense, parts, resolve(augment), crop, multiple)
-        return Dataset(store.path.stem, *built, names, redrawn=test_fraction is not None)
-    train, test, known = _examples(where, parts, stated(signal), size, channels)
-    return Dataset(store.path.stem, tasks, train, test, names, signal=known, redrawn=test_fraction is not None)
+        built = build(where, dense, parts, prepare.resolve(augment), crop, multiple)
+        return Dataset(store.path.stem, *built, domains, redrawn=test_fraction is not None)
+    known, normal = _ready(where, parts, stated(signal), size, channels)
+    drawn, title = test_fraction is not None, store.path.stem
+    with at(where):
+        return of_classes(title, counts, parts, normal, domains, signal=known, redrawn=drawn)
 
 
-def _read(
-    store: Store,
-    split: str,
-    images: str,
-    labels: Mapping[str, str],
-    dense: Mapping[str, DenseLabel],
-    domain: str | None,
-) -> Part:
-    """Read one part, or the pool, and check it."""
-    where, key = f"arrays, {store.path}", images.replace("{split}", split)
-    inputs = store.read(key)
-    if not inputs.size:
-        raise DataError(f"{where}: {key!r} is empty, its shape is {inputs.shape}")
-    columns = {}
-    for task, pattern in labels.items():
-        column = columns[task] = store.integers(pattern.replace("{split}", split), len(inputs), key)
-        if column.min() < -1:
-            raise DataError(
-                f"{where}, task {task!r}: expected labels from 0, or -1 for unlabelled, found {column.min()}"
-            )
-    places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
-    for task, label in dense.items():
-        from fedloom.data.dense import decode
-
-        name = label.key.replace("{split}", split)
-        array = store.read(name)
-        if len(array) != len(inputs):
-            raise DataError(f"{where}: {name!r}: expected {len(inputs)} values, as many as {key!r}, found {len(array)}")
-        columns[task] = decode(array, label, f"{where}, {name!r}")
-    return Part(inputs, columns, places, key)
-
-
-def _examples(
+def _ready(
     where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None
-) -> tuple[TensorExamples, TensorExamples, Signal]:
-    """Return the train and the test part, both normalised by the train part's statistics unless they are tokens."""
-
-    from fedloom.data.dataset import TensorExamples
-
+) -> tuple[Signal, tuple[Any, ...]]:
+    """Turn both parts' inputs into those of models, in place; return their kind, and what they are normalised with.
+    That are the train part's statistics; tokens are not normalised."""
     for part in parts:  # the other part is of the kind of the first
         signal = signal_of(part.inputs, signal, f"{where}, {part.key!r}")
     assert signal is not None
-    inputs = [as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}") for part in parts]
+    for part in parts:
+        part.inputs = as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}")
+    inputs = [part.inputs for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
         kinds = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)
         raise DataError(f"{where}: expected train and test inputs of one shape and type, found {kinds}")
-    normal: tuple[Any, ...] = ()
     if signal.kind == "tokens":
-        signal = with_vocabulary(signal, inputs, where)
-    else:
-        statistics = [channel_statistics(x) for x in inputs]
-        for part, (mean, std) in zip(parts, statistics, strict=True):
-            if not np.isfinite([*mean, *std]).all():
-                raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
-        normal = statistics[0]
-    train, test = (TensorExamples(x, *part.tensors(), *normal) for x, part in zip(inputs, parts, strict=True))
-    return train, test, signal
+        return with_vocabulary(signal, inputs, where), ()
+    statistics = [prepare.channel_statistics(x) for x in inputs]
+    for part, (mean, std) in zip(parts, statistics, strict=True):
+        if not np.isfinite([*mean, *std]).all():
+            raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
+    return signal, statistics[0]
 
 
 def _classes(where: str, task: str, parts: Sequence[Part], stated: Mapping[str, int]) -> int:
@@ -215,8 +187,7 @@ def _number_domains(where: str, parts: Sequence[Part], names: tuple[str, ...] | 
         for part, column in zip(parts, columns, strict=True):
             part.domain = np.searchsorted(values, column)
         return tuple(map(str, values.tolist()))
-    wrong = values[(values < 0) | (values >= len(names))]
-    if len(wrong):
+    if len(wrong := values[(values < 0) | (values >= len(names))]):
         raise DataError(f"{where}: expected domains in 0..{len(names) - 1}, found {wrong[0]}")
     return names
 
@@ -253,16 +224,14 @@ def tables(
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.models.tasks.classification import Classification
-    from fedloom.models.tasks.regression import Regression
+    from fedloom.models.tasks.labels import Classification, Regression
 
     keys = (features, targets, task_by)
-    named = splits("tables", keys, test_fraction)
+    named = prepare.splits("tables", keys, test_fraction)
     with Store(Path(path).expanduser()) as store:
-        parts = [_table(store, split, keys, kind) for split in named]
+        where, title = f"tables, {store.path}", store.path.stem
+        parts = [_table(store, where, [key.replace("{split}", split) for key in keys], kind) for split in named]
         names = list(store.names(target_names)) if target_names is not None else None
-        where = f"tables, {store.path}"
-        title = store.path.stem
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
     (x, x_test), (y, y_test) = ([part.inputs for part in parts], [part.labels["target"] for part in parts])
@@ -278,28 +247,25 @@ def tables(
     if metric == "auc" and classes != 2:
         there = "regression" if real else f"{classes} classes"
         raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
-    mean, std = _moments(x)
-    mean_y, std_y = _moments(y)
+    (mean, std), (mean_y, std_y) = _moments(x), _moments(y)
     values = np.unique(np.concatenate([np.asarray(part.domain) for part in parts]))
     domains = tuple(f"{prefix}-{value:0{len(str(values.max()))}d}" for value in values.tolist())
-    tasks: dict[str, tuple[int, int]] = {}  # name -> domain and target
-    known: list[Task] = []
-    for number, domain in enumerate(domains):
-        for k, target in enumerate(names):
-            task = domain if len(names) == 1 else f"{domain}-{target}"
-            tasks[task] = number, k
-            with at(where):
-                known.append(
-                    Regression(task, mean=float(mean_y[k]), std=float(std_y[k]))
-                    if real
-                    else Classification(task, classes, judge=("auc",) if metric == "auc" else ())
-                )
+    places = {
+        domain if len(names) == 1 else f"{domain}-{target}": (number, k)
+        for number, domain in enumerate(domains)
+        for k, target in enumerate(names)
+    }
+
+    def task_of(name: str, k: int) -> Task:
+        if real:
+            return Regression(name, mean=float(mean_y[k]), std=float(std_y[k]))
+        return Classification(name, classes, judge=("auc",) if metric == "auc" else ())
 
     def examples(part: Part, split: str) -> TensorExamples:
         group, columns = np.searchsorted(values, np.asarray(part.domain)), part.labels["target"]
         labels: dict[str, torch.Tensor] = {}
         annotated: dict[str, Array] = {}
-        for task, (number, k) in tasks.items():
+        for task, (number, k) in places.items():
             column = np.where(group == number, columns[:, k], np.nan if real else -1)
             has = ~np.isnan(column) if real else column >= 0
             if not has.any():
@@ -309,17 +275,18 @@ def tables(
         inputs = torch.from_numpy(((part.inputs - mean) / std).astype(np.float32))
         return TensorExamples(inputs, labels, torch.from_numpy(group), annotated=annotated)
 
+    with at(where):
+        tasks = tuple(task_of(name, k) for name, (_, k) in places.items())
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
-    return Dataset(title, tuple(known), train, test, domains, redrawn=test_fraction is not None)
+    return Dataset(title, tasks, train, test, domains, redrawn=test_fraction is not None)
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
 
 
-def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
+def _table(store: Store, where: str, keys: Sequence[str], kind: str) -> Part:
     """Read one part, or the pool, and check it."""
-    where = f"tables, {store.path}"
-    features, targets, task_by = (key.replace("{split}", split) for key in keys)
+    features, targets, task_by = keys
     x = store.read(features)
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
         raise DataError(f"{where}: {features!r}: expected numbers N x F, found {x.dtype} of shape {x.shape}")
@@ -383,19 +350,15 @@ def texts(
     """
     import torch
 
-    from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.models.tasks.classification import Classification
-
     if split is not None and test_fraction is not None:
         raise RecipeError("texts: split names the test part, so test_fraction has no effect: leave one of them out")
     file = Path(path).expanduser()
     where = f"texts, {file}"
     columns = labels or {"topic": "topic"}
-    needed = [text, *columns.values(), *(c for c in (domain, split) if c is not None)]
-    table = read_table(file, where, needed)
-    names = {task: sorted({cell for cell in table[column] if cell}) for task, column in columns.items()}
+    table = prepare.read_table(file, where, [text, *columns.values(), *(c for c in (domain, split) if c is not None)])
+    names = {task: tuple(sorted({cell for cell in table[column] if cell})) for task, column in columns.items()}
+    domains = tuple(sorted(set(table[domain]))) if domain is not None else ()
     known = {task: _numbers(table[column], names[task]) for task, column in columns.items()}
-    domains = sorted(set(table[domain])) if domain is not None else []
     pool = Part(np.array(table[text], object), known, _numbers(table[domain], domains) if domain is not None else None)
     for row, cell in enumerate(pool.inputs, 1):
         if not WORD.search(cell):
@@ -407,7 +370,7 @@ def texts(
             if value not in SPLITS:
                 raise DataError(f"{where}: column {split!r}: expected train or test, found {value!r}")
         halves = [pool.take(np.array([value == part for value in table[split]])) for part in SPLITS]
-    halves = limited(halves, limit, seed)
+    halves = prepare.limited(halves, limit, seed)
     for half, part in zip(halves, SPLITS, strict=True):
         if not len(half.inputs):
             raise DataError(f"{where}: no text is in the {part} part")
@@ -417,15 +380,12 @@ def texts(
     listed = (frequent(halves[0].inputs) if words is None else _listed(Path(words).expanduser()))[: vocabulary - 2]
     tokens = {word: token for token, word in enumerate(listed, OTHER + 1)}
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
-    train, test = (
-        TensorExamples(torch.from_numpy(tokens_of(half.inputs.tolist(), tokens, length)), *half.tensors())
-        for half in halves
-    )
-    with at(where):
-        tasks = tuple(Classification(task, len(classes)) for task, classes in names.items())
+    for half in halves:
+        half.inputs = torch.from_numpy(tokens_of(half.inputs.tolist(), tokens, length))
     signal = Signal(kind="tokens", vocabulary=len(tokens) + 2, padding=PADDING, digest=digest)
-    called = {task: tuple(classes) for task, classes in names.items()}
-    return Dataset(file.stem, tasks, train, test, tuple(domains), signal=signal, classes=called, redrawn=split is None)
+    counts = {task: len(classes) for task, classes in names.items()}
+    with at(where):
+        return of_classes(file.stem, counts, halves, (), domains, signal=signal, classes=names, redrawn=split is None)
 
 
 def _numbers(cells: Sequence[str], names: Sequence[str]) -> Array:

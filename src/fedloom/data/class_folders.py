@@ -17,22 +17,11 @@ from pydantic import Field
 from fedloom.core.errors import DataError, RecipeError, nearest, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive
-from fedloom.data.combine import TASK, Columns, Pad, Side, combine, pictures
+from fedloom.data import prepare
+from fedloom.data.combine import TASK, Columns, Pad, Side, combine, of_classes, pictures
 from fedloom.data.folders import matlab, split_list
 from fedloom.data.inputs import SUFFIXES, Fit, as_images, read
-from fedloom.data.prepare import (
-    DATASETS,
-    SPLITS,
-    Array,
-    Name,
-    Part,
-    TestFraction,
-    channel_statistics,
-    limited,
-    no_repeats,
-    stratified,
-    subset,
-)
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, Part, TestFraction
 
 if TYPE_CHECKING:
     import torch
@@ -79,36 +68,34 @@ def class_folders(
     from fedloom.data.dataset import ItemExamples, label_bytes
 
     base = Path(root).expanduser()
-    no_repeats("class-folders", "set", sets)
-    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
-    files: dict[str, list[str]] = {split: [] for split in SPLITS}
+    prepare.no_repeats("class-folders", "set", sets)
+    pieces: dict[str, dict[str, tuple[Columns, list[str]]]] = {name: {} for name in sets}
     called: dict[str, tuple[str, ...]] = {}
-    for name in sets:
+    for name, both in pieces.items():
         where = f"class-folders, set {name!r}"
         for split in SPLITS:
             folder = base / name / split
             if not folder.is_dir():
-                raise DataError(
-                    f"{where}: the folder {folder.absolute()} does not exist, expected "
-                    f"ROOT/NAME/{{train,test}}/CLASS/IMAGE (docs/bring-your-data.md){GONE.get(name, '')}"
-                )
+                form = f"ROOT/NAME/{{train,test}}/CLASS/IMAGE (docs/bring-your-data.md){GONE.get(name, '')}"
+                raise DataError(f"{where}: the folder {folder.absolute()} does not exist, expected {form}")
             kinds = tuple(_folders(folder, "class", where))
             for kind in kinds:
                 if kind not in called.setdefault(name, kinds):
                     raise DataError(f"{where}: class {kind!r} is in the test part only")
             images, numbers = _labelled(folder, kinds)
-            kept = subset(len(images), limit, seed, split)
-            files[split] += [images[i].relative_to(base).as_posix() for i in kept]
-            columns[split].append({name: np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]})
+            kept = prepare.subset(len(images), limit, seed, split)
+            column = np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]
+            both[split] = {name: column}, [images[i].relative_to(base).as_posix() for i in kept]
 
-    def examples(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
-        paths = tuple(os.path.join(base, file) for file in files[split])  # texts take less memory than paths
-        mark = f"{zlib.crc32(chr(10).join(files[split]).encode()):08x}".encode() + label_bytes(labels)
+    def examples(split: str, inputs: list[list[str]], labels: dict[str, Tensor], domain: Tensor) -> Examples:
+        files = [file for each in inputs for file in each]
+        paths = tuple(os.path.join(base, file) for file in files)  # texts take less memory than paths
+        mark = f"{zlib.crc32(chr(10).join(files).encode()):08x}".encode() + label_bytes(labels)
         reader, shape = ReadFiles(paths, size, fit, mean, std), (3, size, size)
         return ItemExamples(reader, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
 
     counts = {name: len(kinds) for name, kinds in called.items()}
-    return replace(combine("class-folders", columns, tuple(sets), counts, examples), classes=called)
+    return replace(combine("class-folders", pieces, counts, examples), classes=called)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +151,7 @@ def domain_folders(
     for name in names:
         if name not in known:
             raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {_few(known)}")
-    no_repeats("domain-folders", "domain", names)
+    prepare.no_repeats("domain-folders", "domain", names)
     classes = _folders(base / names[0], "class")
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
@@ -174,7 +161,7 @@ def domain_folders(
         files, labels = _labelled(base / name, classes)
         if lists is None:
             last_two = np.arange(len(files)) % 10 > 7
-            test = last_two if test_fraction is None else stratified(labels, test_fraction, seed)
+            test = last_two if test_fraction is None else prepare.stratified(labels, test_fraction, seed)
             chosen = {"train": ~test, "test": test}
         else:
             chosen = _listed(base, name, files, lists)
@@ -205,7 +192,7 @@ def digit_files(
     probability 1/2, as in F2DC's release; they are always normalised by ImageNet's mean and standard deviation. Raises
     DataError for what is absent or damaged.
     """
-    no_repeats("digit-files", "domain", domains)
+    prepare.no_repeats("digit-files", "domain", domains)
     base = Path(root).expanduser()
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(domains):
@@ -213,9 +200,8 @@ def digit_files(
             where = f"digit-files, {name}, {split}, below {base.absolute()}"
             images, labels = READERS[name](base, split == "train", size)
             if len(images) != len(labels) or not len(labels):
-                raise DataError(
-                    f"{where}: expected a label per image, found {len(images)} images and {len(labels)} labels"
-                )
+                found = f"{len(images)} images and {len(labels)} labels"
+                raise DataError(f"{where}: expected a label per image, found {found}")
             if labels.min() < 0 or labels.max() > 9:
                 raise DataError(f"{where}: expected labels from 0 to 9, found others")
             colour = as_images(np.array(images, order="C"), size, 3, where)
@@ -257,8 +243,7 @@ def _listed(
                 raise DataError(f"{listed}: image {name!r} is not in {base / domain}")
             mask[position[name]] = True
         chosen[split] = mask
-    both = np.flatnonzero(chosen["train"] & chosen["test"])
-    if len(both):
+    if len(both := np.flatnonzero(chosen["train"] & chosen["test"])):
         raise DataError(f"domain-folders: {files[both[0]]} is in both lists of domain {domain!r}")
     return chosen
 
@@ -281,9 +266,8 @@ def _idx(file: Path, ndim: int) -> Array:
     begins = len(raw) >= head and raw[:4] == bytes([0, 0, 8, ndim])
     shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if begins else ()
     if len(shape) != ndim or len(raw) - head != int(np.prod(shape)):
-        raise DataError(
-            f"{file}: expected an idx file of bytes with {ndim} dimensions, found a truncated file or another format"
-        )
+        expected = f"an idx file of bytes with {ndim} dimensions"
+        raise DataError(f"{file}: expected {expected}, found a truncated file or another format")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 
 
@@ -339,9 +323,6 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
     """
     import torch
 
-    from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.models.tasks.classification import Classification
-
     folder = Path(root).expanduser()
     if (folder / BINARY).is_dir():
         batches = [folder / BINARY / f"data_batch_{number}.bin" for number in range(1, 6)]
@@ -349,20 +330,18 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
     elif (folder / PICKLED).is_dir():
         parts = [_pickled(folder, train) for train in (True, False)]
     else:
-        raise DataError(
-            f"cifar10: neither {BINARY} nor {PICKLED} is in {folder.absolute()}. To download: "
-            f"mkdir -p '{folder}' && curl -fL {URL} | tar xz -C '{folder}'"
-        )
-    halves = limited([Part(images, {TASK: labels.astype(np.int64)}) for images, labels in parts], limit, seed)
-    inputs = [torch.from_numpy(np.ascontiguousarray(half.inputs)) for half in halves]
-    normal = channel_statistics(inputs[0])
-    train, test = (TensorExamples(x, *half.tensors(), *normal) for x, half in zip(inputs, halves, strict=True))
-    return Dataset("cifar10", (Classification("label", 10),), train, test, classes={"label": NAMES})
+        get = f"mkdir -p '{folder}' && curl -fL {URL} | tar xz -C '{folder}'"
+        raise DataError(f"cifar10: neither {BINARY} nor {PICKLED} is in {folder.absolute()}. To download: {get}")
+    halves = prepare.limited([Part(images, {TASK: labels.astype(np.int64)}) for images, labels in parts], limit, seed)
+    for half in halves:
+        half.inputs = torch.from_numpy(np.ascontiguousarray(half.inputs))
+    normal = prepare.channel_statistics(halves[0].inputs)
+    return of_classes("cifar10", {TASK: 10}, halves, normal, classes={TASK: NAMES})
 
 
 def _binary(files: list[Path]) -> tuple[Array, Array]:
     """Read images (N x 3 x 32 x 32) and labels of records: one byte of label, then the planes red, green, blue."""
-    images, labels = [], []
+    read = []
     for file in files:
         if not file.is_file():
             raise DataError(f"cifar10: the file {file} does not exist")
@@ -370,12 +349,11 @@ def _binary(files: list[Path]) -> tuple[Array, Array]:
         if not len(raw) or len(raw) % RECORD:
             expected = f"expected records of {RECORD} bytes, found {len(raw)} bytes"
             raise DataError(f"cifar10: {file} is truncated or damaged: {expected}")
-        records = raw.reshape(-1, RECORD)
-        if records[:, 0].max() > 9:
-            raise DataError(f"cifar10: {file}: expected labels in 0..9, found {records[:, 0].max()}")
-        images.append(records[:, 1:].reshape(-1, 3, 32, 32))
-        labels.append(records[:, 0])
-    return np.concatenate(images), np.concatenate(labels)
+        read.append(raw.reshape(-1, RECORD))
+        if (highest := read[-1][:, 0].max()) > 9:
+            raise DataError(f"cifar10: {file}: expected labels in 0..9, found {highest}")
+    records = np.concatenate(read)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def _pickled(root: Path, train: bool) -> tuple[Array, Array]:
@@ -385,7 +363,6 @@ def _pickled(root: Path, train: bool) -> tuple[Array, Array]:
     try:
         data = library.CIFAR10(root, train=train, download=False)
     except RuntimeError as error:
-        raise DataError(
-            f"cifar10: {root / PICKLED} is incomplete or damaged: its files do not have the published checksums"
-        ) from error
+        found = f"{root / PICKLED} is incomplete or damaged: its files do not have the published checksums"
+        raise DataError(f"cifar10: {found}") from error
     return data.data.transpose(0, 3, 1, 2), np.asarray(data.targets)

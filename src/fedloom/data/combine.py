@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,13 +18,17 @@ from pydantic import AfterValidator, Field
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count
-from fedloom.data.prepare import DATASETS, SPLITS, Array, at_nodes, channel_statistics
+from fedloom.data import prepare
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Part
+from fedloom.models.encoders import ENCODERS
 from fedloom.models.signal import sized
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset, Examples
+    from fedloom.models.nets import Encoder
+    from fedloom.models.tasks.task import Task
 
 TASK = "label"
 Columns = Mapping[str, Array]
@@ -32,10 +39,8 @@ Side = Annotated[int, Field(ge=8)]
 
 
 def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
-    """Make the data set that a function of the registry gives; of a Federation, the one in it.
-
-    Raises RecipeError where it gives something else.
-    """
+    """Make the data set that a function of the registry gives; of a Federation, the one in it. Raises RecipeError where
+    it gives something else."""
     from fedloom.data.dataset import Dataset
 
     built = entry.make(seed, **params)
@@ -50,7 +55,7 @@ def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
 @DATASETS.register("nodes")
 def nodes(seed: int) -> Dataset:
     """Leave data with the nodes of a deployment; each has a node.yaml that says where (see docs/flower.md)."""
-    at_nodes()
+    prepare.at_nodes()
 
 
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -69,10 +74,8 @@ Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(
 def load(
     seed: int, section: Mapping[str, Any], root: str | None = None, common: Mapping[str, Any] = MappingProxyType({})
 ) -> Dataset:
-    """Make the data set of one section, with the common parameters that it takes and does not state.
-
-    A relative `path` starts from `root`.
-    """
+    """Make the data set of one section, with the common parameters that it takes and does not state. A relative `path`
+    starts from `root`."""
     entry = DATASETS[section["name"]]
     given = {key: value for key, value in common.items() if key in entry.params.model_fields}
     given.update((key, value) for key, value in section.items() if key != "name")
@@ -81,55 +84,68 @@ def load(
     return loaded(entry, seed, dict(entry.params.model_validate(given)))
 
 
+def of_classes(
+    name: str,
+    counts: Mapping[str, int],
+    parts: Sequence[Part],
+    normal: Sequence[Any] = (),
+    domains: tuple[str, ...] = (),
+    **more: Any,
+) -> Dataset:
+    """Make a data set of classification tasks (name -> number of classes) of a train and a test part in memory.
+    `normal` is what inputs are normalised with: mean and standard deviation, or nothing. `more` goes to `Dataset`."""
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.labels import Classification
+
+    tasks = tuple(Classification(task, count) for task, count in counts.items())
+    train, test = (TensorExamples(part.inputs, *part.tensors(), *normal) for part in parts)
+    return Dataset(name, tasks, train, test, domains, **more)
+
+
 def combine(
     name: str,
-    columns: Mapping[str, Sequence[Columns]],
-    domains: tuple[str, ...],
+    sets: Mapping[str, Mapping[str, tuple[Columns, Any]]],
     classes: Mapping[str, int],
-    make: Callable[[str, dict[str, Tensor], Tensor], Examples],
+    make: Callable[[str, list[Any], dict[str, Tensor], Tensor], Examples] | None = None,
 ) -> Dataset:
-    """Join sets one after another, each with tasks of its own: {split: per set, {task: labels}}.
+    """Join sets one after another, each with tasks of its own: name -> split -> ({task: labels}, inputs).
 
-    The sets are its domains. `make` (split, labels per task (N, int16, -1 outside the task's set), domain (N)) adds the
-    inputs. A task has as many classes as `classes` says, or else its largest label. DataError where a task has no label
-    in a part.
+    The sets are its domains. `make` (split, each set's inputs, labels per task (N, int16, -1 outside the task's set),
+    domain (N)) makes the examples; by default of images in memory, each set normalised by its own train part. A task
+    has as many classes as `classes` says, or else its largest label. DataError where a task has no label in a part.
     """
     import torch
 
-    from fedloom.data.dataset import Dataset
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.labels import Classification
 
-    tasks: dict[str, Classification] = {}
-    for number, domain in enumerate(domains):
-        both = [columns[split][number] for split in SPLITS]
-        for task in both[0]:
-            highest = [int(part[task].max(initial=-1)) for part in both]
+    tasks: dict[str, Task] = {}
+    for domain, both in sets.items():
+        for task in both["train"][0]:
+            highest = [int(both[split][0][task].max(initial=-1)) for split in SPLITS]
             if min(highest) < 0:
                 split = SPLITS[highest.index(min(highest))]
                 raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
                 raise DataError(f"{name}, set {domain!r}: another task has the name {task!r} too")
             tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
+    if make is None:
+        statistics = [prepare.channel_statistics(both["train"][1]) for both in sets.values()]
+        mean, std = (torch.tensor(table) for table in zip(*statistics, strict=True))
 
     def joined(split: str) -> Examples:
-        lengths = [len(next(iter(part.values()))) for part in columns[split]]
+        columns, inputs = map(list, zip(*(both[split] for both in sets.values()), strict=True))
+        lengths = [len(next(iter(part.values()))) for part in columns]
         labels = {}
         for task in tasks:
-            pieces = [part.get(task, np.full(n, -1)) for part, n in zip(columns[split], lengths, strict=True)]
+            pieces = [part.get(task, np.full(n, -1)) for part, n in zip(columns, lengths, strict=True)]
             labels[task] = torch.from_numpy(np.concatenate(pieces).astype(np.int16))
-        return make(split, labels, torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)))
+        domain = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        if make is not None:
+            return make(split, inputs, labels, domain)
+        return TensorExamples(torch.cat(inputs), labels, domain, mean, std)
 
-    return Dataset(name, tuple(tasks.values()), joined("train"), joined("test"), domains)
-
-
-def in_memory(images: Mapping[str, Sequence[Tensor]]) -> Callable[[str, dict[str, Tensor], Tensor], Examples]:
-    """Return the `make` of `combine` for images in memory, each set normalised by its own train part."""
-    import torch
-
-    from fedloom.data.dataset import TensorExamples
-
-    mean, std = (torch.tensor(table) for table in zip(*map(channel_statistics, images["train"]), strict=True))
-    return lambda split, labels, domain: TensorExamples(torch.cat([*images[split]]), labels, domain, mean, std)
+    return Dataset(name, tuple(tasks.values()), joined("train"), joined("test"), tuple(sets))
 
 
 def pictures(
@@ -149,7 +165,7 @@ def pictures(
 
     from fedloom.data.dataset import Dataset, TensorExamples, label_bytes
     from fedloom.data.transforms import MEAN, STD, Crop
-    from fedloom.models.tasks.classification import Classification
+    from fedloom.models.tasks.labels import Classification
 
     ready = []
     for split in SPLITS:
@@ -176,12 +192,10 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     from fedloom.data.dataset import Dataset, JoinedExamples
 
     built = {name: load(seed, section) for name, section in sets.items()}
-    for name, dataset in built.items():
-        if len(dataset.domains) > 1:
-            raise DataError(
-                f"several: expected sets without domains, but set {name!r} has the domains "
-                f"({', '.join(dataset.domains)})"
-            )
+    for name, d in built.items():
+        if len(d.domains) > 1:
+            has = ", ".join(d.domains)
+            raise DataError(f"several: expected sets without domains, but set {name!r} has the domains ({has})")
     channels = {name: d.input_shape[0] for name, d in built.items()}
     if len(set(channels.values())) > 1:
         raise DataError(f"several: expected inputs with the same number of channels, found {channels}")
@@ -229,33 +243,29 @@ def many(
     for what, named in {"by_domain": by_domain, "classes": classes}.items():
         for name in named:
             if name not in sets:
-                raise RecipeError(
-                    f"many: {what} names the set {name!r}, which sets does not list.{nearest(name, sets)}"
-                )
-    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
-    images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
+                hint = nearest(name, sets)
+                raise RecipeError(f"many: {what} names the set {name!r}, which sets does not list.{hint}")
+    pieces: dict[str, dict[str, tuple[Columns, Tensor]]] = {}
     counts: dict[str, int] = {}
     redrawn = False
     for name, section in sets.items():
         dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
-        redrawn = redrawn or dataset.redrawn
+        redrawn, pieces[name] = redrawn or dataset.redrawn, {}
         labels, known = _labels(name, dataset, name in by_domain, classes.get(name, {}))
         counts |= known
-        for split in SPLITS:
+        for split, columns in labels.items():
             x = _images(f"many, set {name!r}", getattr(dataset, split), (channels,), size, "uint8 ")
-            labelled = np.any([column >= 0 for column in labels[split].values()], axis=0)
-            columns[split].append({task: column[labelled] for task, column in labels[split].items()})
-            images[split].append(x if labelled.all() else x[torch.from_numpy(np.flatnonzero(labelled))])
-    return replace(combine("many", columns, tuple(sets), counts, in_memory(images)), redrawn=redrawn)
+            kept = np.flatnonzero(np.any([column >= 0 for column in columns.values()], axis=0))
+            x = x if len(kept) == len(x) else x[torch.from_numpy(kept)]
+            pieces[name][split] = {task: column[kept] for task, column in columns.items()}, x
+    return replace(combine("many", pieces, counts), redrawn=redrawn)
 
 
 def _labels(
     name: str, dataset: Dataset, by_domain: bool, groups: Mapping[str, list[int]]
 ) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
-    """Return {split: {task: labels}} of a set, -1 for examples not of the task, and task -> its number of classes.
-
-    The tasks are the set's own, or views of its only task, whose classes may not be known before.
-    """
+    """Return {split: {task: labels}} of a set, -1 for examples not of the task, and task -> its number of classes. The
+    tasks are the set's own, or views of its only task, whose classes may not be known before."""
     parts: dict[str, Examples] = {split: getattr(dataset, split) for split in SPLITS}
     own = {task.name: task.channels for task in dataset.tasks}
     if not (by_domain or groups):
@@ -263,9 +273,9 @@ def _labels(
         labels = {split: {called[task]: part.labels_of(task) for task in own} for split, part in parts.items()}
         return labels, {called[task]: count for task, count in own.items()}
     if len(own) > 1 or (by_domain and groups):
+        found = ", ".join(own) + (", and both of them" if by_domain and groups else "")
         raise RecipeError(
-            f"many, set {name!r}: by_domain and classes can split only a data set with one task, found {', '.join(own)}"
-            + (", and both of them" if by_domain and groups else "")
+            f"many, set {name!r}: by_domain and classes can split only a data set with one task, found {found}"
         )
     ((task, total),) = own.items()
     whole = {split: part.labels_of(task) for split, part in parts.items()}
@@ -367,3 +377,175 @@ def joined_domains(
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
     return replace(joined, redrawn=redrawn)
+
+
+BATCH = 128  # images that pass an encoder together
+STATED = {"arrays", "digits", "digits-many", "many", "joined-domains"}
+"""Data sets of classes that follow from their parameters, the seed and the files that `path` names."""
+ROOT = Path(__file__).parents[1]
+
+
+@DATASETS.register("embedded", source="the linear-probe protocol: features of an encoder that does not change")
+def embedded(
+    seed: int,
+    *,
+    of: Annotated[dict[str, Any], AfterValidator(DATASETS.fits)],
+    encoder: Annotated[dict[str, Any], AfterValidator(ENCODERS.fits)],
+    weights: str | None = None,
+) -> Dataset:
+    """Replace the inputs of the data set `of`, {name: a data set, its parameters}, by an encoder's features.
+
+    `encoder` is {name: an encoder, its parameters}, for example {name: vit, architecture: tf_efficientnet_lite0,
+    pretrained: true}; `weights` is a file with its weights, as of `model.weights`. An encoder with neither is drawn
+    from the seed. It sees each input once, as evaluation does (nothing is augmented), normalised as its weights want
+    it where that is known. Of an encoder with feature maps the features are the mean of the last one over positions.
+
+    Features are N x F, float32, each scaled to mean 0 and deviation 1 over the train part. They are kept in
+    FEDLOOM_CACHE, so that only the first run computes them. Raises DataError for dense tasks, which features without
+    positions cannot answer, and for data sets whose inputs differ in shape.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, Labelled, TensorExamples
+    from fedloom.models.build import build_model
+
+    def made(features: Callable[[Encoder, Examples], Tensor]) -> Dataset:
+        """Load the data set and the encoder; return the data set with `features` as its inputs."""
+        data = load(seed, of)
+        if dense := [task.name for task in data.tasks if task.dense]:
+            raise DataError(f"embedded: features have no positions, but the dense task {dense[0]!r} needs them")
+        if not (isinstance(data.train, Labelled) and isinstance(data.test, Labelled)):
+            raise DataError(f"embedded: data {data.name!r} has inputs of several shapes, expected one; see `many`")
+        params = {key: value for key, value in encoder.items() if key != "name"}
+        model = build_model(encoder["name"], params, data.input_shape, data.tasks, seed, weights, signal=data.signal)
+        net = model.encoder.eval()
+
+        def part(of: Any) -> Examples:
+            x = features(net, of)
+            labels = of.columns(torch.arange(len(x)), torch.device("cpu"), [task.name for task in data.tasks])
+            return TensorExamples(x, labels, of.domain)
+
+        both = part(data.train), part(data.test)
+        return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, redrawn=data.redrawn)
+
+    place = _place(seed, of, encoder, weights)
+    data = made(_kept) if place is None else _restored(prepare.kept(place, lambda: _stored(made(_features))))
+    train: Any = data.train
+    std, mean = torch.std_mean(train.images, 0, correction=0)
+
+    def scaled(part: Any) -> Examples:
+        return replace(part, images=(part.images - mean) / std.clamp(min=1e-6))
+
+    return replace(data, train=scaled(data.train), test=scaled(data.test))
+
+
+def _place(seed: int, of: Mapping[str, Any], encoder: Mapping[str, Any], weights: str | None) -> Path | None:
+    """Return the folder of a data set's features, by what determines them. Nothing is decoded for that.
+
+    These are the sections, the seed, the contents of the files that they name, the code and its versions. None where
+    one of them is known only after loading.
+    """
+    import torch
+
+    from fedloom.models.nets import pretrained_file
+
+    files = _files(of)
+    if files is None or ENCODERS[encoder["name"]].package:
+        return None
+    if weights is not None:
+        files.append(Path(weights).expanduser())
+    if encoder.get("pretrained"):
+        files.append(pretrained_file(encoder["architecture"]))
+    if not all(file.is_file() for file in files):
+        return None  # loading says what is missing
+    every = (file for room in ("data", "models") for file in (ROOT / room).rglob("*"))
+    code = sorted(file for file in every if file.suffix in {".py", ".npz"})
+    versions = [torch.__version__, *(package.version for package in metadata.distributions(name="timm"))]
+    key = json.dumps([seed, of, encoder, versions, len(files)], default=str).encode()
+    key += prepare.digest(files) + prepare.digest(code)
+    return prepare.cache_folder() / "embedded" / hashlib.sha256(key).hexdigest()[:20]
+
+
+def _files(section: Mapping[str, Any], root: str = "") -> list[Path] | None:
+    """Return the files of which a data set in STATED is made; None for any other."""
+    if section["name"] not in STATED:
+        return None
+    if "sets" in section:
+        each = [_files(one, section.get("root") or "") for one in section["sets"].values()]
+        return None if None in each else [file for files in each for file in files or ()]
+    if "path" not in section:
+        return []
+    path = Path(root, section["path"]).expanduser()
+    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
+
+
+def _stored(data: Dataset) -> dict[str, Array]:
+    """Return a data set of features and classes as arrays; what is no array is JSON."""
+    counts = {task.name: task.channels for task in data.tasks}
+    about = {"name": data.name, "tasks": [*counts.items()], "domains": data.domains, "redrawn": data.redrawn}
+    arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    for split in SPLITS:
+        part: Any = getattr(data, split)
+        arrays[f"{split}-features"] = part.images.numpy()
+        arrays[f"{split}-labels"] = np.stack([part.labels[task].numpy() for task in counts])
+        if part.domain is not None:
+            arrays[f"{split}-domain"] = part.domain.numpy()
+    return arrays
+
+
+def _restored(arrays: Mapping[str, Array]) -> Dataset:
+    """Return the data set that `_stored` made arrays of."""
+    import torch
+
+    about = json.loads(arrays["about"].tobytes())
+    counts = dict(about["tasks"])
+    parts = []
+    for split in SPLITS:
+        x, labels = torch.from_numpy(arrays[f"{split}-features"]), arrays[f"{split}-labels"]
+        parts.append(Part(x, dict(zip(counts, labels, strict=True)), arrays.get(f"{split}-domain")))
+    return of_classes(about["name"], counts, parts, (), tuple(about["domains"]), redrawn=about["redrawn"])
+
+
+def _features(net: Encoder, part: Examples) -> Tensor:
+    """Compute the encoder's features of each input of a part, N x F."""
+    import torch
+
+    rows = []
+    with torch.inference_mode():
+        for index in torch.arange(len(part)).split(BATCH):
+            out: Tensor | list[Tensor] = net(_seen(net, part, index))
+            # Of feature maps, finest first, the last one tells most about the whole image.
+            rows.append(out[-1].mean((2, 3)) if isinstance(out, list) else out)
+    return torch.cat(rows)
+
+
+def _kept(net: Encoder, part: Examples) -> Tensor:
+    """Return the features, from the cache if it has those of this encoder, its weights and these inputs."""
+    import torch
+
+    from fedloom.data.dataset import contents, tensor_digest
+
+    key = hashlib.sha256(repr(net).encode())
+    for name, value in net.state_dict().items():
+        key.update(name.encode() + tensor_digest(value))
+    key.update(part.fingerprint() + contents(part))
+    place = prepare.cache_folder() / "embedded" / key.hexdigest()[:20]
+    return torch.from_numpy(prepare.kept(place, lambda: {"features": _features(net, part).numpy()})["features"])
+
+
+def _seen(net: Encoder, part: Examples, index: Tensor) -> Tensor:
+    """Return the inputs at `index`, normalised as the encoder's weights want it where that is known."""
+    import torch
+
+    from fedloom.data.dataset import normal
+
+    x, _ = part.batch(index, torch.device("cpu"), None, ())
+    if net.seen is None:
+        return x
+    if x.shape[1] != len(net.seen[0]):
+        raise DataError(f"embedded: the encoder's weights are for {len(net.seen[0])} channels, found {x.shape[1]}")
+    shape = (-1, x.shape[1], *(1,) * (x.ndim - 2))
+    if (own := normal(part, index)) is not None:
+        x = x * own[1].to(x).view(shape) + own[0].to(x).view(shape)
+    mean, std = (torch.tensor(list(value)).view(shape) for value in net.seen)
+    return (x - mean) / std

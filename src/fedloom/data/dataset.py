@@ -27,6 +27,8 @@ Batch = tuple[Tensor, dict[str, Tensor]]
 """Inputs (B x ...) and {task: labels (B x ...)}."""
 Scale = Sequence[float] | Tensor | None
 """Numbers that inputs are normalised with: one per channel, or one row of them per domain; None: they are not."""
+Rng = Generator | None
+Tasks = Collection[str] | None
 Read = Callable[[Tensor, torch.device, Generator | None, Collection[str]], Batch]
 """(positions, device, rng, tasks) -> inputs as models take them, and those labels that are read with them."""
 
@@ -55,19 +57,13 @@ class Examples(Protocol):
     def fingerprint(self) -> bytes:
         """Return bytes by which a resumed run recognises the same labels."""
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and labels at the given positions, of the given tasks (all if None).
-
-        Training passes an `rng`: augmentations draw from it and from nothing else. Without it nothing is random.
-        """
+    def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
+        """Return inputs and labels at the given positions, of the given tasks (all if None). Training passes an `rng`:
+        augmentations draw from it and from nothing else. Without it nothing is random."""
 
     def labels_of(self, task: str) -> Array:
-        """Return one integer per example for partitioners and tables: the class, or 0 where the label is an image.
-
-        It is -1 where the example has no label of this task.
-        """
+        """Return one integer per example for partitioners and tables: the class, or 0 where the label is an image, -1
+        where the example has no label of this task."""
 
 
 class Labelled:
@@ -87,7 +83,6 @@ class Labelled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of inputs in memory and of labels."""
         return self.held + sum(labels.nbytes for labels in self.labels.values())
 
     def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
@@ -100,8 +95,7 @@ class Labelled:
         """Return the labels as they are stored, or 0 and -1 where `annotated` says which examples have one."""
         if task in self.annotated:
             return np.where(self.annotated[task], 0, -1)
-        column: Array = self.labels[task].numpy()
-        return column
+        return np.asarray(self.labels[task].numpy())
 
     def fingerprint(self) -> bytes:
         """Return the mark, or all labels, task by task."""
@@ -147,28 +141,22 @@ class TensorExamples(Labelled):
 
     @property
     def prefetch(self) -> bool:
-        """Return whether the change takes long."""
         return self.change is not None and self.change.slow
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
         size = None if self.change is None else self.change.size
         return tuple(self.images.shape[1:]) if size is None else (self.images.shape[1], *size)
 
     @property
     def held(self) -> int:
-        """Bytes of inputs."""
         return self.images.nbytes
 
     def contents(self) -> bytes:
         """Compute a checksum of all inputs, if they are checked."""
         return tensor_digest(self.images) if self.checked else b""
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and labels at `index`, on `device`."""
+    def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
         x, chosen = self.images.index_select(0, index), self.labels if tasks is None else tasks
         if self.change is not None:
             return self.change(x, self.columns(index, x.device, chosen), device, rng)
@@ -213,13 +201,9 @@ class ItemExamples(Labelled):
         return self.count
 
     def contents(self) -> bytes:
-        """Compute a checksum of the files."""
         return digest(self.files) if self.files else b""
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and labels at `index`, on `device`."""
+    def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
         chosen = dict.fromkeys([*self.labels, *self.annotated]) if tasks is None else tasks
         x, y = self.read(index, device, rng, [task for task in chosen if task not in self.labels])
         return x, {**y, **self.columns(index, device, [task for task in chosen if task in self.labels])}
@@ -227,11 +211,8 @@ class ItemExamples(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class JoinedExamples:
-    """The examples of `pieces` one after another, of any shapes.
-
-    `tasks` has each piece's own task names, which are called PIECE-TASK here. A batch must come from one piece, since
-    sizes and tasks differ.
-    """
+    """The examples of `pieces` one after another, of any shapes. `tasks` has each piece's own task names, which are
+    called PIECE-TASK here. A batch must come from one piece, since sizes and tasks differ."""
 
     pieces: Mapping[str, Examples]
     tasks: Mapping[str, tuple[str, ...]]
@@ -246,7 +227,6 @@ class JoinedExamples:
 
     @property
     def prefetch(self) -> bool:
-        """Return whether any piece is slow enough to load ahead."""
         return any(piece.prefetch for piece in self.pieces.values())
 
     @property
@@ -256,20 +236,15 @@ class JoinedExamples:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces.values())
 
     def fingerprint(self) -> bytes:
-        """Return the pieces' fingerprints with their names."""
         return b"".join(name.encode() + piece.fingerprint() for name, piece in self.pieces.items())
 
     def contents(self) -> bytes:
-        """Return the pieces' checksums."""
         return b"".join(contents(piece) for piece in self.pieces.values())
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
         """Return inputs and labels of examples of one piece, of those tasks that it has."""
         name, piece, index = self.piece(index)
         own = [task for task in self.tasks[name] if tasks is None or f"{name}-{task}" in tasks]
@@ -277,10 +252,8 @@ class JoinedExamples:
         return x, {f"{name}-{task}": labels for task, labels in y.items()}
 
     def piece(self, index: Tensor) -> tuple[str, Examples, Tensor]:
-        """Return (name of the piece that examples come from, the piece, their positions in it).
-
-        Raises DataError for examples of several.
-        """
+        """Return (name of the piece that examples come from, the piece, their positions in it). Raises DataError for
+        examples of several."""
         numbers = self.domain[index].unique().tolist()
         names = [list(self.pieces)[number] for number in numbers]
         if len(names) != 1:
@@ -304,7 +277,7 @@ class JoinedExamples:
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """Examples whose labels are not to be seen as they are; all else is the examples' own."""
+    """Examples whose labels are not to be seen as they are (`changed`); all else is the examples' own."""
 
     examples: Examples
 
@@ -316,6 +289,14 @@ class Behind:
             raise AttributeError(name)
         return getattr(self.examples, name)
 
+    def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
+        x, y = self.examples.batch(index, device, rng, tasks)
+        return x, {task: self.changed(task, labels, index) for task, labels in y.items()}
+
+    def changed(self, task: str, labels: Tensor, index: Tensor) -> Tensor:
+        """Return a batch's labels of a task as they are to be seen."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False)
 class Withheld(Behind):
@@ -323,12 +304,8 @@ class Withheld(Behind):
 
     kept: Mapping[str, Tensor]
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and labels, without the labels that are withheld."""
-        x, y = self.examples.batch(index, device, rng, tasks)
-        return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
+    def changed(self, task: str, labels: Tensor, index: Tensor) -> Tensor:
+        return without_label(labels, ~self.kept[task][index])
 
     def labels_of(self, task: str) -> Array:
         """Return -1 where the label is withheld, else the examples' (0 where that is no whole number)."""
@@ -343,17 +320,13 @@ class Coded(Behind):
 
     codes: Mapping[str, tuple[Tensor, Tensor]]
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and labels, with the labels of these tasks read in their tables."""
-        x, y = self.examples.batch(index, device, rng, tasks)
-        for task in y.keys() & self.codes.keys():
-            which, tables = self.codes[task]
-            table, labels = tables[which[index]].to(device), y[task]
-            coded = table.gather(1, labels.long().flatten(1) % tables.shape[1])  # -1 is no label, as 255 is
-            y[task] = coded.view_as(labels).to(labels.dtype)
-        return x, y
+    def changed(self, task: str, labels: Tensor, index: Tensor) -> Tensor:
+        if task not in self.codes:
+            return labels
+        which, tables = self.codes[task]
+        table = tables[which[index]].to(labels.device)
+        coded = table.gather(1, labels.long().flatten(1) % tables.shape[1])  # -1 is no label, as 255 is
+        return coded.view_as(labels).to(labels.dtype)
 
 
 def contents(examples: Examples) -> bytes:
@@ -368,10 +341,8 @@ def apart(examples: Examples, index: Tensor) -> list[Tensor]:
 
 
 def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return (mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
-
-    Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
-    """
+    """Return (mean, standard deviation) that the examples at `index` are normalised with, None where they are not. Each
+    is 1 x channels where all examples have the same, else one row an example. They must be of one data set."""
     if isinstance(examples, JoinedExamples):
         _, examples, index = examples.piece(index)
     both: tuple[Scale, Scale] = getattr(examples, "mean", MEAN), getattr(examples, "std", STD)
@@ -385,11 +356,8 @@ def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def without_label(labels: Tensor, where: Tensor) -> Tensor:
-    """Return a batch of labels (B x ...) without those of some examples (B, bool).
-
-    In their place stands IGNORE where there is a label per pixel, NaN for real numbers and several labels, -1 for
-    classes.
-    """
+    """Return a batch of labels (B x ...) without those of some examples (B, bool). In their place stands IGNORE where
+    there is a label per pixel, NaN for real numbers and several labels, -1 for classes."""
     absent = IGNORE if labels.ndim > 2 else math.nan if labels.is_floating_point() else -1
     return labels.masked_fill(where.to(labels.device).view(-1, *(1,) * (labels.ndim - 1)), absent)
 

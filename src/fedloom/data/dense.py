@@ -12,8 +12,7 @@ from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, TensorExamples
-from fedloom.data.dense_label import Augment, DenseLabel, Kind, Reader
-from fedloom.data.prepare import Array, Part
+from fedloom.data.prepare import Array, Augment, DenseKind, DenseLabel, Part, Reader
 from fedloom.data.transforms import MEAN, STD, Dense, padded, raw_ignore
 from fedloom.models.tasks.dense import KINDS
 from fedloom.models.tasks.task import IGNORE, Task
@@ -21,24 +20,21 @@ from fedloom.models.tasks.task import IGNORE, Task
 SHORT = 0.1  # a stored normal shorter than this means that there is no normal
 
 
+Labels = Mapping[str, Tensor]
+Masks = Mapping[str, Array]
+
+
 def stored(
-    images: Tensor,
-    labels: Mapping[str, Tensor],
-    change: Dense,
-    annotated: Mapping[str, Array],
-    domain: Tensor | None,
-    version: str,
+    images: Tensor, labels: Labels, change: Dense, annotated: Masks, domain: Tensor | None, version: str
 ) -> TensorExamples:
     """Make examples in memory, or mapped, of images (N x 3 x H x W, uint8) and raw labels per task (N x ...).
-
-    `annotated` (task -> N, bool) says which have a label; by default all. `version` changes with the contents.
-    """
+    `annotated` (task -> N, bool) says which have a label; by default all. `version` changes with the contents."""
     known = {task: annotated.get(task, np.ones(len(images), bool)) for task in labels}
     mark = mark_of(version, change.kinds, known)
     return TensorExamples(images, labels, domain, MEAN, STD, change, known, mark, checked=False)
 
 
-def mark_of(version: str, kinds: Mapping[str, Kind], annotated: Mapping[str, Array]) -> bytes:
+def mark_of(version: str, kinds: Mapping[str, DenseKind], annotated: Mapping[str, Array]) -> bytes:
     """Return bytes that change with the version, the tasks and what is annotated."""
     parts = [version, *(f"{task} {kind}" for task, kind in sorted(kinds.items()))]
     return "\n".join(parts).encode() + b"".join(np.where(annotated[task], 0, -1).tobytes() for task in sorted(kinds))
@@ -73,7 +69,7 @@ class DenseFiles:
             raise DataError(f"{where}: {error}") from None
 
 
-def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], where: str) -> Tensor:
+def raw_label(label: Array | None, kind: DenseKind, size: tuple[int, ...], where: str) -> Tensor:
     """Check a reader's label of one task; return it as a batch of one (1 x H x W or 1 x 3 x H x W)."""
     shape = (*size, 3) if kind == "normals" else size
     if label is None:
@@ -89,7 +85,7 @@ def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], where: str
     return torch.from_numpy(np.ascontiguousarray(label))[None]
 
 
-def annotated_in(kind: Kind, raw: Array, rows: int = 256) -> Array:
+def annotated_in(kind: DenseKind, raw: Array, rows: int = 256) -> Array:
     """Return which examples (N, bool) of an array of raw labels have any: a value, or for human_parts a part."""
     result = np.empty(len(raw), bool)
     for start in range(0, len(raw), rows):
@@ -137,8 +133,7 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
             return array
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite depth is none
             metres = (array * label.factor).astype(np.float32)
-        lost = array[np.isfinite(array) & ~np.isfinite(metres)]
-        if len(lost):
+        if len(lost := array[np.isfinite(array) & ~np.isfinite(metres)]):
             raise DataError(f"{where}: expected depths that float32 can hold, found {lost[0]:g} x {label.factor:g}")
         return metres
     if label.threshold is not None:
@@ -158,23 +153,18 @@ def _classes(array: Array, label: DenseLabel, where: str) -> Array:
     array = array.astype(np.uint8)  # -1 becomes 255
     if label.boundaries:
         return boundaries(array)
-    if label.kind in ("saliency", "edge"):
-        other = array[(array > 1) & (array != IGNORE)]
-        if len(other):
-            raise DataError(
-                f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; if these values are shares, add a "
-                "threshold"
-            )
+    if label.kind in ("saliency", "edge") and len(other := array[(array > 1) & (array != IGNORE)]):
+        advice = "if these values are shares, add a threshold"
+        raise DataError(f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; {advice}")
     return array
 
 
 def boundaries(classes: Array, gap: int = 2) -> Array:
     """Return edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore).
 
-    An edge is one pixel wide, where the right or the lower neighbour has another class.
-
-    Hand-drawn segments often leave a thin gap between them. Classes therefore first grow by `gap` pixels into what is
-    ignored; what remains is ignored, and there is no edge towards it.
+    An edge is one pixel wide, where the right or the lower neighbour has another class. Hand-drawn segments often leave
+    a thin gap between them. Classes therefore first grow by `gap` pixels into what is ignored; what remains is ignored,
+    and there is no edge towards it.
     """
     grown = classes.copy()
     for _ in range(gap):
@@ -194,10 +184,8 @@ def _normals(array: Array, label: DenseLabel, where: str) -> Array:
     if array.ndim == 4 and array.shape[3] == 3:
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] != 3 or not (array.dtype in (np.uint8, np.int8) or array.dtype.kind == "f"):
-        raise DataError(
-            f"{where}: expected normals N x H x W x 3 or N x 3 x H x W as uint8, int8 or floating point, found "
-            f"{array.dtype} of shape {array.shape}"
-        )
+        forms = "N x H x W x 3 or N x 3 x H x W as uint8, int8 or floating point"
+        raise DataError(f"{where}: expected normals {forms}, found {array.dtype} of shape {array.shape}")
     if array.dtype != np.uint8:
         return array
     values = array / np.float32(255)
@@ -218,19 +206,18 @@ def build(
 ) -> tuple[tuple[Task, ...], TensorExamples, TensorExamples]:
     """Make tasks and examples of a train and a test part with raw labels."""
     heads = []
-    fixed: tuple[int, ...] = ()  # these tasks know their channels
     for task, label in labels.items():
-        if label.kind not in ("semseg", "human_parts"):
-            heads.append(KINDS[label.kind](task, *fixed))
-            continue
-        arrays = [part.labels[task] for part in parts]
-        largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
-        if largest < 0:
-            raise DataError(f"{where}, task {task!r}: no pixel is labelled")
-        count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
-        if largest >= count:
-            raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
-        heads.append(KINDS[label.kind](task, count))
+        channels: tuple[int, ...] = ()  # other tasks know their channels
+        if label.kind in ("semseg", "human_parts"):
+            arrays = [part.labels[task] for part in parts]
+            largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
+            if largest < 0:
+                raise DataError(f"{where}, task {task!r}: no pixel is labelled")
+            count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
+            if largest >= count:
+                raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
+            channels = (count,)
+        heads.append(KINDS[label.kind](task, *channels))
     kinds = {task: label.kind for task, label in labels.items()}
 
     def examples(part: Part) -> TensorExamples:
@@ -238,10 +225,9 @@ def build(
         height, width = pixels.shape[2:]
         for task, array in part.labels.items():
             if (len(array), *array.shape[-2:]) != (len(pixels), height, width):
-                raise DataError(
-                    f"{where}, task {task!r}: expected {len(pixels)} labels of {height} x {width}, as {part.key!r} "
-                    f"has, found {len(array)} of {array.shape[-2]} x {array.shape[-1]}"
-                )
+                expected = f"{len(pixels)} labels of {height} x {width}, as {part.key!r} has"
+                found = f"{len(array)} of {array.shape[-2]} x {array.shape[-1]}"
+                raise DataError(f"{where}, task {task!r}: expected {expected}, found {found}")
         change = Dense(kinds, padded((height, width), multiple), augment, crop or (height, width))
         annotated = {task: annotated_in(kind, part.labels[task]) for task, kind in kinds.items()}
         tensors, domain = part.tensors()

@@ -12,17 +12,9 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.settings.section import Count
-from fedloom.data.combine import Columns, combine, in_memory
-from fedloom.data.prepare import (
-    DATASETS,
-    SPLITS,
-    Array,
-    TestFraction,
-    channel_statistics,
-    no_repeats,
-    stratified,
-    subset,
-)
+from fedloom.data import prepare
+from fedloom.data.combine import Columns, combine, of_classes
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Part, TestFraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,29 +66,23 @@ def digits(
     deviation of the train part. The split is stratified by digit and domain. Raises RecipeError where a task or a
     domain is named twice.
     """
-    no_repeats("digits", "task", tasks)
-    no_repeats("digits", "domain", domains)
+    prepare.no_repeats("digits", "task", tasks)
+    prepare.no_repeats("digits", "domain", domains)
     import torch
-
-    from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.models.tasks.classification import Classification
 
     images, digit = originals(size)
     domain = _domains(digit, len(domains), seed)
-    test = stratified(digit * len(domains) + domain, test_fraction, seed)
+    test = prepare.stratified(digit * len(domains) + domain, test_fraction, seed)
     for number, name in enumerate(domains):
         where = torch.from_numpy(np.flatnonzero(domain == number))
         images[where] = render(images[where], name, seed)
 
-    mean, std = channel_statistics(images[torch.from_numpy(~test)])
-
-    def part(mask: Array) -> TensorExamples:
-        labels = {str(task): torch.from_numpy(np.array(QUESTIONS[task])[digit[mask]]) for task in tasks}
-        return TensorExamples(images[torch.from_numpy(mask)], labels, torch.from_numpy(domain[mask]), mean, std)
-
-    heads = tuple(Classification(task, max(QUESTIONS[task]) + 1) for task in tasks)
+    pool = Part(images, {str(task): np.array(QUESTIONS[task])[digit] for task in tasks}, domain)
+    parts = [pool.take(mask) for mask in (~test, test)]
+    heads = {str(task): max(QUESTIONS[task]) + 1 for task in tasks}
     classes = {str(task): NAMES[task] for task in tasks if task in NAMES}
-    return Dataset("digits", heads, part(~test), part(test), tuple(domains), classes=classes, redrawn=True)
+    normal = prepare.channel_statistics(parts[0].inputs)
+    return of_classes("digits", heads, parts, normal, tuple(domains), classes=classes, redrawn=True)
 
 
 @DATASETS.register("digits-many", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
@@ -121,25 +107,24 @@ def digits_many(
     import torch
 
     pictures, digit = originals(size)
-    test = stratified(digit, test_fraction, seed)
+    test = prepare.stratified(digit, test_fraction, seed)
     kinds = list(QUESTIONS)
     rounds = [divmod(k, len(RENDERINGS)) for k in range(count)]
     chosen = [(RENDERINGS[number], kinds[(number + turn) % len(kinds)]) for turn, number in rounds]
-    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
-    images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
-    for rendering in (names := RENDERINGS[:count]):
+    sets: dict[str, dict[str, tuple[Columns, Tensor]]] = {rendering: {} for rendering in RENDERINGS[:count]}
+    for rendering, both in sets.items():
         rendered = render(pictures, rendering, seed).mul(255).round().to(torch.uint8)
         questions = [question for name, question in chosen if name == rendering]
         for split, mask in zip(SPLITS, (~test, test), strict=True):
             pool = np.flatnonzero(mask)
             most = limit if split == "train" else None
-            own = [pool[subset(len(pool), most, seed, f"{rendering}-{question}")] for question in questions]
+            own = [pool[prepare.subset(len(pool), most, seed, f"{rendering}-{question}")] for question in questions]
             index, asked = np.concatenate(own), np.repeat(np.arange(len(questions)), [*map(len, own)])
             labels = [np.where(asked == i, np.array(QUESTIONS[q])[digit[index]], -1) for i, q in enumerate(questions)]
-            columns[split].append({f"{rendering}-{q}": column for q, column in zip(questions, labels, strict=True)})
-            images[split].append(rendered[torch.from_numpy(index)])
+            columns = {f"{rendering}-{q}": column for q, column in zip(questions, labels, strict=True)}
+            both[split] = columns, rendered[torch.from_numpy(index)]
     counts = {f"{rendering}-{question}": max(QUESTIONS[question]) + 1 for rendering, question in chosen}
-    return replace(combine("digits-many", columns, names, counts, in_memory(images)), redrawn=True)
+    return replace(combine("digits-many", sets, counts), redrawn=True)
 
 
 def originals(size: int) -> tuple[Tensor, Array]:

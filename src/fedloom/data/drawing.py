@@ -76,10 +76,8 @@ def extent(depth: Tensor) -> tuple[float, float]:
 
 
 def wrong(task: Task, target: Tensor, prediction: Tensor) -> Cell:
-    """Draw where a prediction (in the form of the label) is wrong, and say how much it is on the whole.
-
-    Classes are right or wrong; normals differ by an angle, depth by a share of the truth, all else by the probability.
-    """
+    """Draw where a prediction (in the form of the label) is wrong, and say how much it is on the whole. Classes are
+    right or wrong; normals differ by an angle, depth by a share of the truth, all else by the probability."""
     truth, predicted = target.numpy(), prediction.numpy()
     if task.kind in CLASSES:
         valid = truth != IGNORE
@@ -151,10 +149,7 @@ Text = tuple[int, str, Colour]
 
 
 def grid(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    title: str = "",
-    legends: Mapping[str, Legend] = {},
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = "", legends: Mapping[str, Legend] = {}
 ) -> Any:
     """Draw rows of cells under headings, as a Pillow image; all cells have the size of the first of the first row.
 
@@ -168,7 +163,9 @@ def grid(
     height, width = first.shape[:2]
     times = max(1, round(CELL / width))
     high, wide = height * times, width * times
-    drawn = [_blocks(columns, row, shown) for row in rows]
+    drawn = [[(row[c][0], [row[c][1]] if row[c][1] else []) for c in shown] for row in rows]
+    for row, blocks in zip(rows, drawn, strict=True):
+        blocks[0][1].extend(f"{columns[c]}: {text}" for c, (_, text) in enumerate(row) if c not in shown and text)
     heads = [columns[c] for c in shown]
     if len(shown) == 1:
         lines = math.ceil(len(rows) / max(1, ACROSS // (wide + GAP)))
@@ -193,13 +190,6 @@ def grid(
         strips += _legend(name, of, width)
     margin = _strip(width, GAP, [])
     return below_each_other([margin, *strips, margin])
-
-
-def _blocks(columns: Sequence[str], row: Sequence[Cell], shown: Sequence[int]) -> list[tuple[Array | None, list[str]]]:
-    """Return the pictures of a row, each with the texts below it."""
-    blocks = [(row[c][0], [row[c][1]] if row[c][1] else []) for c in shown]
-    blocks[0][1].extend(f"{columns[c]}: {text}" for c, (_, text) in enumerate(row) if c not in shown and text)
-    return blocks
 
 
 def below_each_other(sheets: Sequence[Any]) -> Any:
@@ -297,15 +287,12 @@ def _named(dataset: Dataset, task: Task, target: Tensor) -> Cell:
 
 def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor]) -> dict[str, Legend]:
     """Return the legend of each dense task, with the classes that occur in the labels shown: several {task: labels}."""
-    return {
-        task.name: legend(
-            task,
-            dataset.classes.get(task.name, ()),
-            torch.cat([of[task.name].reshape(-1) for of in shown]).unique().tolist() if task.kind in CLASSES else (),
-        )
-        for task in tasks
-        if task.dense
-    }
+    made = {}
+    for task in (task for task in tasks if task.dense):
+        labels = torch.cat([of[task.name].reshape(-1) for of in shown]).unique() if task.kind in CLASSES else None
+        occur = () if labels is None else labels.tolist()
+        made[task.name] = legend(task, dataset.classes.get(task.name, ()), occur)
+    return made
 
 
 def pictures(part: Examples, x: Tensor, index: Tensor) -> Array:

@@ -1,22 +1,21 @@
-"""Data sets in folders of files: split lists, checked files, and their examples."""
+"""Data sets in folders of files: split lists, checked files, their examples, and a check of a whole folder."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError, parsing
+from fedloom.core.errors import DataError, RecipeError, choices, parsing
 from fedloom.core.lazy import need
-from fedloom.data.dense_label import Augment, Kind, Reader, resolve
 from fedloom.data.inputs import FORMATS
-from fedloom.data.prepare import Array, no_repeats, subset
+from fedloom.data.prepare import Array, Augment, DenseKind, Reader, no_repeats, resolve, subset
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -44,56 +43,66 @@ class FileSplit:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A reader of image `names[i]` and its labels of some tasks from files in `root`; it can be pickled.
+class Files:
+    """The files of one kind in a folder: patterns with {} for an image's name, of which the first that exists counts.
 
-    A data set says where images and labels are and how labels are decoded.
+    `read` (files, size of the image) reads the raw label in them; the files `also` must be there too.
     """
+
+    patterns: tuple[str, ...]
+    read: Callable[[tuple[Path, ...], tuple[int, ...]], Array]
+    also: tuple[str, ...] = ()
+
+    def of(self, root: Path, name: str) -> tuple[Path, ...]:
+        """Return the files of an image."""
+        some = [root / pattern.format(name) for pattern in self.patterns]
+        return next((file for file in some if file.is_file()), some[0]), *(
+            root / each.format(name) for each in self.also
+        )
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A reader of image `names[i]` and its labels of some tasks from files in `root`; it can be pickled."""
 
     root: Path
     names: tuple[str, ...]
-    tasks: tuple[str, ...]
-
-    def image(self, name: str) -> Path:
-        """Return the file of an image."""
-        raise NotImplementedError
-
-    def files(self, task: str, name: str) -> tuple[Path, ...]:
-        """Return the files that a label is made of; all must exist."""
-        raise NotImplementedError
-
-    def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
-        """Read the raw label in these files, of an image of this size."""
-        raise NotImplementedError
+    images: Files
+    labels: Mapping[str, Files]
 
     def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
         """Read image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
         name = self.names[i]
-        image = picture(self.image(name), "image", colour=True)
+        image = self.images.read(self.images.of(self.root, name), ())
         example: dict[str, Array | None] = {"image": image}
-        for task in (t for t in self.tasks if t in tasks):
-            files, size = self.files(task, name), image.shape[:2]
+        for task in (t for t in self.labels if t in tasks):
+            files, size = self.labels[task].of(self.root, name), image.shape[:2]
             there = all(file.is_file() for file in files)
-            example[task] = fits(files[0], task, self.label(task, files, size), size) if there else None
+            example[task] = fits(files[0], task, self.labels[task].read(files, size), size) if there else None
         return example
 
     def split(self, listed: Path, annotated: Mapping[str, Array] = MappingProxyType({})) -> FileSplit:
         """Return all images as a part; `annotated` says of a task which images may have a label at most."""
-        images = [self.image(name) for name in self.names]
+        images = [self.images.of(self.root, name)[0] for name in self.names]
         version = sizes(images, listed)
         known: dict[str, Array] = {}
         labels: dict[Path, None] = {}
-        for task in self.tasks:
-            files = [self.files(task, name) for name in self.names]
+        for task, of in self.labels.items():
+            files = [of.of(self.root, name) for name in self.names]
             there = np.array([all(file.is_file() for file in each) for each in files], bool)
             known[task] = there & annotated.get(task, True)
             labels |= {file: None for each, has in zip(files, known[task], strict=True) if has for file in each}
         return FileSplit(self.names, self, known, version, (*images, *labels))
 
 
+def colours(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+    """Read an image (H x W x 3, uint8)."""
+    return picture(files[0], "image", colour=True)
+
+
 def dataset(
     name: str,
-    tasks: Sequence[Kind],
+    tasks: Sequence[DenseKind],
     options: Mapping[str, Mapping[str, Any]],
     open_split: Callable[[str], FileSplit],
     size: tuple[int, int],
@@ -102,16 +111,14 @@ def dataset(
     seed: int,
 ) -> Dataset:
     """Open the lists `train` and `val` as a train and a test part. A task's kind is its name; `options` are by task.
-
-    RecipeError where a task is named twice, DataError where no image of a part is annotated for a task.
-    """
+    RecipeError where a task is named twice, DataError where no image of a part is annotated for a task."""
     from fedloom.data.dataset import Dataset, ItemExamples
     from fedloom.data.dense import DenseFiles, mark_of
     from fedloom.data.transforms import Dense
     from fedloom.models.tasks.dense import KINDS
 
     no_repeats(name, "task", tasks)
-    kinds: dict[str, Kind] = {task: task for task in tasks}
+    kinds: dict[str, DenseKind] = {task: task for task in tasks}
     ready = []
     for which, training in (("train", resolve(augment)), ("test", None)):
         part = open_split("train" if which == "train" else "val")
@@ -169,9 +176,7 @@ def sizes(files: Iterable[Path], listed_in: Path) -> str:
 
 def picture(file: Path, field: str, colour: bool) -> Array:
     """Read a picture file: H x W x 3 uint8, or the stored numbers H x W (palette indices where there is a palette).
-
-    DataError where it cannot be read, or where numbers are wanted and the file has colours.
-    """
+    DataError where it cannot be read, or where numbers are wanted and the file has colours."""
     image = need("PIL.Image", "vision")
     with parsing(f"{file}, {field}: cannot be read"), image.open(file, formats=FORMATS) as opened:
         pixels: Array = np.asarray(opened.convert("RGB") if colour else opened)
@@ -217,3 +222,138 @@ def above_half(stored: Array) -> Array:
 def normals_of(stored: Array) -> Array:
     """Return vectors (H x W x 3, float32) from the colours 0..255 that stand for -1..1."""
     return stored.astype(np.float32) * 2 - 255
+
+
+PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class Checkable:
+    """The checks of one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
+
+    open: Callable[..., FileSplit]
+    tasks: tuple[str, ...]
+    expected: Mapping[str, int]
+    size: tuple[int, int] | None
+
+
+CHECKABLE: dict[str, Checkable] = {}
+
+
+@dataclass
+class Report:
+    """The result of a check; `rows` are (part, what, found, expected). Without `problems` the data set is usable."""
+
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Return whether a run could use the data set."""
+        return not self.problems
+
+    def text(self) -> str:
+        """Return all of it, as lines for people."""
+        table = [("part", "what", "found", "expected"), *self.rows]
+        widths = [max(len(row[column]) for row in table) for column in range(3)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in table]
+        lines += [f"note: {note}" for note in self.notes] + [f"problem: {problem}" for problem in self.problems]
+        return "\n".join([*lines, "usable" if self.usable else "not usable"])
+
+
+def check(name: str, root: str, limit: int | None = None) -> Report:
+    """Look at the data set `name` in the folder `root`, reading `limit` images of each part (None: all).
+
+    The images read are spread evenly. Deviations from the published counts, missing label files and large images are
+    notes; what would stop a run is a problem. RecipeError for a name that is not in a folder of files.
+    """
+    if name not in CHECKABLE:
+        known_names = choices("Known", name, CHECKABLE)
+        raise RecipeError(f"data set {name!r} has no folder of files, so there is nothing to check.{known_names}")
+    known, report = CHECKABLE[name], Report()
+    for split, expected in known.expected.items():
+        try:
+            part = known.open(root, split, list(known.tasks))
+        except DataError as error:
+            if str(error) not in report.problems:
+                report.problems.append(str(error))
+            continue
+        total = len(part.names)
+        report.rows.append((split, "images", f"{total:,}", f"{expected:,}"))
+        if total != expected:
+            report.notes.append(f"{split}: {total:,} images, the published set has {expected:,}")
+        for task, has in part.annotated.items():
+            if not has.any():
+                report.problems.append(f"{split}: no image has a label of task {task!r}; leave it out of `tasks`")
+            elif not has.all():
+                first = part.names[int(np.flatnonzero(~has)[0])]
+                report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
+        report.notes += [f"{split}: {note}" for note in part.notes]
+        _read(report, known, split, part, limit)
+    return report
+
+
+def _read(report: Report, known: Checkable, split: str, part: FileSplit, limit: int | None) -> None:
+    """Read images and labels of a part, and report sizes and ranges, or the images that cannot be used."""
+    total = len(part.names)
+    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int)).tolist()
+    report.rows.append((split, "images read", f"{len(chosen):,}", ""))
+    labels = {task: _LabelSummary(task) for task in known.tasks}
+    sizes, failures = [], []
+    for i in chosen:
+        try:
+            example = part.reader(i, known.tasks)
+        except DataError as error:
+            failures.append(str(error))
+            continue
+        sizes.append(np.asarray(example["image"]).shape[:2])
+        for task, summary in labels.items():
+            if (label := example.get(task)) is not None:
+                summary.add(label)
+    report.problems += [f"{split}: {failure}" for failure in failures[:PROBLEMS]]
+    if len(failures) > PROBLEMS:
+        report.problems.append(f"{split}: {len(failures) - PROBLEMS} more images cannot be used")
+    if not sizes:
+        return
+    smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
+    limits = "" if known.size is None else f"at most {known.size[0]} x {known.size[1]}"
+    report.rows.append((split, "sizes", " to ".join(f"{h} x {w}" for h, w in (smallest, largest)), limits))
+    if known.size is not None and (largest > known.size).any():
+        advice = "set `size` to multiples of 32 that hold them"
+        report.notes.append(f"{split}: images of up to {largest[0]} x {largest[1]}; {advice}")
+    for task, summary in labels.items():
+        annotated = f"{int(part.annotated[task].sum()):,} of {total:,} images"
+        report.rows.append((split, task, f"{annotated}, {summary.text()}", ""))
+
+
+class _LabelSummary:
+    """The labels of one task, over the images that were read."""
+
+    def __init__(self, task: str) -> None:
+        self.task, self.images, self.pixels, self.valid = task, 0, 0, 0
+        self.counts, self.range = np.zeros(256, np.int64), (np.inf, -np.inf)
+
+    def add(self, label: Array) -> None:
+        depth, normals = self.task == "depth", self.task == "normals"
+        valid = (label != 0).any(-1) if normals else label > 0 if depth else label != IGNORE
+        self.images, self.pixels = self.images + 1, self.pixels + valid.size
+        self.valid += int(valid.sum())
+        if depth and valid.any():
+            metres = label[valid]
+            self.range = (min(self.range[0], float(metres.min())), max(self.range[1], float(metres.max())))
+        elif not (depth or normals):
+            self.counts += np.bincount(label[valid].astype(np.uint8), minlength=256)
+
+    def text(self) -> str:
+        if not self.images:
+            return "none read"
+        valid = f"{self.valid / self.pixels:.1%} of the pixels labelled"
+        if self.task == "normals" or not self.valid:
+            return valid
+        if self.task == "depth":
+            return f"{self.range[0]:.2f} to {self.range[1]:.2f} m, {valid}"
+        if self.task in ("edge", "saliency"):
+            return f"{self.counts[1] / self.valid:.1%} positive, {valid}"
+        present = np.flatnonzero(self.counts)
+        return f"{len(present)} classes, {present[0]} to {present[-1]}, {valid}"

@@ -103,10 +103,8 @@ def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | No
 
 
 def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Signal:
-    """Return tokens with the size of their vocabulary: as stated, or the largest in `parts` and one.
-
-    Raises DataError for tokens outside of it.
-    """
+    """Return tokens with the size of their vocabulary: as stated, or the largest in `parts` and one. Raises DataError
+    for tokens outside of it."""
     low, high = min(int(x.min()) for x in parts), max(int(x.max()) for x in parts)
     size = high + 1 if signal.vocabulary is None else signal.vocabulary
     if low < 0 or high >= size:
@@ -163,17 +161,13 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     elif x.ndim == 4 and x.shape[1] not in (1, 3):
         raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {tuple(x.shape)}")
     if channels is not None and channels != x.shape[1]:
-        x = x.expand(-1, 3, -1, -1) if channels == 3 else _in_parts(x, (1, *x.shape[2:]), _grey)
+        luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+        grey = partial(_in_parts, x, (1, *x.shape[2:]), lambda part: (part * luma).sum(1, keepdim=True))
+        x = x.expand(-1, 3, -1, -1) if channels == 3 else grey()
     if size is not None and x.shape[2:] != (size, size):  # antialiased where they shrink
         resized = partial(interpolate, size=(size, size), mode="bilinear", antialias=True)
         x = _in_parts(x, (x.shape[1], size, size), lambda part: resized(part.float()))
     return x if mapped else x.contiguous()
-
-
-def _grey(part: Tensor) -> Tensor:
-    import torch
-
-    return (part * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
 
 
 def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor]) -> Tensor:
@@ -197,20 +191,16 @@ def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Ta
     sizes = {pixels.shape[1:]: name for name, pixels in read.items()}
     if len(sizes) > 1:
         (one, a), (two, b) = list(sizes.items())[:2]
-        raise DataError(
-            f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; make all images the same size and "
-            "number "
-            "of channels"
-        )
-    columns: dict[str, Any] = {}
+        advice = "make all images the same size and number of channels"
+        raise DataError(f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; {advice}")
+    columns = dict(labels)
     for task, label in labels.items():
-        columns[task] = label
         if isinstance(label, str | Path):
-            folder = Path(label).expanduser()
-            files = _files(folder, f"{where}, task {task!r}")
+            folder, about = Path(label).expanduser(), f"{where}, task {task!r}"
+            files = _files(folder, about)
             if stray := next((name for name in files if name not in read), None):
-                raise DataError(f"{where}, task {task!r}: {folder}: {stray!r} belongs to no image in {images}")
-            columns[task] = _maps(read, files, tasks.get(task), f"{where}, task {task!r}")
+                raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
+            columns[task] = _maps(read, files, tasks.get(task), about)
     return np.concatenate(list(read.values())), columns
 
 
@@ -219,11 +209,8 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(f"{where}: {folder} is not a folder")
-    files: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
-        ending = next((end for end in ENDINGS if file.name.lower().endswith(end)), None)
-        if ending is not None:
-            files[file.name[: -len(ending)]] = file
+    ends = [(file, next((end for end in ENDINGS if file.name.lower().endswith(end)), "")) for file in folder.iterdir()]
+    files = {file.name[: -len(end)]: file for file, end in sorted(ends) if end}
     if not files:
         raise DataError(f"{where}: {folder} has no images; images end in {', '.join(ENDINGS)}")
     return files
@@ -233,10 +220,8 @@ def _pixels(file: Path, as_label: bool = False) -> Array:
     """Return a file as images (n x C x H x W): one of a picture, one per slice of a volume, as stored of labels."""
     name = file.name.lower()
     is_volume, is_dicom = name.endswith(VOLUMES[:2]), name.endswith(VOLUMES[2])
-    library = need(
-        "nibabel" if is_volume else "pydicom" if is_dicom else "PIL.Image",
-        "volumes" if name.endswith(VOLUMES) else "vision",
-    )
+    package = "nibabel" if is_volume else "pydicom" if is_dicom else "PIL.Image"
+    library = need(package, "volumes" if name.endswith(VOLUMES) else "vision")
     with parsing(f"{file}: cannot be read"):
         if is_volume:
             volume = np.asarray(library.load(file).dataobj)
@@ -265,9 +250,8 @@ def _maps(images: Mapping[str, Array], files: Mapping[str, Path], task: Task | N
     for name, part in maps.items():
         shape = (len(images[name]), *images[name].shape[2:])
         if part.shape != shape:
-            raise DataError(
-                f"{where}: expected the image's size {_size(shape)}, but {files[name]} is {_size(part.shape)}"
-            )
+            found = f"{files[name]} is {_size(part.shape)}"
+            raise DataError(f"{where}: expected the image's size {_size(shape)}, but {found}")
         if whole and (part != np.round(part)).any():
             raise DataError(f"{where}: {files[name]}: expected whole numbers (the classes of pixels), found fractions")
     values = {value for part in maps.values() for value in np.unique(part).tolist()}

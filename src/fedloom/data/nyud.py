@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -15,9 +15,8 @@ from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count
 from fedloom.data import folders
-from fedloom.data.dense_label import Augment
-from fedloom.data.folders import FileSplit, Folder
-from fedloom.data.prepare import DATASETS, Array
+from fedloom.data.folders import Files, FileSplit, Folder
+from fedloom.data.prepare import DATASETS, Array, Augment
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ NormalsFrom = Literal["camera", "pixels"]
 
 EXPECTED = {"train": 795, "val": 654}
 FILES = {"semseg": "segmentation/{}.png", "normals": "normals/{}.png", "depth": "depth/{}.npy", "edge": "edge/{}.png"}
+IMAGES = Files(("images/{}.png", "images/{}.jpg"), folders.colours)
 ADVICE = (
     f"Expected images/ID.png, {', '.join(FILES.values()).format(*['ID'] * 4)} and gt_sets/{{train,val}}.txt; "
     "images may be .jpg, normals and edge .npy"
@@ -91,34 +91,26 @@ def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) 
     """Open the images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folders.find("nyud", root, "gt_sets", ADVICE)
     listed = path / "gt_sets" / f"{split}.txt"
-    return Nyud(path, folders.split_list(listed), tuple(tasks), classes).split(listed)
+    known: dict[str, Files] = {
+        "semseg": Files((FILES["semseg"],), partial(_semseg, classes=classes)),
+        "normals": Files((FILES["normals"], "normals/{}.npy"), partial(_picture_or_values, task="normals")),
+        "depth": Files((FILES["depth"],), metres),
+        "edge": Files((FILES["edge"], "edge/{}.npy"), partial(_picture_or_values, task="edge")),
+    }
+    return Folder(path, folders.split_list(listed), IMAGES, {str(t): known[t] for t in tasks}).split(listed)
 
 
-@dataclass(frozen=True)
-class Nyud(Folder):
-    """A reader of NYU Depth v2 in its folders."""
+def _semseg(files: tuple[Path, ...], size: tuple[int, ...], classes: int) -> Array:
+    stored = folders.picture(files[0], "semseg", colour=False)
+    return shifted(folders.class_map(files[0], "semseg", stored, 40), classes)
 
-    classes: int
 
-    def image(self, name: str) -> Path:
-        return _or_else(self.root / "images" / f"{name}.png", ".jpg")
-
-    def files(self, task: str, name: str) -> tuple[Path, ...]:
-        file = self.root / FILES[task].format(name)
-        return (_or_else(file, ".npy") if task in ("normals", "edge") else file,)
-
-    def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
-        (file,) = files
-        if task == "depth":
-            return metres(file)
-        if file.suffix == ".npy":
-            return unit_values(file, task)
-        stored = folders.picture(file, task, colour=task == "normals")
-        if task == "normals":
-            return folders.normals_of(stored)
-        if task == "edge":
-            return folders.above_half(stored)
-        return shifted(folders.class_map(file, task, stored, 40), self.classes)
+def _picture_or_values(files: tuple[Path, ...], size: tuple[int, ...], task: str) -> Array:
+    """Read normals or edges, of which the older archive has arrays."""
+    if files[0].suffix == ".npy":
+        return unit_values(files[0], task)
+    stored = folders.picture(files[0], task, colour=task == "normals")
+    return folders.normals_of(stored) if task == "normals" else folders.above_half(stored)
 
 
 def shifted(stored: Array, classes: int) -> Array:
@@ -133,22 +125,14 @@ def shifted(stored: Array, classes: int) -> Array:
     return joined
 
 
-def _or_else(file: Path, suffix: str) -> Path:
-    """Return the file, or the one with another suffix where only that exists."""
-    other = file.with_suffix(suffix)
-    return other if other.is_file() and not file.is_file() else file
-
-
 def _array(file: Path, field: str) -> Array:
     with parsing(f"{file}, {field}: cannot be read"):
         return np.asarray(np.load(file, allow_pickle=False))
 
 
 def unit_values(file: Path, task: str) -> Array:
-    """Read normals (H x W x 3 in -1..1, float32) or edges (H x W in 0..1, as 0 and 1) of the older archive.
-
-    Values that are not finite count as 0. DataError where the file holds anything else.
-    """
+    """Read normals (H x W x 3 in -1..1, float32) or edges (H x W in 0..1, as 0 and 1) of the older archive. Values that
+    are not finite count as 0. DataError where the file holds anything else."""
     values, low, shape = _array(file, task), *((-1, "H x W x 3") if task == "normals" else (0, "H x W"))
     if task == "edge" and values.ndim == 3 and values.shape[2] == 1:
         values = values[..., 0]
@@ -161,9 +145,9 @@ def unit_values(file: Path, task: str) -> Array:
     return real if task == "normals" else (real > 0.5).astype(np.uint8)
 
 
-def metres(file: Path) -> Array:
+def metres(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
     """Read a depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
-    depth = _array(file, "depth")
+    depth = _array(file := files[0], "depth")
     if depth.ndim == 3 and 1 in (depth.shape[0], depth.shape[2]):
         depth = depth.squeeze(0 if depth.shape[0] == 1 else 2)
     if depth.ndim != 2 or depth.dtype.kind != "f":
@@ -204,8 +188,7 @@ def nyud_labeled(
     DataError where a file is absent or an array is not as stated.
     """
     how: dict[str, Any] = {"classes": classes, "first_ids": first_ids, "normals_from": normals_from, "size": size}
-    opened = partial(open_labelled, root, tasks=tasks, **how)
-    options = {"semseg": {"channels": classes}}
+    opened, options = partial(open_labelled, root, tasks=tasks, **how), {"semseg": {"channels": classes}}
     return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
 
 
@@ -220,21 +203,17 @@ def open_labelled(
 ) -> FileSplit:
     """Open the images of `split` (train or val). DataError where the file is not as expected."""
     path = folders.find("nyud-labeled", root, LABELLED, LABELLED_ADVICE)
-    file = path / LABELLED
-    total = _shape(file, tasks)
-    positions = _positions(path / "splits.mat", split, total)
-    table = None
+    file, listed, table = path / LABELLED, path / "splits.mat", None
+    positions = _positions(listed, split, _shape(file, tasks))
     if "semseg" in tasks:
-        table = np.full(895, IGNORE, np.uint8)
-        table[:classes] = np.arange(classes)
-        if not first_ids:
-            table = _mapping(path / "classMapping40.mat", classes)
-    reader = LabelledReader(file, positions, table, normals_from, size)
+        table = _mapping(path / "classMapping40.mat", classes) if not first_ids else np.full(895, IGNORE, np.uint8)
+        table[:classes] = np.arange(classes) if first_ids else table[:classes]
     names = tuple(f"{LABELLED}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
-    there = (path / "splits.mat").is_file()
-    note = "splits.mat found" if there else f"splits.mat is absent, so the first {EXPECTED['train']} images train"
+    absent = f"splits.mat is absent, so the first {EXPECTED['train']} images train"
+    note = "splits.mat found" if listed.is_file() else absent
     annotated: dict[str, Array] = {task: np.ones(len(names), bool) for task in tasks}
+    reader = LabelledReader(file, positions, table, normals_from, size)
     return FileSplit(names, reader, annotated, version, (file,), (note,))
 
 
@@ -250,18 +229,14 @@ class LabelledReader:
 
     def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
         """Read image (H x W x 3, uint8) and raw labels of `tasks`."""
-        p = self.positions[i]
-        depth = labels = None
+        p, want = self.positions[i], {*tasks}
         with _open(self.file) as opened, parsing(f"{self.file}, image {p + 1}: cannot be read"):
             image = np.ascontiguousarray(np.asarray(opened["images"][p]).transpose(2, 1, 0))
-            if "depth" in tasks or "normals" in tasks:
-                depth = np.asarray(opened["depths"][p]).T
-            if "semseg" in tasks:
-                labels = np.asarray(opened["labels"][p]).T
+            depth = np.asarray(opened["depths"][p]).T if want & {"depth", "normals"} else None
+            labels = np.asarray(opened["labels"][p]).T if "semseg" in want else None
         if self.size is not None:
             pillow = need("PIL.Image", "vision")
-            resized = pillow.fromarray(image).resize((self.size[1], self.size[0]), pillow.Resampling.BILINEAR)
-            image = np.asarray(resized)
+            image = np.asarray(pillow.fromarray(image).resize(self.size[::-1], pillow.Resampling.BILINEAR))
         example: dict[str, Array | None] = {"image": image}
         if labels is not None and self.table is not None:
             if labels.max(initial=0) >= len(self.table):
@@ -270,11 +245,9 @@ class LabelledReader:
             example["semseg"] = self._nearest(self.table[labels])
         if depth is not None:
             depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
-            if "depth" in tasks:
-                example["depth"] = self._nearest(depth)
-            if "normals" in tasks:
-                normals = from_camera if self.normals_from == "camera" else from_pixels
-                example["normals"] = self._nearest(normals(depth))
+            normals = from_camera if self.normals_from == "camera" else from_pixels
+            example |= {"depth": self._nearest(depth)} if "depth" in want else {}
+            example |= {"normals": self._nearest(normals(depth))} if "normals" in want else {}
         return example
 
     def _nearest(self, label: Array) -> Array:
@@ -316,22 +289,18 @@ def _open(file: Path) -> Any:
 
 def _shape(file: Path, tasks: Sequence[str]) -> int:
     """Check the arrays' shapes and types; return the number of images."""
+    users = {"images": set(tasks), "labels": {"semseg"}, "depths": {"depth", "normals"}}
     with _open(file) as opened:
-        for key, kind in {"images": "u", "labels": "u", "depths": "f"}.items():
-            users = {"images": set(tasks), "labels": {"semseg"}, "depths": {"depth", "normals"}}[key]
-            if not users & set(tasks):
-                continue
+        for key in (key for key, own in users.items() if own & set(tasks)):
             if key not in opened:
                 raise DataError(f"{file}: expected an array {key!r}, found {', '.join(sorted(opened)[:8])}")
             array, images = opened[key], opened["images"].shape
             expected = ("N", 3, "W", "H") if key == "images" else (images[0], *images[2:])
             good = array.ndim == 4 and images[1] == 3 if key == "images" else array.shape == expected
+            kind, numbers = ("f", "floats") if key == "depths" else ("u", "unsigned whole numbers")
             if not good or array.dtype.kind != kind:
-                numbers = {"u": "unsigned whole numbers", "f": "floats"}[kind]
-                raise DataError(
-                    f"{file}, {key}: expected {' x '.join(map(str, expected))}, {numbers}, found {array.dtype} of "
-                    f"shape {tuple(array.shape)}"
-                )
+                found = f"{array.dtype} of shape {tuple(array.shape)}"
+                raise DataError(f"{file}, {key}: expected {' x '.join(map(str, expected))}, {numbers}, found {found}")
         return int(opened["images"].shape[0])
 
 
@@ -355,11 +324,14 @@ def _mapping(file: Path, classes: int) -> Array:
     """Read the table from the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
     if not file.is_file():
         raise DataError(
-            f"{file} does not exist. It maps the 894 names to 40 classes (variable mapClass, published with the "
-            "data set's "
-            "toolbox). Put the file there, or set first_ids: true to read the names as the thesis does"
+            f"{file} does not exist. It maps the 894 names to 40 classes (variable mapClass, published with the data "
+            "set's toolbox). Put the file there, or set first_ids: true to read the names as the thesis does"
         )
     numbers = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
     if not len(numbers) or numbers.dtype.kind not in "uif" or numbers.min() < 0 or numbers.max() > 40:
         raise DataError(f"{file}, mapClass: expected classes 0..40, one per name, found {numbers.dtype}")
     return shifted(np.concatenate([[0], numbers]).astype(np.uint8), classes)
+
+
+folders.CHECKABLE["nyud"] = folders.Checkable(open_split, get_args(NyudTask), EXPECTED, (448, 576))
+folders.CHECKABLE["nyud-labeled"] = folders.Checkable(open_labelled, get_args(LabelledTask), EXPECTED, None)

@@ -29,8 +29,8 @@ from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
+from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.own import Description
-from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
@@ -111,18 +111,15 @@ class Federation:
             both = "neither" if clients is None else "both"
             raise DataError(f"Federation: expected clients= or data=, found {both}")
         if (data is None) != (partition is None):
-            raise DataError(
-                "Federation: data= needs partition=, such as {'name': 'iid', 'clients': 10} or lists of positions"
-                if partition is None
-                else "Federation: partition= is only for data=, but clients= have their own data: leave partition= out"
-            )
+            needs = "data= needs partition=, such as {'name': 'iid', 'clients': 10} or lists of positions"
+            only = "partition= is only for data=, but clients= have their own data: leave partition= out"
+            raise DataError(f"Federation: {needs if partition is None else only}")
         if hasattr(partition, "load_partition"):
             clients, data = _dealt(data, partition), None
         if isinstance(data, Dataset):
             if tasks is not None or test is not None or signal is not None:
-                raise DataError(
-                    "Federation: a fedloom Dataset already has tasks, test data and a signal: leave these arguments out"
-                )
+                has = "already has tasks, test data and a signal: leave these arguments out"
+                raise DataError(f"Federation: a fedloom Dataset {has}")
             shared = data.public if public is None else _public(public, data.input_shape)
             self.dataset = replace(data, deal=_rule(partition), public=shared)
             return
@@ -149,12 +146,9 @@ class Federation:
             signal = Signal(kind="tokens", padding=0)
         first = parts[0]
         for piece in every:
-            if piece.shape != first.shape:
-                raise DataError(
-                    f"{piece.where}: inputs of shape {piece.shape} found, but {first.where} has {first.shape}"
-                )
-            if piece.dtype != first.dtype:
-                raise DataError(f"{piece.where}: inputs of {piece.dtype} found, but {first.where} has {first.dtype}")
+            for found, like, of in ((piece.shape, first.shape, "shape "), (piece.dtype, first.dtype, "")):
+                if found != like:
+                    raise DataError(f"{piece.where}: inputs of {of}{found} found, but {first.where} has {like}")
         domain = None
         if own:  # -1: test data that all clients share belong to no client's domain
             whose = [*([-1] if test is not None else []), *range(len(own))]
@@ -163,23 +157,16 @@ class Federation:
         self.dataset = Dataset(
             name,
             tuple(known.values()),
-            train,
-            tested,
-            tuple(own),
-            deal,
-            _signal(every, signal),
+            *(train, tested, tuple(own), deal, _signal(every, signal)),
             public=None if public is None else _public(public, first.shape),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
         )
         is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
+        told = _large_labels(parts, known)
         if axes is None and is_series and len(first.shape) == 2 and first.shape[0] > first.shape[1]:
-            warnings.warn(
-                f"{first.where}: {sized(first.shape, self.dataset.signal)} found, more channels than steps: add "
-                "axes='NTC' if the steps come first, axes='NCT' if this is right",
-                RunWarning,
-                stacklevel=2,
-            )
-        for warning in _large_labels(parts, known):
+            what = f"{sized(first.shape, self.dataset.signal)} found, more channels than steps"
+            told.append(f"{first.where}: {what}: add axes='NTC' if the steps come first, axes='NCT' if this is right")
+        for warning in told:
             warnings.warn(warning, RunWarning, stacklevel=2)
 
     @classmethod
@@ -228,11 +215,9 @@ class Federation:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
             lines = [*plan.refused, *(agree if plan.refused else ()), *gone]
             warnings.warn(f"from_table: {'; '.join(lines)}", stacklevel=2)
-        own = [
-            task if each is None else each.on(task) for task, each in zip(built.tasks, described.values(), strict=True)
-        ]
+        pairs = zip(built.tasks, described.values(), strict=True)
         federation = cls.__new__(cls)
-        federation.dataset = replace(built, tasks=tuple(own))
+        federation.dataset = replace(built, tasks=tuple(t if each is None else each.on(t) for t, each in pairs))
         return federation
 
     @property
@@ -260,8 +245,8 @@ def _public(inputs: Any, shape: tuple[int, ...]) -> Tensor:
     """Return the inputs of a public set as models take them. Raises DataError for another shape than the clients'."""
     x = as_input(inputs, "Federation, public")
     if x.ndim < 1 or not len(x) or tuple(x.shape[1:]) != tuple(shape):
-        expected = f"at least one input of shape {tuple(shape)}"
-        raise _unfit("Federation, public", f"an array of shape {tuple(x.shape)}", expected)
+        found = f"an array of shape {tuple(x.shape)}"
+        raise _unfit("Federation, public", found, f"at least one input of shape {tuple(shape)}")
     return _scaled(x)
 
 
@@ -273,8 +258,7 @@ def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str
         if not isinstance(base, Regression) or (base.mean, base.std) != (0, 1):
             continue
         y = torch.cat([part.labels[name] for part in parts if name in part.labels]).double()
-        y = y[~y.isnan()]
-        mean, std = float(y.mean()), float(y.std(correction=0))
+        mean, std = float((y := y[~y.isnan()]).mean()), float(y.std(correction=0))
         if max(abs(mean), std) > LARGE:
             sentences.append(
                 f"task {name!r}: labels of mean {mean:.3g} and standard deviation {std:.3g} found, so training may not "
@@ -342,8 +326,7 @@ def _dealt(data: Any, partitioner: Any) -> dict[str, Client]:
     try:
         if not partitioner.is_dataset_assigned():
             partitioner.dataset = data
-        count = partitioner.num_partitions
-        return {who: Client(partitioner.load_partition(i)) for i, who in enumerate(ids(count))}
+        return {who: Client(partitioner.load_partition(i)) for i, who in enumerate(ids(partitioner.num_partitions))}
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{what}: {error}") from error
 
@@ -365,10 +348,8 @@ def _rule(partition: Any) -> Any:
             problems = "; ".join(f"{path}: {message}" for path, message in explain(error, entry.params))
             raise DataError(f"Federation, partition {entry.name!r}: {problems}") from None
         return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
-    if callable(partition):
-        rule = PARTITIONERS.of("own", partition)
-        return lambda pool, seed: as_partition(rule.make(pool, seed), pool, seed)
-    return lambda pool, seed: as_partition(partition, pool, seed)
+    rule = PARTITIONERS.of("own", partition).make if callable(partition) else lambda pool, seed: partition
+    return lambda pool, seed: as_partition(rule(pool, seed), pool, seed)
 
 
 def _named(clients: Any) -> dict[str, Client]:
@@ -392,22 +373,20 @@ def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Key
     """Return the clients' data one after another, and the function that says who holds what."""
     parts: list[Piece] = []
     spans: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
-    end = 0
 
     def span(data: Any, tasks: Mapping[str, Task], where: str) -> np.ndarray[Any, Any]:
-        nonlocal end
+        start = sum(map(len, parts))
         parts.append(read(data, tasks, where, keys))
-        start, end = end, end + len(parts[-1])
-        return np.arange(start, end, dtype=np.int64)
+        return np.arange(start, start + len(parts[-1]), dtype=np.int64)
 
     for who, client in sorted(clients.items()):
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
         train, val = span(client.train, mine, f"client {who!r}, train"), client.val
         if client.tasks is None:  # a client without any label of a task lacks it
-            weights = {name: weights[name] for name, y in parts[-1].labels.items() if _labelled(y).any()}
-            mine = {name: known[name] for name in weights}
-            if not weights:
+            mine = {name: known[name] for name, y in parts[-1].labels.items() if _labelled(y).any()}
+            weights = {name: weights[name] for name in mine}
+            if not mine:
                 raise DataError(f"client {who!r}, train: no example has a label of any task ({', '.join(known)})")
         if not isinstance(val, bool | int | float | str | None):
             val = span(val, mine, f"client {who!r}, val")
@@ -430,8 +409,7 @@ def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Key
 
 
 def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float]:
-    if tasks is None:
-        tasks = list(known)
+    tasks = list(known) if tasks is None else tasks
     if isinstance(tasks, str) or not isinstance(tasks, Mapping | Iterable):
         raise _unfit(f"client {who!r}", f"tasks={tasks!r}", "a list of names, or {name: weight}")
     weights: dict[str, float] = {}
@@ -498,19 +476,17 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     if isinstance(data, TensorDataset):
         x, *rest = data.tensors
         if len(rest) != len(tasks):
-            columns = f"a TensorDataset with {len(rest)} columns of labels"
-            raise _unfit(where, columns, f"one for each of the tasks {', '.join(tasks)}")
+            wanted = f"one for each of the tasks {', '.join(tasks)}"
+            raise _unfit(where, f"a TensorDataset with {len(rest)} columns of labels", wanted)
         y = dict(zip(tasks, rest, strict=True))
     elif hasattr(data, "iloc") and hasattr(data, "columns"):
-        raise DataError(
-            f"{where}: a table found, expected (inputs, labels), such as (df[features], df[label]); or use "
-            "fl.Federation.from_table(df, site=..., tasks=...)"
-        )
+        use = "such as (df[features], df[label]); or use fl.Federation.from_table(df, site=..., tasks=...)"
+        raise DataError(f"{where}: a table found, expected (inputs, labels), {use}")
     elif isinstance(x, str | Path):
         x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = keys.chosen(data, tasks, where)
-    elif not _is_array(x) and type(x) is not list:
+    elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
         return _items(data, tasks, where, keys)
     is_ragged = isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len(set(map(len, x))) > 1
     inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where))
@@ -522,8 +498,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     by_task = _by_task(y, tasks, where)
     labels = {}
     for name, task in tasks.items():
-        column = by_task.get(name)
-        numbers = None if column is None else _numbers(column, name, where)
+        numbers = None if (column := by_task.get(name)) is None else _numbers(column, name, where)
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
     _some(labels, by_task, where)
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged)
@@ -560,11 +535,6 @@ def _aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
     return [replace(piece, source=x, shape=(width,)) for piece, x in zip(pieces, fill, strict=True)]
 
 
-def _is_array(value: Any) -> bool:
-    """Return whether a value is a tensor, an array, or a pandas object that becomes one."""
-    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
-
-
 def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     """Read a map-style data set: its labels once, its inputs when they are wanted."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | bytes | Mapping):
@@ -574,8 +544,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         elif hasattr(data, "__iter__") and not hasattr(data, "__len__"):
             hint = "; what can only be iterated over has no positions to deal out"
         raise _unfit(where, type(data).__name__, f"{FORMS}{hint}")
-    count = len(data)
-    if not count:
+    if not (count := len(data)):
         raise DataError(f"{where}: expected data, found none")
     values: dict[str, list[Any]] = {name: [] for name in tasks}
     seen: dict[str, None] = {}
@@ -592,8 +561,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         _finite(x[None], about)
         seen |= dict.fromkeys(y)
         for name in tasks:
-            value = y.get(name)
-            values[name].append(None if value is None else np.asarray(value))
+            values[name].append(None if (value := y.get(name)) is None else np.asarray(value))
     assert first is not None
     _some(values, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {}
@@ -609,10 +577,9 @@ def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple
     """Return one example as (input, {task: label})."""
     if isinstance(item, Mapping):
         if keys.inputs is None:
-            raise DataError(
-                f"{where}: a mapping with {', '.join(map(str, item))} found: add the keys of the input and the labels: "
-                "Federation(..., inputs='image', labels={'task': 'label'})"
-            )
+            example = "Federation(..., inputs='image', labels={'task': 'label'})"
+            found = f"a mapping with {', '.join(map(str, item))} found"
+            raise DataError(f"{where}: {found}: add the keys of the input and the labels: {example}")
         if keys.inputs not in item:
             raise DataError(f"{where}: no key {keys.inputs!r} (inputs=). Found: {', '.join(map(str, item))}")
         return keys.chosen(item, tasks, where)
@@ -645,8 +612,7 @@ def _numbers(labels: Any, task: str, where: str) -> Tensor:
 
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
     if not set(labels) & set(there):
-        what = f"labels of {', '.join(map(str, there)) or 'nothing'}"
-        raise _unfit(where, what, f"those of {', '.join(labels)}")
+        raise _unfit(where, f"labels of {', '.join(map(str, there)) or 'nothing'}", f"those of {', '.join(labels)}")
 
 
 def _is_real(task: Task) -> bool:
@@ -669,10 +635,8 @@ def _no_labels(task: Task, size: Sequence[int]) -> Tensor:
 
 
 def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None) -> Tensor:
-    """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants.
-
-    Without `values` none has a label. Raises DataError for labels that the task cannot have.
-    """
+    """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants. Without `values`
+    none has a label. Raises DataError for labels that the task cannot have."""
     if values is None:
         return _no_labels(task, size)
     about = f"{where}, task {task.name!r}"
@@ -704,9 +668,12 @@ def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, 
         raise _unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")
     values = values.long()
     if len(stray := values[(values < -1) | (values >= task.channels)]):
-        expected = f"0 to {task.channels - 1} (-1: no label), for classes={task.channels}"
-        raise _unfit(about, f"the label {stray.max()}", expected)
+        raise _unfit(about, f"the label {stray.max()}", _classes(task, -1))
     return values
+
+
+def _classes(task: Task, ignore: int) -> str:
+    return f"0 to {task.channels - 1} ({ignore}: no label), for classes={task.channels}"
 
 
 def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: float | None) -> Tensor:
@@ -714,10 +681,8 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
     normals = task.kind == "normals"
     shapes = [(3, *size[2:])] if normals else [tuple(size[2:]), (1, *size[2:])]
     if len(size) != 4 or tuple(values.shape[1:]) not in shapes:
-        raise DataError(
-            f"{about}: labels of shape {tuple(values.shape)} found for inputs of shape {tuple(size)}, expected "
-            f"N x {'3 x ' if normals else ''}H x W labels of N x C x H x W inputs"
-        )
+        wanted = f"N x {'3 x ' if normals else ''}H x W labels of N x C x H x W inputs"
+        raise _unfit(about, f"labels of shape {tuple(values.shape)} for inputs of shape {tuple(size)}", wanted)
     values = values if normals or values.ndim == 3 else values[:, 0]
     if ignore is not None:
         values = torch.where(values == ignore, torch.tensor(IGNORE), values)
@@ -736,16 +701,13 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
             f"{IGNORE}, or add ignore={IGNORE} if no pixel is of class 1"
         )
     if strays := [label for label in present if not -1 <= label < task.channels and label != IGNORE]:
-        expected = f"0 to {task.channels - 1} ({IGNORE}: no label), for classes={task.channels}"
-        raise _unfit(about, f"the label {strays[0]}", expected)
+        raise _unfit(about, f"the label {strays[0]}", _classes(task, IGNORE))
     return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
 
 
 def as_input(x: Any, where: str) -> Tensor:
-    """Return an input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64.
-
-    An image of Pillow becomes C x H x W.
-    """
+    """Return an input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64. An image of
+    Pillow becomes C x H x W."""
     if hasattr(x, "getbands") and hasattr(x, "size"):
         image = np.asarray(x)
         x = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
@@ -756,9 +718,8 @@ def as_input(x: Any, where: str) -> Tensor:
         raise _unfit(where, f"an input of type {type(x).__name__}", "a tensor, an array or numbers") from None
     if tensor.is_complex():
         raise _unfit(where, f"inputs of {tensor.dtype}", "real or whole numbers")
-    if tensor.dtype == torch.uint8:
-        return tensor
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
+    whole = tensor if tensor.dtype == torch.uint8 else tensor.long()
+    return tensor.float() if tensor.is_floating_point() else whole
 
 
 def _scaled(x: Tensor) -> Tensor:
@@ -775,20 +736,18 @@ def gathered(
     for name, task in tasks.items():
         columns = [p.labels[name] if name in p.labels else _no_labels(task, (len(p), *shape)) for p in parts]
         labels[name] = torch.cat([_no_labels(task, (0, *shape)), *columns])
-    partly = {
-        name
-        for part in parts
-        for name, column in part.labels.items()
-        if (column.ndim > 1 or column.is_floating_point()) and not _labelled(column).all()  # classes tell it themselves
-    }
-    annotated = {name: _labelled(labels[name]) for name in partly}
+    every = [pair for part in parts for pair in part.labels.items()]
+    told = [(name, y) for name, y in every if y.ndim > 1 or y.is_floating_point()]  # classes tell it themselves
+    annotated = {name: _labelled(labels[name]) for name, y in told if not _labelled(y).all()}
     tensors = [part.source for part in parts if isinstance(part.source, Tensor)]
     if len(tensors) == len(parts):
         inputs = torch.cat(tensors) if tensors else torch.zeros(0, *shape, dtype=like.dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
-    items, count = Items(tuple(p.source for p in parts), shape, like.dtype, keys), sum(map(len, parts))
-    nbytes = sum(tensor.nbytes for tensor in tensors)
-    return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=nbytes)
+    items = Items(tuple(p.source for p in parts), shape, like.dtype, keys)
+    held = sum(tensor.nbytes for tensor in tensors)
+    return ItemExamples(
+        items, sum(map(len, parts)), shape, labels, domain, annotated=annotated, prefetch=False, held=held
+    )
 
 
 def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -16,9 +16,8 @@ from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count
 from fedloom.data import folders
-from fedloom.data.dense_label import Augment
-from fedloom.data.folders import FileSplit, Folder
-from fedloom.data.prepare import DATASETS, Array
+from fedloom.data.folders import Files, FileSplit, Folder
+from fedloom.data.prepare import DATASETS, Array, Augment
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -63,13 +62,8 @@ NORMALS = (
 # fmt: on
 """Numbers of the classes of PASCAL-Context (1..459) whose normals count: those whose names are among NYU's 894, for the
 network that made the normals was trained on these, and tvmonitor; source: the lists in the archive PASCAL_MT."""
-FILES = {
-    "semseg": "semseg/VOC12/{}.png",
-    "human_parts": "human_parts/{}.mat",
-    "saliency": "sal_distill/{}.png",
-    "normals": "normals_distill/{}.png",
-    "edge": "pascal-context/trainval/{}.mat",
-}
+LABEL_MAP = "pascal-context/trainval/{}.mat"
+IMAGES = Files(("JPEGImages/{}.jpg",), folders.colours)
 ADVICE = (
     "Expected JPEGImages/ID.jpg, pascal-context/trainval/ID.mat, semseg/{VOC12,pascal-context}/ID.png, "
     "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png and "
@@ -122,7 +116,15 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     names = folders.split_list(listed)
     parts_list = path / "ImageSets" / "Parts" / f"{split}.txt"
     people = {"human_parts": _with_people(parts_list, names)} if "human_parts" in tasks else {}
-    split_of = Pascal(path, names, tuple(tasks), classes, parts).split(listed, people)
+    voc = ("semseg/VOC12/{}.png",) * (classes == 21)
+    known: dict[str, Files] = {
+        "semseg": Files((*voc, "semseg/pascal-context/{}.png"), partial(_semseg, classes=classes)),
+        "human_parts": Files(("human_parts/{}.mat",), partial(parts_of, parts=parts)),
+        "saliency": Files(("sal_distill/{}.png",), _saliency),
+        "normals": Files(("normals_distill/{}.png",), _normals, also=(LABEL_MAP,)),
+        "edge": Files((LABEL_MAP,), _edges),
+    }
+    split_of = Folder(path, names, IMAGES, {task: known[task] for task in tasks}).split(listed, people)
     if not people:
         return split_of
     where, there = parts_list.relative_to(path), parts_list.is_file()
@@ -130,44 +132,30 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     return replace(split_of, notes=(note,))
 
 
-@dataclass(frozen=True)
-class Pascal(Folder):
-    """A reader of PASCAL-Context."""
-
-    classes: int
-    parts: int
-
-    def image(self, name: str) -> Path:
-        return self.root / "JPEGImages" / f"{name}.jpg"
-
-    def files(self, task: str, name: str) -> tuple[Path, ...]:
-        file = self.root / FILES[task].format(name)
-        if task == "normals":
-            return file, self.root / FILES["edge"].format(name)
-        if task == "semseg" and not (self.classes == 21 and file.is_file()):
-            return (self.root / "semseg" / "pascal-context" / f"{name}.png",)
-        return (file,)
-
-    def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
-        file = files[0]
-        if task == "human_parts":
-            return parts_of(file, size, self.parts)
-        if task == "edge":
-            return edges_of(_label_map(file, size))
-        stored = folders.fits(file, task, folders.picture(file, task, colour=task == "normals"), size)
-        if task == "saliency":
-            return folders.above_half(stored)
-        if task == "semseg":
-            label = folders.class_map(file, task, stored, 20 if self.classes == 21 else IGNORE)
-            return label if self.classes == 21 else np.where(label < self.classes, label, np.uint8(IGNORE))
-        normals = folders.normals_of(stored)
-        normals[~np.isin(_label_map(files[1], size), NORMALS)] = 0
-        return normals
+def _semseg(files: tuple[Path, ...], size: tuple[int, ...], classes: int) -> Array:
+    stored = folders.fits(files[0], "semseg", folders.picture(files[0], "semseg", colour=False), size)
+    label = folders.class_map(files[0], "semseg", stored, 20 if classes == 21 else IGNORE)
+    return label if classes == 21 else np.where(label < classes, label, np.uint8(IGNORE))
 
 
-def parts_of(file: Path, size: tuple[int, ...], parts: int) -> Array:
+def _saliency(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+    return folders.above_half(folders.picture(files[0], "saliency", colour=False))
+
+
+def _normals(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+    stored = folders.fits(files[0], "normals", folders.picture(files[0], "normals", colour=True), size)
+    normals = folders.normals_of(stored)
+    normals[~np.isin(_label_map(files[1], size), NORMALS)] = 0
+    return normals
+
+
+def _edges(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+    return edges_of(_label_map(files[0], size))
+
+
+def parts_of(files: tuple[Path, ...], size: tuple[int, ...], parts: int) -> Array:
     """Read classes 0..`parts` (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
-    label, classes = np.zeros(size, np.uint8), CLASS_OF_PART[parts]
+    file, label, classes = files[0], np.zeros(size, np.uint8), CLASS_OF_PART[parts]
     anno = folders.matlab(file, "anno", simple=True)
     for thing in _structs(file, "anno", anno):
         for obj in _structs(file, "objects", thing.get("objects", ())):
@@ -209,20 +197,16 @@ def _structs(file: Path, field: str, value: Any) -> Iterator[Mapping[str, Any]]:
         yield item
 
 
-def _json(file: Path) -> Any:
-    """Read a JSON file, or None where it does not exist."""
-    if not file.is_file():
-        return None
-    with parsing(f"{file}: cannot be read as JSON"):
-        return json.loads(file.read_text(encoding="utf-8"))
-
-
 def _with_people(file: Path, names: tuple[str, ...]) -> Array:
-    """Return which images (N, bool) may show a person: all where the file is absent."""
-    categories = _json(file)
-    if categories is None:
+    """Return which images (N, bool) may show a person: all where the file (JSON) is absent."""
+    if not file.is_file():
         return np.ones(len(names), bool)
+    with parsing(f"{file}: cannot be read as JSON"):
+        categories = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(categories, Mapping):
         raise DataError(f"{file}: expected an object of images and their categories, found {type(categories).__name__}")
     keys = {PERSON, str(PERSON), "person"}
     return np.array([any(c in keys for c in categories.get(name, ())) for name in names], bool)
+
+
+folders.CHECKABLE["pascal-context"] = folders.Checkable(open_split, get_args(PascalTask), EXPECTED, (512, 512))

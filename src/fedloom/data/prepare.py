@@ -1,4 +1,4 @@
-"""Parts that data sets share: registry, types of keys, splits, statistics, caches, and named arrays on disk.
+"""Parts that data sets share: registry, types of keys, splits, statistics, caches, arrays on disk, dense labels.
 
 Free of torch.
 """
@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, choices, nearest, parsing
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,9 +158,7 @@ def _load(place: Path) -> dict[str, Array] | None:
 
 def digest(files: Sequence[Path | str]) -> bytes:
     """Compute a checksum of the files' contents, in their order, and keep it in FEDLOOM_CACHE for the next time.
-
-    DataError where a file cannot be read.
-    """
+    DataError where a file cannot be read."""
     names = [os.path.abspath(file) for file in files]
     place = cache_folder() / "digests" / f"{hashlib.sha256(chr(0).join(names).encode()).hexdigest()[:20]}.json"
     known = _known(place)
@@ -201,7 +200,7 @@ def _known(place: Path) -> Known:
 class Part:
     """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), and domains (N)."""
 
-    inputs: Array
+    inputs: Any
     labels: dict[str, Array]
     domain: Array | None = None
     key: str = ""
@@ -237,10 +236,8 @@ def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
 
 
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
-    """Return the values of `{split}` in the keys: "train" and "test", or "pool" where no key has it.
-
-    RecipeError where only some keys have it, a pool comes without `test_fraction`, or `test_fraction` without a pool.
-    """
+    """Return the values of `{split}` in the keys: "train" and "test", or "pool" where no key has it. RecipeError where
+    only some keys have it, a pool comes without `test_fraction`, or `test_fraction` without a pool."""
     pooled = ["{split}" not in key for key in keys]
     if any(pooled) != all(pooled):
         raise RecipeError(f"{name}: expected {{split}} in all keys or in none, found {', '.join(keys)}")
@@ -251,10 +248,8 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
 
 
 class Store:
-    """Named arrays of an .npz archive or a folder, read when they are asked for.
-
-    What an array's header says is believed only if as many bytes follow it.
-    """
+    """Named arrays of an .npz archive or a folder, read when they are asked for. What an array's header says is
+    believed only if as many bytes follow it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -367,3 +362,72 @@ def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, lis
         if len(line) != len(head):
             raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
     return {name: [line[head.index(name)].strip() for _, line in lines[1:]] for name in wanted}
+
+
+DenseKind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
+
+Reader = Callable[[int, Collection[str]], Mapping[str, Array | None]]
+"""Reads one example by its position, and its labels of some tasks: `"image"` (H x W x 3, uint8) and an array or None
+per task.
+
+Labels are raw, as `fedloom.data.transforms` describes, with the image's height and width: semseg and human_parts are
+H x W integers in 0..255 (255 = ignore), saliency and edge H x W of 0, 1 and 255 (or bool), depth H x W floating point
+(metres, 0 = no value), normals H x W x 3 (int8 or floating point, any common factor, zero = no value). None, or an
+absent key, means that the image is not annotated for the task: it is ignored there. Images may differ in size.
+
+A reader is called from several threads at once, and is pickled where a run has worker processes: it should hold paths,
+not open files. Its errors should be DataErrors that name the file.
+"""
+
+
+class DenseLabel(Section):
+    """The place of the label images of one task, and the meaning of their numbers."""
+
+    kind: DenseKind
+    key: str
+    classes: Annotated[int, Field(ge=1, le=255)] | None = None
+    """semseg and human_parts: number of classes; by default the largest label plus one, or 7 parts."""
+    boundaries: bool = False
+    """edge: the key holds a segmentation, whose boundaries are the edges."""
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """saliency and edge: the key holds shares 0..255 (or 0..1); those from the threshold on count as 1."""
+    factor: Positive = 1.0
+    """depth: metres per unit."""
+    encoding: Literal["centred", "positive"] = "centred"
+    """normals in uint8: 0..255 stands for -1..1, or for 0..1."""
+
+
+class Augment(Section):
+    """Random changes of images and their labels; the defaults are those of the field's dense multi-task work. Images
+    smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder."""
+
+    scale: tuple[Positive, Positive] = (0.5, 2.0)
+    """Range of the factor by which images are scaled, drawn uniformly. Depth is divided by it."""
+    flip: UnitInterval = 0.5
+    """Probability of mirroring left and right."""
+    jitter: UnitInterval = 0.5
+    """Probability of each of the four changes of colour."""
+    brightness: UnitInterval = 32 / 255
+    """Largest value added to or taken from colours in 0..1."""
+    contrast: UnitInterval = 0.5
+    """Colours are multiplied by 1 +- this at most."""
+    saturation: UnitInterval = 0.5
+    """Distances from grey are multiplied by 1 +- this at most."""
+    hue: Annotated[float, Field(ge=0, le=180)] = 36.0
+    """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
+    crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """With a segmentation: a crop in which one class fills this share is drawn again."""
+    crop_tries: Count = 10
+    """The number of crops drawn at most; the last is taken in any case."""
+
+    @field_validator("scale")
+    @classmethod
+    def _ordered(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if scale[0] > scale[1]:
+            raise ValueError(f"expected (smallest, largest) factor, found {list(scale)}")
+        return scale
+
+
+def resolve(augment: bool | Augment) -> Augment | None:
+    """Resolve a recipe's `augment`: true stands for the defaults, false for None."""
+    return augment if isinstance(augment, Augment) else Augment() if augment else None

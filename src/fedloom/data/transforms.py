@@ -34,16 +34,19 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import grid_sample, pad
 
-from fedloom.data.dense_label import Augment, Kind
+from fedloom.data.prepare import Augment, DenseKind
 from fedloom.models.tasks.task import IGNORE
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel (red, green, blue) of ImageNet, for colours in 0..1."""
+Size = tuple[int, int]
 LUMA = (0.299, 0.587, 0.114)
+Ready = tuple[Tensor, dict[str, Tensor]]
+"""Inputs and {task: ready labels}."""
 STRIDE = 4  # crops are judged by every fourth pixel in either direction
 
 
-def raw_ignore(kind: Kind) -> int:
+def raw_ignore(kind: DenseKind) -> int:
     """Return the raw value that means 'no label'."""
     return 0 if kind in ("depth", "normals") else IGNORE
 
@@ -85,17 +88,10 @@ class Warp:
 
 
 def draw_warp(
-    count: int,
-    source: tuple[int, int],
-    size: tuple[int, int],
-    augment: Augment,
-    rng: torch.Generator,
-    semseg: Tensor | None = None,
+    count: int, source: Size, size: Size, augment: Augment, rng: Generator, semseg: Tensor | None = None
 ) -> Warp:
-    """Draw scale, crop to `size` and flip for `count` images of height and width `source`.
-
-    `semseg` (B x H x W, raw) makes crops that one class fills be drawn again. All draws come from `rng`.
-    """
+    """Draw scale, crop to `size` and flip for `count` images of height and width `source`. `semseg` (B x H x W, raw)
+    makes crops that one class fills be drawn again. All draws come from `rng`."""
     u = torch.rand(count, 2, generator=rng)
     places = torch.rand(augment.crop_tries, count, 2, generator=rng)
     scale = augment.scale[0] + (augment.scale[1] - augment.scale[0]) * u[:, 0]
@@ -149,7 +145,7 @@ def warp_image(images: Tensor, warp: Warp) -> Tensor:
     return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def warp_label(kind: Kind, raw: Tensor, index: Tensor, inside: Tensor) -> Tensor:
+def warp_label(kind: DenseKind, raw: Tensor, index: Tensor, inside: Tensor) -> Tensor:
     """Return raw labels at `index` (see Warp), ignored outside. Values are taken as they are, never mixed."""
     shape = (*raw.shape[:-2], *index.shape[-2:])
     if raw.ndim == 4:
@@ -180,7 +176,7 @@ def normalise(images: Tensor) -> Tensor:
     return images.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
-def ready(kind: Kind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
+def ready(kind: DenseKind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
     """Return raw labels as losses take them; `scale` and `flip` (B each) say how they were warped."""
     if kind in ("semseg", "human_parts"):
         label = raw.long()
@@ -211,15 +207,13 @@ class Dense:
     and pads to `size` (height, width).
     """
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, DenseKind]
     size: tuple[int, int]
     augment: Augment | None = None
     crop: tuple[int, int] | None = None
     slow: bool = True
 
-    def __call__(
-        self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None) -> Ready:
         """Return a training batch with `rng`, where there is an `augment`, else one for evaluation, on `device`.
 
         Inputs are float32, labels ready. Draws come from `rng`, a generator of the CPU, and from nothing else. Raises
@@ -240,16 +234,14 @@ class Dense:
             labels[task] = ready(self.kinds[task], warped, warp.scale, warp.flip)
         return normalise(colours).masked_fill_(~inside[:, None], 0), labels
 
-    def _plain(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+    def _plain(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device) -> Ready:
         high, wide = self.size[0] - x.shape[2], self.size[1] - x.shape[3]
         if min(high, wide) < 0:
             shape = f"{x.shape[2]} x {x.shape[3]}"
             raise ValueError(f"expected images of at most {self.size[0]} x {self.size[1]}, found {shape}")
         margin = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
-        labels = {}
-        for task, raw in y.items():
-            kind = self.kinds[task]
-            labels[task] = ready(kind, pad(raw.to(device), margin, value=raw_ignore(kind)))
+        padded = {task: pad(raw.to(device), margin, value=raw_ignore(self.kinds[task])) for task, raw in y.items()}
+        labels = {task: ready(self.kinds[task], raw) for task, raw in padded.items()}
         return pad(normalise(x.to(device).float().div_(255)), margin), labels
 
 
@@ -270,9 +262,7 @@ class Crop:
         """Return whether batches are augmented."""
         return self.pad > 0 or self.flip
 
-    def __call__(
-        self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None) -> Ready:
         """Return a training batch with `rng`, else one for evaluation."""
         count, x = len(x), x.to(device, non_blocking=True)
         if rng is not None and self.slow:

@@ -23,7 +23,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import IN_VAIN, Final, Run
 from fedloom.federation.runs.recorded import MODEL, verify_model
-from fedloom.models.own import is_whole
+from fedloom.models.build import is_whole
 
 
 @dataclass(frozen=True, repr=False)

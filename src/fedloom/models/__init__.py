@@ -9,7 +9,7 @@ from fedloom.models.encoders import ENCODERS as ENCODERS
 
 if TYPE_CHECKING:
     from fedloom.models.build import build_model as build_model
+    from fedloom.models.build import model as model
     from fedloom.models.multitask import MultiTask as MultiTask
-    from fedloom.models.own import model as model
 
 __getattr__, __dir__ = lazy(__name__)

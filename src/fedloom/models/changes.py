@@ -1,11 +1,12 @@
-"""Changes that a method makes in a model before the first round."""
+"""Changes that a recipe (low-rank factors) or a method makes in a model before the first round."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from torch.nn.functional import interpolate
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError
-from fedloom.models.lora import adapted_layers
+from fedloom.core.lazy import need
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder, PyramidEncoder
+from fedloom.models.signal import Lora
 from fedloom.models.tasks.task import Task
 
 
@@ -42,9 +44,8 @@ class Linearised(Encoder):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         if isinstance(encoder, PyramidEncoder):
-            raise RecipeError(
-                f"expected an encoder with features, which can be linearised, found maps of {type(encoder).__name__}"
-            )
+            found = f"found maps of {type(encoder).__name__}"
+            raise RecipeError(f"expected an encoder with features, which can be linearised, {found}")
         self.features, self.reads_tokens = encoder.features, encoder.reads_tokens
         start = [p.detach().reshape(-1) for p in encoder.parameters() if p.requires_grad]
         # One and the same dictionaries: whatever moves, binds or replaces a tensor here does so in the encoder.
@@ -79,6 +80,39 @@ class Linearised(Encoder):
     def train(self, mode: bool = True) -> Linearised:
         """Stay in evaluation mode, since the network is expanded as it is used."""
         return super().train(False)
+
+
+def add_lora(encoder: nn.Module, lora: Lora) -> None:
+    """Freeze an encoder and add factors to its linear layers that `lora.targets` name, in place (Hu et al., 2021).
+
+    W x becomes W x + (alpha / rank) B A x. A is drawn from torch's global generator (Kaiming uniform, a = sqrt 5, like
+    nn.Linear), B is 0. Their names are the layer's and lora_A.default.weight or lora_B.default.weight; W is then called
+    base_layer.weight. Raises RecipeError for a target that names no linear layer.
+    """
+    linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    chosen = set()
+    for target in lora.targets:
+        matches = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if not matches:
+            # A layer that many blocks have is listed once.
+            known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
+            names = f"{target!r} names no linear layer of the encoder"
+            raise RecipeError(f"model.lora.targets: {names}; its linear layers: {known}")
+        chosen |= matches
+    peft = need("peft", "methods")
+    alpha = lora.rank if lora.alpha is None else lora.alpha
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))
+    peft.inject_adapter_in_model(config, encoder)
+
+
+def adapted_layers(module: nn.Module) -> list[Any]:
+    """Return the layers with factors beside them, in order: peft's, with `base_layer` and `get_delta_weight`."""
+    return [layer for layer in module.modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")]
+
+
+def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return A (rank x inputs) and B (outputs x rank) of such a layer."""
+    return layer.lora_A["default"].weight, layer.lora_B["default"].weight
 
 
 class ModelChange(Protocol):
@@ -144,10 +178,8 @@ class PublicOutputs:
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         """Change the model in place."""
         if model.public is None:
-            raise RecipeError(
-                "the method sends predictions on a public set, but there is none: nodes with data of their own share "
-                "no examples; give one as fl.Federation(public=...)"
-            )
+            why = "nodes with data of their own share no examples; give one as fl.Federation(public=...)"
+            raise RecipeError(f"the method sends predictions on a public set, but there is none: {why}")
         modes = model.training
         with torch.no_grad():
             outputs = model.eval()(model.public[:1])

@@ -7,7 +7,7 @@ tasks need a `PyramidEncoder`, which maps images to feature maps at several stri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedloom.models.signal import Signal
     from fedloom.models.tasks.task import Task
 
-ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.own:Own"))
+ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.build:Own"))
 """Functions `f(input_shape, tasks, signal, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys.
 
 They take as many of the others as they need; `signal` is the kind of input, None if unknown.
@@ -119,18 +119,18 @@ def transformer(
     from fedloom.models.nets import Pieces, Transformer
 
     if width % num_heads:
-        raise RecipeError(f"encoder 'transformer' expects a width that {num_heads} heads can share, found {width}")
+        fail("transformer", f"a width that {num_heads} heads can share", width)
     if signal is not None and signal.kind == "tokens" and len(input_shape) == 1:
         if signal.vocabulary is None:
+            advice = "add it, for example signal: {kind: tokens, vocabulary: 5000}"
             raise RecipeError(
-                "encoder 'transformer' needs the size of the vocabulary, which the data do not state; add it, for "
-                "example signal: {kind: tokens, vocabulary: 5000}"
+                f"encoder 'transformer' needs the size of the vocabulary, which the data do not state; {advice}"
             )
         embed = nn.Embedding(signal.vocabulary, width)
         return Transformer(embed, input_shape[0], width, depth, num_heads, signal.padding)
     channels, steps = _series("transformer", input_shape, signal, " or tokens")
     if steps % piece:
-        raise RecipeError(f"encoder 'transformer' expects a number of steps that piece {piece} divides, found {steps}")
+        fail("transformer", f"a number of steps that piece {piece} divides", steps)
     return Transformer(Pieces(channels, piece, width), steps // piece, width, depth, num_heads)
 
 
@@ -185,13 +185,8 @@ def tiny_swin(
     """
     from fedloom.models.timm_encoder import TimmPyramid
 
-    shape = _multiple("tiny-swin", input_shape, 32)
-    small: dict[str, Any] = {
-        "embed_dim": width,
-        "depths": (1, 1, 2, 1),
-        "num_heads": (1, 2, 4, 8),
-        "window_size": window,
-    }
+    shape, heads = _multiple("tiny-swin", input_shape, 32), (1, 2, 4, 8)
+    small: dict[str, Any] = {"embed_dim": width, "depths": (1, 1, 2, 1), "num_heads": heads, "window_size": window}
     encoder = TimmPyramid("swin_tiny_patch4_window7_224", shape, dim, drop_path, **small)
     return _decoded(encoder, dim, decoder, decoder_norm)
 
@@ -221,9 +216,7 @@ def timm(
     from fedloom.models.timm_encoder import TimmPyramid
 
     encoder = TimmPyramid(architecture, _multiple("timm", input_shape, 32), dim, drop_path)
-    if pretrained:
-        _pretrained(encoder, architecture)
-    return _decoded(encoder, encoder.dim, decoder, decoder_norm)
+    return _decoded(_pretrained(encoder, architecture, pretrained), encoder.dim, decoder, decoder_norm)
 
 
 @ENCODERS.register("tiny-vit", source="Dosovitskiy et al. (2021), shrunk; through timm")
@@ -244,18 +237,9 @@ def tiny_vit(
     from fedloom.models.timm_encoder import TimmEncoder
 
     if width % num_heads:
-        raise RecipeError(
-            f"encoder 'tiny-vit' expects a width that is a multiple of num_heads {num_heads}, found {width}"
-        )
-    small: dict[str, Any] = {
-        "patch_size": patch,
-        "embed_dim": width,
-        "depth": depth,
-        "num_heads": num_heads,
-        "mlp_ratio": 2.0,
-        "class_token": False,
-        "global_pool": "avg",
-    }
+        fail("tiny-vit", f"a width that is a multiple of num_heads {num_heads}", width)
+    small: dict[str, Any] = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": num_heads}
+    small |= {"mlp_ratio": 2.0, "class_token": False, "global_pool": "avg"}
     return TimmEncoder("vit_tiny_patch16_224", _multiple("tiny-vit", input_shape, patch), **small)
 
 
@@ -273,16 +257,18 @@ def vit(input_shape: tuple[int, ...], *, architecture: str, pretrained: bool = F
     """
     from fedloom.models.timm_encoder import TimmEncoder
 
-    encoder = TimmEncoder(architecture, _image("vit", input_shape, 8))
-    if pretrained:
-        _pretrained(encoder, architecture)
-    return encoder
+    return _pretrained(TimmEncoder(architecture, _image("vit", input_shape, 8)), architecture, pretrained)
 
 
-def _pretrained(encoder: Encoder, architecture: str) -> None:
+E = TypeVar("E", bound="Encoder")
+
+
+def _pretrained(encoder: E, architecture: str, wanted: bool) -> E:
     from fedloom.models.nets import load_weights, pretrained_file
 
-    load_weights(encoder, pretrained_file(architecture))
+    if wanted:
+        load_weights(encoder, pretrained_file(architecture))
+    return encoder
 
 
 def _decoded(encoder: PyramidEncoder, dim: int, decoder: Decoding, norm: Norm) -> PyramidEncoder:
@@ -290,27 +276,27 @@ def _decoded(encoder: PyramidEncoder, dim: int, decoder: Decoding, norm: Norm) -
     return encoder
 
 
+def fail(encoder: str, expected: str, found: object) -> NoReturn:
+    """Refuse what an encoder cannot be built for."""
+    raise RecipeError(f"encoder {encoder!r} expects {expected}, found {found}".rstrip())
+
+
 def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, int, int]:
     """Return `shape` as channels, height, width, both multiples of `stride`, or a RecipeError."""
     channels, height, width = _image(encoder, shape, stride)
     if height % stride or width % stride:
-        raise RecipeError(
-            f"encoder {encoder!r} expects images whose height and width are multiples of {stride}, found "
-            f"{height} x {width}"
-        )
+        fail(encoder, f"images whose height and width are multiples of {stride}", f"{height} x {width}")
     return channels, height, width
 
 
 def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: str = "") -> tuple[int, int]:
     """Return `shape` as channels, steps, or a RecipeError."""
-    expects = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
+    expected = f"a series (channels x steps){more}"
     if signal is None and len(shape) == 2:
-        raise RecipeError(
-            f"{expects} inputs of shape {tuple(shape)}, which may be a grey image or a series; add: "
-            "signal='series' of a Federation or a Dataset"
-        )
+        advice = "which may be a grey image or a series; add: signal='series' of a Federation or a Dataset"
+        fail(encoder, expected, f"inputs of shape {tuple(shape)}, {advice}")
     if signal is None or signal.kind != "series" or len(shape) != 2:
-        raise RecipeError(f"{expects} {sized(shape, signal)}")
+        fail(encoder, expected, sized(shape, signal))
     return shape[0], shape[1]
 
 
@@ -323,8 +309,6 @@ _OTHERS = {
 def _image(encoder: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return `shape` as channels, height, width, or a RecipeError."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise RecipeError(
-            f"encoder {encoder!r} expects images C x H x W of at least {smallest} pixels a side, found inputs of "
-            f"shape {tuple(shape)}. {_OTHERS.get(len(shape), '')}".rstrip()
-        )
+        found = f"inputs of shape {tuple(shape)}. {_OTHERS.get(len(shape), '')}"
+        fail(encoder, f"images C x H x W of at least {smallest} pixels a side", found)
     return shape[0], shape[1], shape[2]

@@ -94,17 +94,12 @@ class TransposedDecoder(Decoder):
         halvings = strides[-1].bit_length() - 1
         first, second, self.last = (2 ** ((halvings + 2 - layer) // 3) for layer in range(3))
         self.width = 128
-        self.layers = nn.Sequential(
-            nn.ConvTranspose2d(channels[-1], 256, first, first),
-            nn.ReLU(),
-            nn.ConvTranspose2d(256, self.width, second, second),
-            nn.ReLU(),
-        )
+        larger = nn.ConvTranspose2d(channels[-1], 256, first, first), nn.ConvTranspose2d(256, 128, second, second)
+        self.layers = nn.Sequential(larger[0], nn.ReLU(), larger[1], nn.ReLU())
 
-    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+    def forward(self, maps: Sequence[Tensor]) -> Any:
         """Decode maps (B x C_i x H_i x W_i; the last counts) to B x 128 x H / s x W / s; the head enlarges by s."""
-        output: Tensor = self.layers(maps[-1])
-        return output
+        return self.layers(maps[-1])
 
     def head(self, task: Task) -> nn.Module:
         return nn.ConvTranspose2d(self.width, task.channels, self.last, self.last)
@@ -130,30 +125,24 @@ def _he_normal(decoder: nn.Module) -> None:
 def check_name(task: str) -> None:
     """Raise RecipeError unless a task's name can be a part of parameter names."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", task):
-        raise RecipeError(
-            f"task name {task!r}: expected letters, digits, '_' and '-' only, because it becomes part of "
-            "parameter names"
-        )
+        why = "because it becomes part of parameter names"
+        raise RecipeError(f"task name {task!r}: expected letters, digits, '_' and '-' only, {why}")
     if hasattr(nn.ModuleDict(), task):
-        raise RecipeError(
-            f"task name {task!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
-            f"Rename the task, for example {task + '_task'!r}"
-        )
+        why = "torch.nn.ModuleDict has an attribute of that name"
+        raise RecipeError(f"task name {task!r} cannot be used: {why}. Rename the task, for example {task + '_task'!r}")
 
 
 class MultiTask(nn.Module):
     """`encoder`, `decoders` (a module per dense task) and `heads` (a module per task).
 
     Dense tasks need an encoder that gives feature maps. Each has a decoder of its own on all maps, and its head's
-    output is resized to the input's size (bilinear, align_corners false). `heads` are given where they are not to be
-    the tasks' own. `encoder.decoder` says which decoder:
+    output is resized to the input's size (bilinear, align_corners false). `encoder.decoder` says which decoder:
     `pyramid` (`PyramidDecoder`), `transposed` (`TransposedDecoder`, of the decentralised thesis) or `thesis`
     (`ThesisDecoder`, of its release). Other tasks read the encoder's features; those of maps are the mean of the last
-    one.
+    one. `heads` are given where they are not to be the tasks' own.
 
-    A task name becomes part of parameter names, so it may hold letters, digits, '_' and '-' only and must not be an
-    attribute of ModuleDict (such as 'keys' or 'type'); RecipeError otherwise, where a name occurs twice, and where a
-    dense task meets an encoder without maps.
+    RecipeError for a name that no parameter can have (see `check_name`) or that occurs twice, and where a dense task
+    meets an encoder without maps.
     """
 
     public: Tensor | None
@@ -181,17 +170,15 @@ class MultiTask(nn.Module):
                 raise RecipeError(f"expected different task names, found {task.name!r} twice")
             if heads is not None:
                 self.heads[task.name] = heads[task.name]
-                continue
-            if not task.dense:
+            elif not task.dense:
                 self.heads[task.name] = task.head(encoder.features)
-                continue
-            if not isinstance(encoder, PyramidEncoder):
-                raise RecipeError(
-                    f"task {task.name!r} predicts a map, so it needs an encoder with feature maps (tiny-pyramid, "
-                    f"tiny-swin or timm), found {type(encoder).__name__}"
-                )
-            decoder = make_decoder(encoder)
-            self.decoders[task.name], self.heads[task.name] = decoder, decoder.head(task)
+            elif isinstance(encoder, PyramidEncoder):
+                decoder = make_decoder(encoder)
+                self.decoders[task.name], self.heads[task.name] = decoder, decoder.head(task)
+            else:
+                needs = "an encoder with feature maps (tiny-pyramid, tiny-swin or timm)"
+                found = type(encoder).__name__
+                raise RecipeError(f"task {task.name!r} predicts a map, so it needs {needs}, found {found}")
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Map inputs (B x ...) to {task: its output}; all tasks if `tasks` is None. Nothing else is computed.
@@ -211,13 +198,12 @@ class MultiTask(nn.Module):
         maps: list[Tensor] = self.encoder(x)
         outputs = {}
         for task in self.heads if tasks is None else tasks:
-            if task not in self.decoders:
+            if task in self.decoders:
+                y = self.heads[task](self.decoders[task](maps))
+                same = y.shape[2:] == size
+                outputs[task] = y if same else interpolate(y, size=size, mode="bilinear", align_corners=False)
+            else:
                 outputs[task] = self.heads[task](maps[-1].mean((2, 3)))
-                continue
-            y = self.heads[task](self.decoders[task](maps))
-            if y.shape[2:] != size:
-                y = interpolate(y, size=size, mode="bilinear", align_corners=False)
-            outputs[task] = y
         return outputs
 
     def train(self, mode: bool = True) -> MultiTask:

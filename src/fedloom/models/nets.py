@@ -132,12 +132,8 @@ class ResNet(Encoder):
         self.features = 8 * width
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.norm = norm_layer(norm, width)
-        self.stages = nn.Sequential(
-            BasicBlock(width, width, 1, norm),
-            BasicBlock(width, 2 * width, 2, norm),
-            BasicBlock(2 * width, 4 * width, 2, norm),
-            BasicBlock(4 * width, 8 * width, 2, norm),
-        )
+        widths = ((1, 1), (1, 2), (2, 4), (4, 8))
+        self.stages = nn.Sequential(*(BasicBlock(a * width, b * width, b // a, norm) for a, b in widths))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map B x C x H x W to B x 8 width."""
@@ -233,10 +229,8 @@ class Block(nn.Module):
 
 
 class Transformer(Encoder):
-    """Tokens, or pieces of a series, with learned positions; blocks; the mean over the positions.
-
-    `embed` maps an input to B x T x width, with T = `positions`. Positions with the token `padding` are left out.
-    """
+    """Tokens, or pieces of a series, with learned positions; blocks; the mean over the positions. `embed` maps an input
+    to B x T x width, with T = `positions`. Positions with the token `padding` are left out."""
 
     def __init__(
         self, embed: nn.Module, positions: int, width: int, depth: int, num_heads: int, padding: int | None = None
@@ -270,10 +264,9 @@ class Pieces(nn.Module):
         self.steps = steps
         self.linear = nn.Linear(channels * steps, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Map B x C x T to B x T / steps x width."""
-        out: Tensor = self.linear(x.unflatten(2, (-1, self.steps)).transpose(1, 2).flatten(2))
-        return out
+        return self.linear(x.unflatten(2, (-1, self.steps)).transpose(1, 2).flatten(2))
 
 
 WEIGHTS = "FEDLOOM_WEIGHTS"
@@ -298,18 +291,14 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
         raise UserError(f"weights file {path}: the weights do not fit this architecture ({error})") from error
     needed = encoder.state_dict()
     missing = sorted(key for key in needed.keys() - state.keys() if not key.endswith("num_batches_tracked"))
-    unexpected = sorted(state.keys() - needed.keys())
-    shapes = [
-        f"{key}: expected shape {_kind(needed[key])}, found {_kind(state[key])}"
-        for key in needed
-        if key in state and _kind(needed[key]) != _kind(state[key])
-    ]
-    problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+    problems = [f"missing {_few(missing)}"] if missing else []
+    problems += [f"unexpected {_few(more)}"] if (more := sorted(state.keys() - needed.keys())) else []
+    both = [(key, _kind(needed[key]), _kind(state[key])) for key in needed if key in state]
+    shapes = [f"{key}: expected shape {wanted}, found {found}" for key, wanted, found in both if wanted != found]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
     kept = {key: v.to(needed[key].dtype) for key, v in state.items()}  # a large number may become infinite
-    broken = sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all()))
-    if broken:
+    if broken := sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all())):
         raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(broken)}")
     encoder.load_state_dict(kept, strict=False)
 
@@ -335,16 +324,11 @@ def _read(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a weights file, without the prefix that distributed training adds."""
     with parsing(f"weights file {file}: cannot be read"):
         try:
-            if file.suffix == ".safetensors":
-                content: Any = load_file(file)
-            else:
-                content = torch.load(file, map_location="cpu", weights_only=True)
+            is_safe = file.suffix == ".safetensors"
+            content: Any = load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
-            raise UserError(
-                "it holds more than tensors and plain values, which could run untrusted code; save its state_dict "
-                "alone, "
-                "or as .safetensors"
-            ) from None
+            advice = "which could run untrusted code; save its state_dict alone, or as .safetensors"
+            raise UserError(f"it holds more than tensors and plain values, {advice}") from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

@@ -1,13 +1,13 @@
-"""The kinds of inputs of a model (image, series, features, tokens), and choices that networks take. Free of torch."""
+"""The kinds of inputs of a model (image, series, features, tokens), and choices that networks take. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from fedloom.core.settings.section import Count, Section, carry
+from fedloom.core.settings.section import Count, Positive, Section, carry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,11 +58,8 @@ class Signal(Section):
 
 
 def inferred(shape: Sequence[int], whole: bool) -> Signal | None:
-    """Guess the signal of inputs of a shape: None where that is not certain.
-
-    Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey
-    image without its channel.
-    """
+    """Guess the signal of inputs of a shape: None where that is not certain. Whole numbers are tokens, vectors
+    features, what has three axes an image. What has two may be a series, or a grey image without its channel."""
     if whole:
         return Signal(kind="tokens")
     kinds: dict[int, Kind] = {1: "features", 3: "image"}
@@ -84,3 +81,19 @@ def sized(shape: Sequence[int], signal: Signal | None) -> str:
         return f"{'numbers' if signal is None else signal.kind} of {size}"
     words = f"{signal.kind} of {size} ({' x '.join(AXES[signal.kind])})"
     return f"{words}, a vocabulary of {signal.vocabulary}" if signal.vocabulary is not None else words
+
+
+class Lora(Section):
+    """Train low-rank factors A (rank x inputs) and B (outputs x rank) beside the encoder's frozen linear layers."""
+
+    rank: Count = 16
+    alpha: Positive | None = None
+    """Scale: B A counts alpha / rank times. Null: alpha = rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("qkv", "proj", "fc1", "fc2")
+    """Linear layers, by the last parts of their names; by default what a vision transformer has."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _sequence(cls, value: object) -> object:
+        # A named section hands on lists, which are no tuples where JSON is checked strictly.
+        return tuple(value) if isinstance(value, list) else value

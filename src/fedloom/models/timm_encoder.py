@@ -91,10 +91,8 @@ class TimmPyramid(PyramidEncoder):
         return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert timm's own weights, or those of a segmentation network whose backbone has the original Swin names.
-
-        A classifier and what else is cut off are left out; norms of the maps that the file lacks stay as they are.
-        """
+        """Convert timm's own weights, or those of a segmentation network whose backbone has the original Swin names. A
+        classifier and what else is cut off are left out; norms of the maps that the file lacks stay as they are."""
         if own(self, state):
             return state
         if any(key.startswith("backbone.") for key in state):
@@ -123,10 +121,8 @@ def own(encoder: nn.Module, state: Collection[str]) -> bool:
 
 
 def converted(net: Any, state: dict[str, Tensor], whole: Collection[str]) -> dict[str, Tensor]:
-    """Return a checkpoint of timm as the encoder's module `net` has it, resized where timm knows how.
-
-    `whole` names the tensors of the architecture before it was cut: what was cut off is left out, as is a classifier.
-    """
+    """Return a checkpoint of timm as the encoder's module `net` has it, resized where timm knows how. `whole` names the
+    tensors of the architecture before it was cut: what was cut off is left out, as is a classifier."""
     convert: Any = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     if convert is not None:
         state = convert(state, net)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,11 +20,8 @@ from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 
-PARTITIONERS = Registry(
-    "partition",
-    "fedloom.partitions",
-    ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list"),
-)
+_OWN = ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list")
+PARTITIONERS = Registry("partition", "fedloom.partitions", _OWN)
 
 Groups = list[Indices]
 Held = Sequence[Mapping[str, float]]
@@ -67,9 +63,8 @@ def class_dirichlet(
     if name not in pool.labels:
         raise RecipeError(f"class-dirichlet: {unknown('task', name, pool.tasks)}")
     rng = stream(seed, "class-dirichlet")
-    by_class = ByClass(alpha, min_examples, max_tries, balanced)
-    with_class = np.flatnonzero(pool.labelled(name))
-    groups = by_class.split(pool, name, with_class, clients, rng, f"class-dirichlet over task {name!r}")
+    with_class, what = np.flatnonzero(pool.labelled(name)), f"class-dirichlet over task {name!r}"
+    groups = by_class(pool, name, with_class, clients, rng, what, alpha, min_examples, max_tries, balanced)
     for tasks, index in patterns(pool, rng):
         if name not in tasks:
             add(groups, range(clients), cut(index, [len(g) for g in groups]))
@@ -182,14 +177,11 @@ def task_dirichlet(
     several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
     succeeds.
     """
-    rng = stream(seed, "task-dirichlet")
-    total = len(pool.tasks)
+    rng, total = stream(seed, "task-dirichlet"), len(pool.tasks)
     if alpha_tasks == 0:
         if clients < total:
-            raise RecipeError(
-                f"task-dirichlet with alpha_tasks 0 gives each client one task: expected at least {total} clients for "
-                f"{total} tasks, found {clients}"
-            )
+            wanted = f"expected at least {total} clients for {total} tasks, found {clients}"
+            raise RecipeError(f"task-dirichlet with alpha_tasks 0 gives each client one task: {wanted}")
         holds = np.eye(total, dtype=bool)[rng.permutation(np.arange(clients) % total)]
     else:
         drawn = np.stack([proportions(rng, alpha_tasks, total) for _ in range(clients)])
@@ -259,12 +251,9 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
         raise RecipeError("task-groups: tasks_per_client needs the number of clients: add clients")
     total = len(pool.tasks)
     if per_client > total or per_client * clients < total:
-        raise RecipeError(
-            f"task-groups: {clients} clients with {per_client} tasks each cannot cover {total} tasks; "
-            f"expected tasks_per_client in {-(-total // clients)}..{total}"
-        )
-    holders = np.zeros(total, np.int64)
-    held = []
+        found = f"{clients} clients with {per_client} tasks each cannot cover {total} tasks"
+        raise RecipeError(f"task-groups: {found}; expected tasks_per_client in {-(-total // clients)}..{total}")
+    holders, held = np.zeros(total, np.int64), []
     for _ in range(clients):
         fewest = np.lexsort((rng.random(total), holders))[:per_client]
         holders[fewest] += 1
@@ -288,15 +277,13 @@ def _split(
         if alpha is None:
             parts = cut(index, [len(groups[k]) for k in holders])
         else:
-            by_class = ByClass(alpha, least, tries)
-            parts = by_class.split(pool, task, index, len(holders), rng, f"{partitioner}, task {task!r}")
+            what = f"{partitioner}, task {task!r}"
+            parts = by_class(pool, task, index, len(holders), rng, what, alpha, least, tries)
         add(groups, holders, parts)
     return groups
 
 
-@PARTITIONERS.register(
-    "single-and-multi", source="FedHCA2: single-task clients on one data set, multi-task on the other"
-)
+@PARTITIONERS.register("single-and-multi", source="FedHCA2: single-task clients on one data set, multi-task on others")
 def single_and_multi(
     pool: Pool,
     seed: int,
@@ -313,15 +300,11 @@ def single_and_multi(
 
     Raises DataError where the data set has no such domain.
     """
-    clients: list[str] = []
-    groups: Groups = []
-    held: list[Mapping[str, float]] = []
-    origins: list[str] = []
+    clients, groups, held, origins = list[str](), list[Indices](), list[Mapping[str, float]](), list[str]()
     for name, here in _members(pool, (*single, *multi), "single-and-multi").items():
         tasks = tasks_of(pool, here)
         kinds = [(task, {task: 1.0}, single.get(name, 0)) for task in tasks]
-        kinds.append((f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0)))
-        mine, rows = _clients(kinds)
+        mine, rows = _clients([*kinds, (f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0))])
         clients += mine
         held += rows
         origins += [name] * len(mine)
@@ -365,11 +348,8 @@ def domains(
     for name in counts:
         members = everything[name][labelled[everything[name]]]
         mine = [k for k, domain in enumerate(order) if domain == name]
-        part, n = fractions[name], len(members)
-        if part is None:
-            sizes = [n // len(mine) + (i < n % len(mine)) for i in range(len(mine))]
-        else:
-            sizes = [int(part * n + 1e-9)] * len(mine)
+        part, n, m = fractions[name], len(members), len(mine)
+        sizes = [n // m + (i < n % m) if part is None else int(part * n + 1e-9) for i in range(m)]
         labels = classes_of(pool, pool.tasks[0]) if cover_classes else None
         for k, index in zip(mine, _draw(members, sizes, labels, rng, name), strict=True):
             groups[k] = index
@@ -387,11 +367,7 @@ def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, In
 
 
 def _allocated(
-    counts: Mapping[str, int],
-    fractions: Mapping[str, float | None],
-    drawn: bool,
-    tries: int,
-    rng: np.random.Generator,
+    counts: Mapping[str, int], fractions: Mapping[str, float | None], drawn: bool, tries: int, rng: np.random.Generator
 ) -> list[str]:
     """Allocate a domain to each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
@@ -407,10 +383,8 @@ def _allocated(
         problem = _excess(drawn_counts, fractions)
         if all(drawn_counts.values()) and not problem:
             return order
-    raise RecipeError(
-        f"domains: no random allocation of {len(order)} clients in {tries} draws gave every domain a "
-        f"client and enough examples; the last draw: {problem or drawn_counts}"
-    )
+    told = f"of {len(order)} clients in {tries} draws gave every domain a client and enough examples"
+    raise RecipeError(f"domains: no random allocation {told}; the last draw: {problem or drawn_counts}")
 
 
 def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) -> str:
@@ -430,17 +404,13 @@ def _draw(
     if labels is not None:
         classes = [int(c) for c in np.unique(labels[members]) if c >= 0]
         if min(sizes) < len(classes):
-            raise DataError(
-                f"domain {domain!r}: expected at least {len(classes)} examples per client to cover the classes, found "
-                f"{min(sizes)}"
-            )
+            wanted = f"at least {len(classes)} examples per client to cover the classes"
+            raise DataError(f"domain {domain!r}: expected {wanted}, found {min(sizes)}")
         for value in classes:
             chosen = rng.permutation(members[labels[members] == value])
             if len(chosen) < len(sizes):
-                raise DataError(
-                    f"domain {domain!r}, class {value}: expected an example for each of {len(sizes)} clients, found "
-                    f"{len(chosen)}"
-                )
+                wanted = f"an example for each of {len(sizes)} clients"
+                raise DataError(f"domain {domain!r}, class {value}: expected {wanted}, found {len(chosen)}")
             groups = [np.append(g, one) for g, one in zip(groups, chosen[: len(sizes)], strict=True)]
     rest = rng.permutation(np.setdiff1d(members, np.concatenate(groups)))
     ends = np.cumsum([size - len(g) for size, g in zip(sizes, groups, strict=True)])
@@ -471,10 +441,8 @@ def listed(
         if len(wrong := index[(index < 0) | (index >= len(pool))]):
             raise DataError(f"client {client!r}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
         groups.append(np.sort(index))
-    held = [
-        dict.fromkeys((tasks or {}).get(client) or tasks_of(pool, index), 1.0)
-        for client, index in zip(named, groups, strict=True)
-    ]
+    known = tasks or {}
+    held = [dict.fromkeys(known.get(who) or tasks_of(pool, i), 1.0) for who, i in zip(named, groups, strict=True)]
     return finish(pool, seed, val_fraction, list(named), groups, held)
 
 
@@ -482,18 +450,14 @@ def listed(
 def own(pool: Pool, seed: int) -> Partition:
     """Use the partition of the data set itself: a `fedloom.Federation` has clients of its own."""
     if pool.deal is None:
-        raise DataError(
-            "partition: own needs a data set that assigns examples to clients, and this one does not: choose "
-            "another partition"
-        )
+        needs = "needs a data set that assigns examples to clients, and this one does not: choose another partition"
+        raise DataError(f"partition: own {needs}")
     return pool.deal(pool, seed)
 
 
 def as_partition(value: Any, pool: Pool, seed: int) -> Partition:
-    """Return a Partition as it is; read lists of positions, or {client: positions}, as `listed` does.
-
-    Raises DataError for anything else.
-    """
+    """Return a Partition as it is; read lists of positions, or {client: positions}, as `listed` does. Raises DataError
+    for anything else."""
     if isinstance(value, Partition):
         value.check(pool, shared=True)
         return value
@@ -501,9 +465,10 @@ def as_partition(value: Any, pool: Pool, seed: int) -> Partition:
         return listed(pool, seed, clients={str(name): _positions(each, name) for name, each in value.items()})
     if isinstance(value, list | tuple) and value:
         return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(value)])
+    forms = "a name, a section, lists of positions, {client: positions}"
     raise DataError(
-        f"partition: {value!r} found, expected a name, a section, lists of positions, {{client: positions}} or a "
-        "function of (pool, seed) that gives one of the last two or a Partition"
+        f"partition: {value!r} found, expected {forms} or a function of (pool, seed) that gives one of the last two or "
+        "a Partition"
     )
 
 
@@ -572,9 +537,7 @@ def finish(
     shares = []
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
-            raise DataError(
-                f"client {client!r} would get no example: lower the number of clients, or raise the fraction"
-            )
+            raise DataError(f"client {client!r} would get no example: use fewer clients, or raise the fraction")
         own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
         weights = {task: float(weight) for task, weight in own.items()}
         parts = set_apart(index, val_fraction, priority)
@@ -608,10 +571,8 @@ def cut(index: Indices, sizes: Sequence[int]) -> Groups:
 
 
 def deal(pool: Pool, held: Held, rng: np.random.Generator, sizes: Sequence[float] | None = None) -> Groups:
-    """Deal every labelled example to one client that holds a task it is labelled for.
-
-    Clients get about equal numbers, or numbers in proportion to `sizes`.
-    """
+    """Deal every labelled example to one client that holds a task it is labelled for. Clients get about equal numbers,
+    or numbers in proportion to `sizes`."""
     groups = empty(len(held))
     for tasks, index in patterns(pool, rng):
         able = [k for k, row in enumerate(held) if any(task in row for task in tasks)]
@@ -640,62 +601,55 @@ def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarra
     return q
 
 
-@dataclass(frozen=True)
-class ByClass:
-    """A split of examples by their class: a Dirichlet(alpha) draw over clients for each class.
+def by_class(
+    pool: Pool,
+    task: str,
+    index: Indices,
+    count: int,
+    rng: np.random.Generator,
+    what: str,
+    alpha: float,
+    least: int,
+    tries: int,
+    balanced: bool = False,
+) -> Groups:
+    """Split `index` among `count` clients by the classes of `task`: a Dirichlet(alpha) draw over clients for each.
 
-    The whole split is drawn again, at most `tries` times, until every client has at least `least` examples. `balanced`:
-    a client that holds its equal share gets nothing of the classes that follow.
+    The whole split is drawn again, at most `tries` times, until every client has at least `least` examples; RecipeError
+    where no draw succeeds. `balanced`: a client that holds its equal share gets nothing of the classes that follow.
     """
-
-    alpha: float
-    least: int
-    tries: int
-    balanced: bool = False
-
-    def split(self, pool: Pool, task: str, index: Indices, count: int, rng: np.random.Generator, what: str) -> Groups:
-        """Split `index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
-        labels = classes_of(pool, task)
-        if count * self.least > len(index):
-            raise RecipeError(
-                f"{what}: {count} clients with at least {self.least} examples each need {count * self.least}, found "
-                f"{len(index)}"
-            )
-        smallest = 0
-        for _ in range(self.tries):
-            groups = self._draw(labels, index, count, rng)
-            least_drawn = min(len(g) for g in groups)
-            if least_drawn >= self.least:
-                return groups
-            smallest = max(smallest, least_drawn)
-        raise RecipeError(
-            f"{what}: after {self.tries} draws with alpha {self.alpha} the smallest of {count} clients had at best "
-            f"{smallest} examples, expected {self.least}: raise alpha or lower the clients or min_examples"
-            + ("" if self.balanced else ", or set balanced")
-        )
-
-    def _draw(self, labels: Labels, index: Indices, count: int, rng: np.random.Generator) -> Groups:
+    labels = classes_of(pool, task)
+    if count * least > len(index):
+        needs = f"{count} clients with at least {least} examples each need {count * least}"
+        raise RecipeError(f"{what}: {needs}, found {len(index)}")
+    smallest = 0
+    for _ in range(tries):
         groups = empty(count)
         for value in np.unique(labels[index]):
             members = rng.permutation(index[labels[index] == value])
-            q = proportions(rng, self.alpha, count)
-            if self.balanced:
+            q = proportions(rng, alpha, count)
+            if balanced:
                 space = np.array([len(g) < len(index) / count for g in groups])
                 q = q * space
                 q = q / q.sum() if q.sum() > 0 else space / space.sum()
             # Rounded, not cut off: int() would hand the last client every lost fraction.
-            cuts = np.rint(np.cumsum(q)[:-1] * len(members)).astype(int)
-            add(groups, range(count), np.split(members, cuts))
-        return groups
+            add(groups, range(count), np.split(members, np.rint(np.cumsum(q)[:-1] * len(members)).astype(int)))
+        if (drawn := min(map(len, groups))) >= least:
+            return groups
+        smallest = max(smallest, drawn)
+    raise RecipeError(
+        f"{what}: after {tries} draws with alpha {alpha} the smallest of {count} clients had at best {smallest} "
+        f"examples, expected {least}: raise alpha or lower the clients or min_examples"
+        + ("" if balanced else ", or set balanced")
+    )
 
 
 def classes_of(pool: Pool, task: str) -> Labels:
     """Return the task's labels, which must be classes; RecipeError otherwise."""
     labels = pool.labels[task]
     if not are_classes(labels):
-        raise RecipeError(
-            f"task {task!r}: expected one class per example (N integers), found {labels.dtype} of shape {labels.shape}"
-        )
+        found = f"{labels.dtype} of shape {labels.shape}"
+        raise RecipeError(f"task {task!r}: expected one class per example (N integers), found {found}")
     return labels
 
 

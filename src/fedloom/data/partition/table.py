@@ -61,10 +61,8 @@ def are_classes(labels: Labels) -> bool:
 
 
 def labelled(labels: Labels, index: Indices | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples (N), or which of those at `index`, have a label: not -1.
-
-    Every example has one where labels are maps or real numbers.
-    """
+    """Return which examples (N), or which of those at `index`, have a label: not -1. Every example has one where labels
+    are maps or real numbers."""
     if are_classes(labels):
         return np.asarray((labels if index is None else labels[index]) >= 0)
     return np.ones(len(labels if index is None else index), bool)
@@ -201,7 +199,10 @@ class Partition:
         """
         rows = []
         for s in self.shares:
-            labels = {task: _counts(pool.labels[task], s.index) for task in s.tasks}
+            labels: dict[str, list[int] | int] = {task: len(s.index) for task in s.tasks}
+            for task in s.tasks:
+                if are_classes(own := pool.labels[task]):
+                    labels[task] = class_counts(own[s.index], int(own.max(initial=0)) + 1).tolist()
             rows.append(s.about | {"train": len(s.train), "val": len(s.val), "labels": labels})
         return rows
 
@@ -251,9 +252,3 @@ def _named(saved: Any, number: int) -> str:
 
 def _tasks(names: Iterable[str]) -> str:
     return "tasks " + ", ".join(names)
-
-
-def _counts(labels: Labels, index: Indices) -> list[int] | int:
-    if not are_classes(labels):
-        return len(index)
-    return class_counts(labels[index], int(labels.max(initial=0)) + 1).tolist()

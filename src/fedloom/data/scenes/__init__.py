@@ -14,15 +14,14 @@ from pydantic import Field
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, UnitInterval
-from fedloom.data.dense_label import Augment, Kind, resolve
-from fedloom.data.prepare import DATASETS, Array, cache_folder, kept
+from fedloom.data.prepare import DATASETS, Array, Augment, DenseKind, cache_folder, kept, resolve
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, Examples
 
 Side = Annotated[int, Field(ge=16, le=512)]
 
-SETTINGS: dict[str, tuple[Kind, ...]] = {
+SETTINGS: dict[str, tuple[DenseKind, ...]] = {
     "all": ("semseg", "human_parts", "saliency", "normals", "depth", "edge"),
     "strong": ("semseg", "normals", "depth"),
     "weak": ("semseg", "human_parts", "edge"),
@@ -43,7 +42,7 @@ def scenes(
     height: Side = 64,
     width: Side = 64,
     setting: Literal["all", "strong", "weak"] = "all",
-    tasks: Annotated[list[Kind], Field(min_length=1)] | None = None,
+    tasks: Annotated[list[DenseKind], Field(min_length=1)] | None = None,
     outdoor: UnitInterval = 0.35,
     people: UnitInterval = 0.8,
     shadows: bool = True,
@@ -97,22 +96,17 @@ def scenes(
     )
 
 
-def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Augment | None) -> Examples:
+def _examples(settings: dict[str, object], names: tuple[DenseKind, ...], augment: Augment | None) -> Examples:
     import torch
 
     from fedloom.data.dense import stored
     from fedloom.data.transforms import Dense
 
     arrays = split(settings)
-    size = arrays["image"].shape[2:]
-    return stored(
-        torch.from_numpy(arrays["image"]),
-        {name: torch.from_numpy(arrays[name]) for name in names},
-        Dense({name: name for name in names}, (size[0], size[1]), augment),
-        {"human_parts": arrays["person"] > 0},
-        torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1),
-        key(settings),
-    )
+    images, labels = torch.from_numpy(arrays["image"]), {str(name): torch.from_numpy(arrays[name]) for name in names}
+    change = Dense({name: name for name in names}, (images.shape[2], images.shape[3]), augment)
+    domain = torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1)
+    return stored(images, labels, change, {"human_parts": arrays["person"] > 0}, domain, key(settings))
 
 
 def key(settings: Mapping[str, Any]) -> str:

@@ -65,7 +65,8 @@ def render(
     instance = chunk.kinds[:, 3][solid].reshape(shape)
     sky = semseg == world.SKY
 
-    seen = _to_camera(chunk, normal).reshape(len(scenes), 3, height, width)
+    seen = np.matmul(chunk.view, normal.reshape(3, len(scenes), -1).transpose(1, 0, 2))  # in camera coordinates
+    seen = seen.reshape(len(scenes), 3, height, width)
     z = depth.reshape(shape)
     colour = _shade(chunk, depth, solid, local, normal, place, shadows)
     return {
@@ -248,11 +249,6 @@ def _surface(chunk: _Chunk, depth: Array, solid: Array) -> tuple[Array, Array, A
     return local, normal, place
 
 
-def _to_camera(chunk: _Chunk, normal: Array) -> Array:
-    """Return world vectors (3 x B P) in camera coordinates (B x 3 x P)."""
-    return np.matmul(chunk.view, normal.reshape(3, len(chunk.scenes), -1).transpose(1, 0, 2))
-
-
 def _noise(p: Array, q: Array, salt: Array) -> Array:
     """Return smooth noise in 0..1 of two coordinates, with a period of about one."""
     i, j = np.floor(p), np.floor(q)
@@ -313,7 +309,9 @@ def _albedo(chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Arr
     surface = chunk.kinds[:, 0][solid] == world.SURFACE
     metric = np.where(surface, place, local * chunk.numbers[:, 12:15].T[:, solid])
     # A pattern lies on the two axes that the surface follows best.
-    axis = np.abs(np.where(surface, normal, _own(chunk, solid, normal))).argmax(0)
+    m = (chunk.axes * chunk.numbers[:, 12:15, None]).reshape(-1, 9).T[:, solid]
+    own = np.stack([_dot(m[3 * i : 3 * i + 3], normal) for i in range(3)])  # along a solid's axes, unscaled
+    axis = np.abs(np.where(surface, normal, own)).argmax(0)
     p = np.where(axis == 0, metric[2], metric[0])
     q = np.where(axis == 1, metric[2], metric[1])
     size = chunk.numbers[:, 22][solid]
@@ -336,12 +334,6 @@ def _albedo(chunk: _Chunk, depth: Array, solid: Array, local: Array, normal: Arr
             mix[these] = mean + (share - mean) * fade[these]
     first, second = chunk.numbers[:, 16:19].T, chunk.numbers[:, 19:22].T
     return first[:, solid] + (second - first)[:, solid] * mix
-
-
-def _own(chunk: _Chunk, solid: Array, normal: Array) -> Array:
-    """Return world vectors along a solid's own axes, unscaled (3 x B P)."""
-    m = (chunk.axes * chunk.numbers[:, 12:15, None]).reshape(-1, 9).T[:, solid]
-    return np.stack([_dot(m[3 * i : 3 * i + 3], normal) for i in range(3)])
 
 
 def _shade(
@@ -443,11 +435,8 @@ def _develop(colour: Array, seeds: Sequence[int], noise: float) -> Array:
 
 
 def _edges(z: Array, instance: Array, normal: Array, chunk: _Chunk) -> Array:
-    """Return boundaries (N x H x W, 0 or 1), one pixel wide, on the nearer side.
-
-    Between two pixels there is one where the instances differ, or where neither surface, continued as a plane, comes
-    near the other's depth.
-    """
+    """Return boundaries (N x H x W, 0 or 1), one pixel wide, on the nearer side. Between two pixels there is one where
+    the instances differ, or where neither surface, continued as a plane, comes near the other's depth."""
     edge = np.zeros(z.shape, np.uint8)
     focal = chunk.focal[:, None, None]
     u = chunk.u.reshape(1, chunk.height, chunk.width) / focal

@@ -6,6 +6,7 @@ library's generator, one number at a time, so that a scene depends on its seed a
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ SURFACE, CUBE, SPHERE, ROUND, CAPSULE = range(5)
 PLAIN, TILES, PLANKS, BRICKS, NOISE, STRIPES, PANE, FACADE, HAIR, CHECKS = range(10)
 """Patterns of a material, each a mixture of two colours."""
 
+ORIGIN: Vector = (0.0, 0.0, 0.0)
 IDENTITY: Basis = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
@@ -51,19 +53,20 @@ class Material:
 class Scene:
     """One scene. A row of `numbers` is a solid: centre (3), its axes divided by its half sizes (9), half sizes (3),
     capsule length, first and second colour (6), pattern size, phase, gloss. A row of `kinds` is its shape, class, part,
-    instance and pattern. `blockers` are ellipsoids that cast shadows: centre, scaled axes, instance."""
+    instance and pattern. `blockers` are ellipsoids that cast shadows: centre, scaled axes, instance.
+
+    The origin is the centre of a room's floor. `view` are the camera's axes (right, up, backward) in the world, `light`
+    the strengths of the lamp and of the light from everywhere."""
 
     indoor: bool
     room: Vector
-    """Half width, height, half depth of a room; the floor's centre is the origin."""
-    eye: Vector = (0.0, 0.0, 0.0)
+    """Half width, height, half depth of a room."""
+    eye: Vector = ORIGIN
     view: Basis = IDENTITY
-    """The camera's axes (right, up, backward) in the world."""
     field_of_view: float = 1.0
     """Of the longer side, in radians."""
-    lamp: Vector = (0.0, 0.0, 0.0)
+    lamp: Vector = ORIGIN
     light: tuple[float, float] = (0.6, 0.5)
-    """Strength of the lamp and of the light from everywhere."""
     tint: Vector = (1.0, 1.0, 1.0)
     sky: tuple[Vector, Vector] = ((0.4, 0.6, 0.9), (0.85, 0.9, 0.95))
     numbers: list[list[float]] = field(default_factory=list)
@@ -83,7 +86,7 @@ class Scene:
         half: Vector,
         kind: int,
         instance: int,
-        material: Material,
+        look: Material,
         axes: Basis = IDENTITY,
         part: int = 0,
         length: float = 0.0,
@@ -91,9 +94,9 @@ class Scene:
         shade: Vector | None = None,
     ) -> None:
         """Put a solid into the scene. `shade` are the half sizes of the ellipsoid that casts its shadow, if any."""
-        look = [*material.first, *material.second, material.size, phase, material.gloss]
-        self.numbers.append([*centre, *_scaled(axes, half), *half, length, *look])
-        self.kinds.append([shape, kind, part, instance, material.pattern])
+        seen = [*look.first, *look.second, look.size, phase, look.gloss]
+        self.numbers.append([*centre, *_scaled(axes, half), *half, length, *seen])
+        self.kinds.append([shape, kind, part, instance, look.pattern])
         if shade is not None:
             self.block(centre, shade, instance, axes)
 
@@ -121,22 +124,16 @@ class Draw:
         return low + int((high - low + 1) * self._next())
 
     def chance(self, p: float) -> bool:
-        """Return True with probability p."""
         return self._next() < p
 
     def one(self, *choices: T) -> T:
-        """Draw one of the choices."""
         return choices[int(len(choices) * self._next())]
 
     def colour(self, low: float = 0.1, high: float = 0.9, saturation: float = 0.6) -> Vector:
         """Draw a colour of any hue: value between low and high, saturation up to `saturation`."""
         hue, s, v = self.real(0, 6), self.real(0, saturation), self.real(low, high)
-
-        def channel(n: float) -> float:
-            k = (n + hue) % 6
-            return v - v * s * max(0.0, min(k, 4 - k, 1.0))
-
-        return channel(5), channel(3), channel(1)
+        r, g, b = (v - v * s * max(0.0, min(k, 4 - k, 1.0)) for k in ((n + hue) % 6 for n in (5, 3, 1)))
+        return r, g, b
 
     def near(self, colour: Vector, spread: float = 0.08) -> Vector:
         """Draw a colour near another."""
@@ -189,17 +186,15 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
     pose = draw.one("stand", "stand", "walk", "walk", "wave", "reach", "sit")
     ahead: Vector = (math.sin(yaw), 0.0, math.cos(yaw))
     side: Vector = (math.cos(yaw), 0.0, -math.sin(yaw))
-    up: Vector = (0.0, 1.0, 0.0)
+    up, h = (0.0, 1.0, 0.0), height
 
     skin = Material(PLAIN, tone := draw.near(draw.one(*SKIN), 0.04), darker(tone, 0.85), 0.1)
     head = Material(HAIR, tone, draw.near(draw.one(*HAIRS), 0.04))
-    shirt_colour = draw.colour(0.25, 0.95, 0.85)
-    pattern = draw.one(PLAIN, PLAIN, STRIPES, NOISE, CHECKS)
-    shirt = Material(pattern, shirt_colour, draw.near(darker(shirt_colour, 0.55), 0.15), draw.real(0.06, 0.14))
+    colour, pattern = draw.colour(0.25, 0.95, 0.85), draw.one(PLAIN, PLAIN, STRIPES, NOISE, CHECKS)
+    shirt = Material(pattern, colour, draw.near(darker(colour, 0.55), 0.15), draw.real(0.06, 0.14))
     trousers = Material(PLAIN, leg := draw.colour(0.1, 0.6, 0.55), darker(leg, 0.7), 0.1)
     shoes = Material(PLAIN, draw.colour(0.05, 0.35, 0.4), (0.05, 0.05, 0.05), 0.1)
-    sleeves = draw.chance(0.5)
-    shorts = draw.chance(0.25)
+    sleeves, shorts = draw.chance(0.5), draw.chance(0.25)
 
     def limb(start: Vector, end: Vector, radius: float, part: int, material: Material) -> None:
         axis = _plus(end, start, -1)
@@ -209,23 +204,17 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
 
     def toward(forward: float, outward: float, which: float) -> Vector:
         """Return the direction of a limb that hangs down, swung forward and outward (radians); `which` is the side."""
-        down, out, front = -math.cos(outward) * math.cos(forward), which * math.sin(outward), math.cos(outward)
-        front *= math.sin(forward)
-        return _plus(_plus((0.0, down, 0.0), side, out), ahead, front)
+        down, front = -math.cos(outward) * math.cos(forward), math.cos(outward) * math.sin(forward)
+        return _plus(_plus((0.0, down, 0.0), side, which * math.sin(outward)), ahead, front)
 
-    h = height
-    thick = draw.real(0.9, 1.25)
-    swing = draw.real(0.25, 0.6) * draw.one(-1, 1)
-    lean = draw.real(-0.05, 0.15)
-    sitting = pose == "sit"
+    thick, swing = draw.real(0.9, 1.25), draw.real(0.25, 0.6) * draw.one(-1, 1)
+    lean, sitting = draw.real(-0.05, 0.15), pose == "sit"
     if sitting:
-        hips = [draw.real(1.3, 1.55)] * 2
-        knees = [draw.real(1.2, 1.6)] * 2
+        hips, knees = [draw.real(1.3, 1.55)] * 2, [draw.real(1.2, 1.6)] * 2
     else:
         hips = [swing, -swing] if pose == "walk" else [draw.real(-0.1, 0.1), 0]
         knees = [0.15 + max(0.0, -a) for a in hips]
-    spread = draw.real(0.03, 0.15)
-    thigh, shin = 0.245 * h, 0.235 * h
+    spread, thigh, shin = draw.real(0.03, 0.15), 0.245 * h, 0.235 * h
     # The pelvis is as high as the lower foot demands.
     upper, lower = thigh * math.cos(spread), shin * math.cos(spread)
     reach = max(upper * math.cos(a) + lower * math.cos(a - k) for a, k in zip(hips, knees, strict=True))
@@ -240,13 +229,11 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
         limb(_plus(ankle, up, -0.015 * h), toe, 0.028 * h, LOWER_LEG, shoes)
 
     spine = _unit(_plus(up, ahead, lean))
-    neck = _plus(pelvis, spine, 0.3 * h)
+    neck, chest = (_plus(pelvis, spine, at) for at in (0.3 * h, 0.135 * h))
     wide, deep = 0.1 * h * thick, 0.068 * h * thick
-    chest, upright = _plus(pelvis, spine, 0.135 * h), _along(spine, ahead)
-    scene.add(CAPSULE, chest, (wide, deep, deep), PERSON, person, shirt, upright, TORSO, 0.14 * h / deep)
+    scene.add(CAPSULE, chest, (wide, deep, deep), PERSON, person, shirt, _along(spine, ahead), TORSO, 0.14 * h / deep)
     limb(neck, _plus(neck, spine, 0.05 * h), 0.032 * h, HEAD, skin)
-    skull = _plus(neck, spine, 0.115 * h)
-    look = turned(yaw + draw.real(-0.5, 0.5))
+    skull, look = _plus(neck, spine, 0.115 * h), turned(yaw + draw.real(-0.5, 0.5))
     scene.add(SPHERE, skull, (0.052 * h, 0.072 * h, 0.06 * h), PERSON, person, head, look, HEAD)
 
     for number, which in enumerate((-1.0, 1.0)):
@@ -267,13 +254,11 @@ def figure(scene: Scene, draw: Draw, x: float, z: float, yaw: float, height: flo
         limb(joint, wrist, 0.027 * h * thick, LOWER_ARM, shirt if sleeves else skin)
         limb(wrist, hand, 0.025 * h, LOWER_ARM, skin)
 
-    middle = _plus(pelvis, spine, 0.15 * h)
-    scene.block(middle, (0.16 * h, 0.26 * h, 0.13 * h), person, turned(yaw))
+    scene.block(_plus(pelvis, spine, 0.15 * h), (0.16 * h, 0.26 * h, 0.13 * h), person, turned(yaw))
     legs = _plus(_plus(pelvis, up, -0.5 * pelvis[1]), ahead, 0.1 * h if sitting else 0.0)
     scene.block(legs, (0.13 * h, 0.55 * pelvis[1], 0.2 * h if pose == "walk" else 0.12 * h), person, turned(yaw))
     if sitting:
-        seat = scene.new()
-        half = (0.24, (pelvis[1] - 0.05 * h) / 2, 0.22)
+        seat, half = scene.new(), (0.24, (pelvis[1] - 0.05 * h) / 2, 0.22)
         centre = (x - 0.04 * ahead[0], half[1], z - 0.04 * ahead[2])
         scene.add(CUBE, centre, half, BOX, seat, _stuff(draw), turned(yaw), shade=_blocking(half))
 
@@ -285,8 +270,7 @@ def _blocking(half: Vector) -> Vector:
 
 def _stuff(draw: Draw) -> Material:
     """Draw the material of some object."""
-    first = draw.colour(0.25, 0.95, 0.8)
-    pattern = draw.one(PLAIN, PLAIN, NOISE, STRIPES, PLANKS, TILES)
+    first, pattern = draw.colour(0.25, 0.95, 0.8), draw.one(PLAIN, PLAIN, NOISE, STRIPES, PLANKS, TILES)
     return Material(pattern, first, draw.near(darker(first, draw.real(0.4, 0.8)), 0.1), draw.real(0.08, 0.25))
 
 
@@ -298,16 +282,14 @@ def _wood(draw: Draw) -> Material:
 def box(scene: Scene, draw: Draw, x: float, y: float, z: float, size: float) -> None:
     """Add a box that stands at height y."""
     half = (size * draw.real(0.6, 1.0), size * draw.real(0.5, 1.3), size * draw.real(0.6, 1.0))
-    axes = turned(draw.real(0, math.pi))
-    centre = (x, y + half[1], z)
-    look = _stuff(draw)
-    scene.add(CUBE, centre, half, BOX, scene.new(), look, axes, phase=draw.real(), shade=_blocking(half))
+    axes, look = turned(draw.real(0, math.pi)), _stuff(draw)
+    centre, shade = (x, y + half[1], z), _blocking(half)
+    scene.add(CUBE, centre, half, BOX, scene.new(), look, axes, phase=draw.real(), shade=shade)
 
 
 def ball(scene: Scene, draw: Draw, x: float, y: float, z: float, radius: float) -> None:
     """Add a ball that lies at height y."""
-    first = draw.colour(0.4, 0.95, 0.95)
-    pattern = draw.one(PLAIN, STRIPES, CHECKS)
+    first, pattern = draw.colour(0.4, 0.95, 0.95), draw.one(PLAIN, STRIPES, CHECKS)
     look = Material(pattern, first, draw.one((0.95, 0.95, 0.92), darker(first, 0.5)), radius * 0.8, draw.real(0.1, 0.6))
     centre, half, thing = (x, y + radius, z), (radius, radius, radius), scene.new()
     scene.add(SPHERE, centre, half, BALL, thing, look, turned(draw.real(0, math.pi)))
@@ -318,9 +300,8 @@ def cylinder(
     scene: Scene, draw: Draw, x: float, y: float, z: float, radius: float, heights: tuple[float, float] = (0.3, 1.3)
 ) -> None:
     """Add an upright cylinder that stands at height y."""
-    height = draw.real(*heights)
-    centre, half, shade = (x, y + height / 2, z), (radius, height / 2, radius), (radius, height * 0.55, radius)
-    look = _stuff(draw)
+    high, look = draw.real(*heights) / 2, _stuff(draw)
+    centre, half, shade = (x, y + high, z), (radius, high, radius), (radius, 2 * high * 0.55, radius)
     scene.add(ROUND, centre, half, CYLINDER, scene.new(), look, phase=draw.real(), shade=shade)
 
 
@@ -332,42 +313,37 @@ def table(scene: Scene, draw: Draw, x: float, z: float) -> None:
     """Add a table with four legs and up to two small things on it."""
     thing, look = scene.new(), _wood(draw)
     wide, deep, high = draw.real(0.45, 0.8), draw.real(0.32, 0.5), draw.real(0.6, 0.78)
-    axes = turned(draw.real(-0.5, 0.5))
-    right, _, back = axes
+    right, _, back = axes = turned(draw.real(-0.5, 0.5))
     shade = (wide * 1.05, 0.06, deep * 1.05)
     scene.add(CUBE, (x, high, z), (wide, 0.03, deep), TABLE, thing, look, axes, shade=shade)
-    for a in (-1, 1):
-        for b in (-1, 1):
-            foot = _plus(_plus((x, high / 2, z), right, a * (wide - 0.05)), back, b * (deep - 0.05))
-            scene.add(CUBE, foot, (0.03, high / 2, 0.03), TABLE, thing, look, axes)
+    for a, b in itertools.product((-1, 1), repeat=2):
+        foot = _plus(_plus((x, high / 2, z), right, a * (wide - 0.05)), back, b * (deep - 0.05))
+        scene.add(CUBE, foot, (0.03, high / 2, 0.03), TABLE, thing, look, axes)
     for place in (-0.5, 0.5):
         px, _, pz = _plus((x, 0.0, z), right, place * wide * draw.real(0.6, 1.2))
-        what = draw.whole(0, 3)
-        if what == 0:
-            ball(scene, draw, px, high + 0.03, pz, draw.real(0.07, 0.14))
-        elif what == 1:
-            box(scene, draw, px, high + 0.03, pz, draw.real(0.08, 0.15))
-        elif what == 2:
-            cylinder(scene, draw, px, high + 0.03, pz, draw.real(0.04, 0.08), (0.12, 0.3))
+        at = (px, high + 0.03, pz)
+        match draw.whole(0, 3):
+            case 0:
+                ball(scene, draw, *at, draw.real(0.07, 0.14))
+            case 1:
+                box(scene, draw, *at, draw.real(0.08, 0.15))
+            case 2:
+                cylinder(scene, draw, *at, draw.real(0.04, 0.08), (0.12, 0.3))
 
 
 def tree(scene: Scene, draw: Draw, x: float, z: float) -> None:
     """Add a tree: a trunk and a crown of two or three ellipsoids."""
-    thing = scene.new()
-    height = draw.real(2.2, 5.5)
+    thing, height = scene.new(), draw.real(2.2, 5.5)
     bark = draw.near((0.33, 0.24, 0.16), 0.05)
     trunk, up = 0.045 * height * draw.real(0.7, 1.2), height * 0.27
     wood = Material(NOISE, bark, darker(bark, 0.6), 0.12)
     scene.add(ROUND, (x, up, z), (trunk, up, trunk), TREE, thing, wood)
     leaf = draw.near(draw.one(*GREENS), 0.05)
-    leaves = Material(NOISE, leaf, darker(leaf, 0.45), 0.06 * height)
-    slim = draw.chance(0.3)
+    leaves, slim = Material(NOISE, leaf, darker(leaf, 0.45), 0.06 * height), draw.chance(0.3)
     for number in range(draw.whole(2, 3)):
         r = height * (draw.real(0.12, 0.18) if slim else draw.real(0.17, 0.27))
-        east = 0 if slim else draw.real(-0.12, 0.12) * height
-        south = 0 if slim else draw.real(-0.1, 0.1) * height
-        centre = (x + east, height * (0.55 + 0.14 * number), z + south)
-        half = (r, height * (0.26 if slim else 0.17), r)
+        east, south = (0, 0) if slim else (draw.real(-0.12, 0.12) * height, draw.real(-0.1, 0.1) * height)
+        centre, half = (x + east, height * (0.55 + 0.14 * number), z + south), (r, height * (0.26 if slim else 0.17), r)
         scene.add(SPHERE, centre, half, TREE, thing, leaves, turned(draw.real(0, 3)), phase=draw.real())
         scene.block(centre, half, thing)
 
@@ -382,15 +358,18 @@ def scene(seed: int, outdoor: float, people: float) -> Scene:
 
 def _look(place: Scene, draw: Draw, eye: Vector, yaw: float, pitch: float) -> None:
     """Put the camera at `eye`: yaw 0 looks towards -z, a negative pitch looks down."""
-    roll = draw.real(-0.04, 0.04)
-    c, s = math.cos(yaw), math.sin(yaw)
+    roll, c, s = draw.real(-0.04, 0.04), math.cos(yaw), math.sin(yaw)
     ahead = (-s * math.cos(pitch), math.sin(pitch), -c * math.cos(pitch))
     right = _unit(_cross(ahead, (0.0, 1.0, 0.0)))
-    up = _cross(right, ahead)
-    tilted = _plus(_plus((0.0, 0.0, 0.0), right, math.cos(roll)), up, math.sin(roll))
+    tilted = _plus(_plus(ORIGIN, right, math.cos(roll)), _cross(right, ahead), math.sin(roll))
     backward = (-ahead[0], -ahead[1], -ahead[2])
     place.eye, place.view = eye, (tilted, _cross(backward, tilted), backward)
     place.field_of_view = draw.real(0.95, 1.25)
+
+
+def _light(place: Scene, draw: Draw, lamp: Vector, light: tuple[float, float], cold: float, warm: float) -> None:
+    shift = draw.real(cold, warm)
+    place.lamp, place.light, place.tint = lamp, light, (1 + shift, 1.0, 1 - shift)
 
 
 def _room(draw: Draw) -> Scene:
@@ -417,16 +396,12 @@ def _room(draw: Draw) -> Scene:
 
     eye = (draw.real(-0.4, 0.4) * wide, draw.real(1.05, 1.75), deep - draw.real(0.15, 0.6))
     _look(place, draw, eye, draw.real(-0.4, 0.4) + 0.35 * eye[0] / wide, draw.real(-0.3, -0.02))
-    place.lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
-    place.light = (draw.real(0.45, 0.8), draw.real(0.35, 0.55))
-    warm = draw.real(-0.08, 0.1)
-    place.tint = (1 + warm, 1.0, 1 - warm)
+    lamp = (draw.real(-0.6, 0.6) * wide, high - 0.15, draw.real(-0.5, 0.6) * deep)
+    _light(place, draw, lamp, (draw.real(0.45, 0.8), draw.real(0.35, 0.55)), -0.08, 0.1)
 
     for wall in ("back", "left", "right"):
         if draw.chance(0.45):
-            pane = place.new()
-            half = (draw.real(0.35, 0.8), draw.real(0.35, 0.6), 0.02)
-            y = draw.real(1.3, 1.6)
+            pane, half, y = place.new(), (draw.real(0.35, 0.8), draw.real(0.35, 0.6), 0.02), draw.real(1.3, 1.6)
             look = Material(PANE, draw.near((0.72, 0.85, 0.97), 0.06), draw.near((0.9, 0.88, 0.84), 0.08))
             if wall == "back":
                 centre, axes = (draw.real(-0.6, 0.6) * wide, y, -deep + 0.02), IDENTITY
@@ -442,12 +417,12 @@ def _room(draw: Draw) -> Scene:
 
 
 def _background(place: Scene, kind: int, material: Material) -> None:
-    place.add(SURFACE, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), kind, place.new(), material)
+    place.add(SURFACE, ORIGIN, (1.0, 1.0, 1.0), kind, place.new(), material)
 
 
 def _place(draw: Draw) -> Scene:
     """Draw an open place with houses, trees and a sky."""
-    place = Scene(False, (0.0, 0.0, 0.0))
+    place = Scene(False, ORIGIN)
     grass = draw.near(draw.one((0.36, 0.48, 0.22), (0.45, 0.5, 0.28), (0.55, 0.52, 0.45), (0.5, 0.5, 0.5)), 0.05)
     ground = draw.one(
         *(Material(NOISE, grass, darker(grass, 0.7), draw.real(0.15, 0.5)) for _ in range(2)),
@@ -459,23 +434,17 @@ def _place(draw: Draw) -> Scene:
     place.sky = (top, draw.near((0.85, 0.88, 0.9), 0.04))
     _background(place, SKY, Material(PLAIN, top, place.sky[1]))
 
-    eye = (0.0, draw.real(1.2, 2.0), 0.0)
-    _look(place, draw, eye, 0.0, draw.real(-0.16, 0.0))
+    _look(place, draw, (0.0, draw.real(1.2, 2.0), 0.0), 0.0, draw.real(-0.16, 0.0))
     around, rise = draw.real(0, 2 * math.pi), draw.real(0.55, 1.2)
     flat = math.cos(rise)
-    place.lamp = (80 * math.cos(around) * flat, 80 * math.sin(rise), 80 * math.sin(around) * flat)
-    place.light = (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5))
-    warm = draw.real(-0.04, 0.08)
-    place.tint = (1 + warm, 1.0, 1 - warm)
+    lamp = (80 * math.cos(around) * flat, 80 * math.sin(rise), 80 * math.sin(around) * flat)
+    _light(place, draw, lamp, (0.3, 0.7) if grey else (draw.real(0.6, 0.85), draw.real(0.35, 0.5)), -0.04, 0.08)
 
     for _ in range(draw.whole(0, 3)):
-        house = place.new()
-        half = (draw.real(2, 5), draw.real(1.5, 5), draw.real(2, 4))
+        house, half = place.new(), (draw.real(2, 5), draw.real(1.5, 5), draw.real(2, 4))
         z = -draw.real(9, 18) - half[2]
         centre = (draw.real(-0.8, 0.8) * -z * 0.7, half[1], z)
-        wall = draw.colour(0.5, 0.9, 0.4)
-        pane = draw.near((0.25, 0.32, 0.42), 0.08)
-        look = Material(FACADE, wall, pane, draw.real(1.2, 2.2))
+        look = Material(FACADE, draw.colour(0.5, 0.9, 0.4), draw.near((0.25, 0.32, 0.42), 0.08), draw.real(1.2, 2.2))
         axes = turned(draw.real(-0.5, 0.5))
         place.add(CUBE, centre, half, BUILDING, house, look, axes, phase=draw.real(), shade=half)
         roof = Material(TILES, red := draw.near((0.5, 0.27, 0.2), 0.1), darker(red, 0.7), 0.4)
@@ -485,12 +454,9 @@ def _place(draw: Draw) -> Scene:
         z = -draw.real(5, 15)
         tree(place, draw, draw.real(-0.75, 0.75) * -z * 0.75, z)
     if draw.chance(0.4):
-        z = -draw.real(7, 12)
-        leaf = draw.near(draw.one(*GREENS), 0.05)
-        axes = turned(draw.real(-0.2, 0.2))
-        half = (draw.real(2, 6), draw.real(0.4, 0.8), 0.35)
-        centre = (draw.real(-3, 3), half[1], z)
-        hedge = Material(NOISE, leaf, darker(leaf, 0.5), 0.25)
+        z, leaf = -draw.real(7, 12), draw.near(draw.one(*GREENS), 0.05)
+        axes, half = turned(draw.real(-0.2, 0.2)), (draw.real(2, 6), draw.real(0.4, 0.8), 0.35)
+        centre, hedge = (draw.real(-3, 3), half[1], z), Material(NOISE, leaf, darker(leaf, 0.5), 0.25)
         place.add(CUBE, centre, half, TREE, place.new(), hedge, axes, shade=_blocking(half))
     return place
 

@@ -72,21 +72,15 @@ class Draft:
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
-        labels = [
-            f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})"
-            for task, label in self.tasks.items()
-            for names in [label.classes or label.columns]
-        ]
+        labels = []
+        for task, label in self.tasks.items():
+            names = label.classes or label.columns
+            labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
-        asked = [name for name, why in self.left_out.items() if why == ASKED]
-        return [
-            f"labels: {', '.join(labels)}",
-            f"inputs: {', '.join(inputs)}",
-            *([f"left out as asked: {', '.join(asked)}"] if asked else []),
-            *self.refused,
-            *([ALLOW] if self.allowed else []),
-            *self.notes,
-        ]
+        lines = [f"labels: {', '.join(labels)}", f"inputs: {', '.join(inputs)}"]
+        if asked := [name for name, why in self.left_out.items() if why == ASKED]:
+            lines.append(f"left out as asked: {', '.join(asked)}")
+        return [*lines, *self.refused, *([ALLOW] if self.allowed else []), *self.notes]
 
     @property
     def refused(self) -> list[str]:
@@ -136,19 +130,14 @@ def draft(
     for name, known in described.items():
         task = task_name(name)
         if task in tasks:
-            raise DataError(
-                f"{where}, column {name!r}: its task would get the name {task!r}, which another task has: rename "
-                "the column"
-            )
+            clash = f"its task would get the name {task!r}, which another task has: rename the column"
+            raise DataError(f"{where}, column {name!r}: {clash}")
         several = known.get("kind") == "multilabel"
         try:
-            tasks[task] = (
-                labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
-            )
+            one = labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
         except ValidationError as error:
             raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg'].partition(', ')[2]}") from None
-        if task != name and not several:
-            tasks[task] = tasks[task].model_copy(update={"column": name})
+        tasks[task] = one if task == name or several else one.model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
     if twice := [name for name in chosen or () if name in wanted or name == site]:
@@ -158,9 +147,7 @@ def draft(
     train = np.sort(np.concatenate(trains))
     some = train[:: -(-len(train) // _ROWS)]
     outcomes = set() if chosen is not None else set(_outcome_block(table, names, wanted))
-    inputs: dict[str, Kind | list[str]] = {}
-    left_out: dict[str, str] = {}
-    allowed: set[str] = set()
+    inputs, left_out, allowed = dict[str, Kind | list[str]](), dict[str, str](), set[str]()
     for name in names:
         if name in wanted or name == site:
             continue
@@ -171,13 +158,12 @@ def draft(
         kind, why = kind_of(column, named=chosen is not None)
         is_allowed = bool(why) and kind_of(column, named=True)[0] is not None
         if kind is not None and mode == "federated" and not _is_sent(column, kind, trains, minimum):
-            why = (
-                f"no site has {minimum} training rows with one value, so none would be sent; preprocess: local takes it"
-            )
+            rows_with = f"no site has {minimum} training rows with one value"
+            why = f"{rows_with}, so none would be sent; preprocess: local takes it"
         elif kind is not None and not why and chosen is None:
             is_allowed, why = True, _suspicious(column, kind, name in outcomes, tasks, rows.labels, some)
         if why and chosen is not None:
-            raise DataError(f"{column.where}: {why}")
+            column.fail(why)
         if why:
             left_out[name] = why
             allowed |= {name} if is_allowed else set()
@@ -197,16 +183,14 @@ def task_name(column: str) -> str:
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     """Return a column as a label; `known` says what is already decided. Raises DataError where it is none."""
-    about, distinct, numbers = column.where, column.distinct, column.numbers
+    distinct, numbers = column.distinct, column.numbers
     kind, metric, count = known.get("kind"), known.get("metric"), known.get("classes")
     if column.is_date:
-        raise DataError(
-            f"{about}: dates found, expected a label: convert them to numbers, such as days since admission"
-        )
+        column.fail("dates found, expected a label: convert them to numbers, such as days since admission")
     if kind not in (None, *KINDS):
-        raise DataError(f"{about}: kind {kind!r} found, expected multilabel, {' or '.join(KINDS)} for a column")
+        column.fail(f"kind {kind!r} found, expected multilabel, {' or '.join(KINDS)} for a column")
     if kind is None and count is None and (code := _code_in(column)):
-        raise DataError(f"{about}: {code}; if it is a label, say so with fl.task(kind=...) or --labels NAME=KIND")
+        column.fail(f"{code}; if it is a label, say so with fl.task(kind=...) or --labels NAME=KIND")
     texts = column.not_numbers
     whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
@@ -215,46 +199,42 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         kind = "ordinal" if column.order is not None and len(distinct) > 2 else kind
     if kind == "regression":
         if texts:
-            raise DataError(f"{about}: the label has numbers and {texts[0]!r}; {_perhaps_missing(column)}")
+            column.fail(f"the label has numbers and {texts[0]!r}; {_perhaps_missing(column)}")
         values = numbers[~np.isnan(numbers)]
         if not len(values):
-            raise DataError(f"{about}: no cell has a label: leave the task out")
+            column.fail("no cell has a label: leave the task out")
         if np.isinf(values).any():
-            raise DataError(f"{about}: {int(np.isinf(values).sum())} infinite labels found; remove them")
+            column.fail(f"{int(np.isinf(values).sum())} infinite labels found; remove them")
         if mode == "federated":
             return Label(kind=kind, metric=metric)
         std = float(f"{values.std():.3g}")
         return Label(kind=kind, metric=metric, mean=float(f"{values.mean():.3g}"), std=std if std > 0 else 1.0)
     if 0 < len(texts) < len(distinct) and len(distinct) > CLASSES:
-        raise DataError(f"{about}: numbers and texts such as {texts[0]!r} found; {_perhaps_missing(column)}")
+        column.fail(f"numbers and texts such as {texts[0]!r} found; {_perhaps_missing(column)}")
     if not distinct:
-        raise DataError(f"{about}: no cell has a label: leave the task out")
+        column.fail("no cell has a label: leave the task out")
     if len(distinct) < 2:
-        raise DataError(f"{about}: all labels are {distinct[0]!r}, so there is nothing to learn: leave the column out")
-    if len(distinct) > max(len(column.series) // 2, 2):
-        raise DataError(
-            f"{about}: {len(distinct)} different labels in {len(column.series)} rows found, expected classes that "
-            "occur several times, or numbers"
-        )
+        column.fail(f"all labels are {distinct[0]!r}, so there is nothing to learn: leave the column out")
+    if len(distinct) > max((n := len(column.series)) // 2, 2):
+        wanted = "classes that occur several times, or numbers"
+        column.fail(f"{len(distinct)} different labels in {n} rows found, expected {wanted}")
     if count is None:
         _refuse_strange_classes(column)
     classes = distinct
     if (yes := column.yes) is not None:  # no before yes, whatever the alphabet says
         classes = sorted(classes, key=lambda text: float(yes[column.index == classes.index(text)][0]))
     if count is not None and count < len(classes):
-        raise DataError(f"{about}: classes={count} found, but there are {len(classes)}: {', '.join(classes[:10])}")
+        column.fail(f"classes={count} found, but there are {len(classes)}: {', '.join(classes[:10])}")
     if count is not None and count > len(classes):
         if not whole or numbers[column.present].min() < 0 or numbers[column.present].max() >= count:
-            raise DataError(f"{about}: classes={count} found, but the labels are {', '.join(classes[:10])}")
+            column.fail(f"classes={count} found, but the labels are {', '.join(classes[:10])}")
         classes = [str(number) for number in range(count)]
     if kind == "binary" and len(classes) != 2:
-        raise DataError(f"{about}: {len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
+        column.fail(f"{len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
     if kind == "ordinal":
         if column.order is None and texts:
-            raise DataError(
-                f"{about}: the order of {', '.join(classes[:5])} is unknown: replace them by numbers, or "
-                f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
-            )
+            advice = f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
+            column.fail(f"the order of {', '.join(classes[:5])} is unknown: replace them by numbers, or {advice}")
         return Label(kind=kind, classes=tuple(column.order or sorted(classes, key=float)), metric=metric)
     two = len(classes) == 2 and known.get("kind") in (None, "binary")
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
@@ -262,21 +242,20 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
 
 def _refuse_strange_classes(column: Column) -> None:
     """Raise DataError for labels that differ in writing only, or that occur once."""
-    about, distinct = column.where, column.distinct
+    distinct = column.distinct
     folded = [text.casefold() for text in distinct]
     for place, text in enumerate(folded):
-        if folded.index(text) < place:
-            raise DataError(f"{about}: labels {distinct[folded.index(text)]!r} and {distinct[place]!r} found, which "
-                            "differ in case only; write them alike")  # fmt: skip
+        if (first := folded.index(text)) < place:
+            both = f"{distinct[first]!r} and {distinct[place]!r}"
+            column.fail(f"labels {both} found, which differ in case only; write them alike")
     if len(distinct) > 2 and column.yes is not None:
-        raise DataError(f"{about}: {', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
+        column.fail(f"{', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
     sizes = np.bincount(column.index[column.index >= 0])
     if len(distinct) > 1 and (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
-        raise DataError(
-            f"{about}: one row only has the label {distinct[once[0]]!r}, so it cannot be learned and tested; correct "
-            f"it, or if it means missing, name it with --missing '{distinct[once[0]]}'"
-            + ("" if column.not_numbers else f", or if labels are amounts, use --labels '{column.name}=regression'")
-        )
+        one = distinct[once[0]]
+        amounts = "" if column.not_numbers else f", or if labels are amounts, use --labels '{column.name}=regression'"
+        advice = f"correct it, or if it means missing, name it with --missing '{one}'{amounts}"
+        column.fail(f"one row only has the label {one!r}, so it cannot be learned and tested; {advice}")
 
 
 def _code_in(column: Column) -> str:
@@ -287,11 +266,8 @@ def _code_in(column: Column) -> str:
         others = values[~is_code]
         what = "below 0" if code < 0 else "nearly as large"
         apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
-        if is_code.sum() >= 3 and len(others) and apart:
-            return (
-                f"{int(is_code.sum())} cells are {code} and no other is {what}; "
-                f"if that means missing, name it with --missing {code}"
-            )
+        if (n := int(is_code.sum())) >= 3 and len(others) and apart:
+            return f"{n} cells are {code} and no other is {what}; if that means missing, name it with --missing {code}"
     return ""
 
 
@@ -303,10 +279,10 @@ def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Labe
     for name in columns:
         column = table.column(name)
         if not column.distinct:
-            raise DataError(f"{column.where}: no cell has a label; leave it out of the task {task!r}")
+            column.fail(f"no cell has a label; leave it out of the task {task!r}")
         if len({*column.yes_or_no()[column.present]}) < 2:
-            raise DataError(f"{column.where}: all labels are {column.distinct[0]!r}, so there is nothing to learn; "
-                            f"leave it out of the task {task!r}")  # fmt: skip
+            same = f"all labels are {column.distinct[0]!r}, so there is nothing to learn"
+            column.fail(f"{same}; leave it out of the task {task!r}")
     return Label(kind="multilabel", columns=columns, metric=known.get("metric"))
 
 
@@ -381,10 +357,8 @@ def _is_sent(column: Column, kind: Kind, trains: Sequence[Array], minimum: int) 
 
 
 def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) -> Iterator[str]:
-    """Yield columns that stand among the labels at the table's end and have the same values.
-
-    Tables have their outcomes last; where one of them is a label, the others are no inputs.
-    """
+    """Yield columns that stand among the labels at the table's end and have the same values. Tables have their outcomes
+    last; where one of them is a label, the others are no inputs."""
     columns = {name: table.column(name) for name in names}
     coded = {name: tuple(c.distinct) if c.series.nunique() <= CLASSES else None for name, c in columns.items()}
     label = next((name for name in names if name in labels and coded[name] is not None), None)

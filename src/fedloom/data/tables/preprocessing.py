@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -42,11 +43,7 @@ class Input(Section):
 
 
 _OF_CLASSES = ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy")
-METRICS = {
-    "classes": _OF_CLASSES,
-    "ordered": (*_OF_CLASSES, "kappa", "mae"),
-    "numbers": ("rmse", "mae", "r2"),
-}
+METRICS = {"classes": _OF_CLASSES, "ordered": (*_OF_CLASSES, "kappa", "mae"), "numbers": ("rmse", "mae", "r2")}
 """Metrics of the tasks of columns."""
 
 
@@ -122,10 +119,7 @@ class Statistics(Section):
     @staticmethod
     def total(of: Iterable[Statistics]) -> Statistics:
         """Return the statistics of all sites' rows together."""
-        everyone = Statistics()
-        for one in of:
-            everyone = everyone.plus(one)
-        return everyone
+        return reduce(Statistics.plus, of, Statistics())
 
     @property
     def scale(self) -> Scale:
@@ -157,10 +151,8 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
     with np.errstate(over="ignore"):
         mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
     if not np.isfinite([mean, squares]).all():
-        raise DataError(
-            f"{column.where}: numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add: "
-            "leave the column out, or divide it"
-        )
+        what = f"numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add"
+        column.fail(f"{what}: leave the column out, or divide it")
     return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)
 
 
@@ -194,12 +186,10 @@ class Preprocessing(Section):
         `which` is the position of the site of each of the rows among `sites`. Raises DataError for an absent column, a
         cell that is no number where one is expected, and a row of a site whose own numbers are not known.
         """
-        if ALL not in self.scales:
-            for site in sites:
-                if site not in self.scales:
-                    raise DataError(f"{table.where}: site {site!r} is unknown. The model scales each site by its "
-                        "own numbers, "
-                                    f"and knows those of {', '.join(self.scales)}")  # fmt: skip
+        for site in sites if ALL not in self.scales else ():
+            if site not in self.scales:
+                how = f"scales each site by its own numbers, and knows those of {', '.join(self.scales)}"
+                raise DataError(f"{table.where}: site {site!r} is unknown. The model {how}")
         rows = np.arange(len(table.frame)) if rows is None else rows
         scales = np.array([self.scales.get(ALL, self.scales.get(site)) for site in sites], np.float64)
         out = np.zeros((len(rows), len(self.names)), np.float32)
@@ -223,18 +213,29 @@ class Preprocessing(Section):
                 place += 1
         return out
 
+    def fitted(
+        self,
+        inputs: Sequence[Input],
+        scales: Mapping[str, Mapping[str, Scale]],
+        tasks: Mapping[str, Label],
+        noise: float = 0.0,
+    ) -> Preprocessing:
+        """Return it with these inputs and labels, scaled by {site: {column: mean and standard deviation}}."""
+        labels = dict(tasks)
+        for task, label in tasks.items():
+            if label.wants_scale:
+                mean, std = scales[ALL][label.read_from(task)[0]]
+                labels[task] = label.model_copy(update={"mean": mean, "std": std})
+        numbers = [each.column for each in inputs if each.kind != "category"]
+        own = {who: tuple(of[name] for name in numbers) for who, of in scales.items()} if numbers else {ALL: ()}
+        return self.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": labels, "noise": noise})
+
 
 def sent_of(
-    table: Table,
-    declared: Mapping[str, Declared],
-    tasks: Mapping[str, Label],
-    rows: Array,
-    minimum: int,
+    table: Table, declared: Mapping[str, Declared], tasks: Mapping[str, Label], rows: Array, minimum: int
 ) -> dict[str, Statistics]:
-    """Return what a site sends of its training rows (positions): column -> its statistics.
-
-    The columns are the inputs, and the labels of regressions whose scale the recipe does not say.
-    """
+    """Return what a site sends of its training rows (positions): column -> its statistics. The columns are the inputs,
+    and the labels of regressions whose scale the recipe does not say."""
     kinds = {name: kind_of(stated)[0] for name, stated in declared.items()}
     kinds |= {label.read_from(name)[0]: "number" for name, label in tasks.items() if label.wants_scale}
     return {name: statistics(table.column(name), kind, rows, minimum) for name, kind in kinds.items()}
@@ -248,36 +249,22 @@ def combine(
     where: str,
 ) -> Preprocessing:
     """Return a preprocessing with the inputs, scales and labels that follow from what sites sent: site -> column -> it.
-
-    Raises DataError where this does not tell enough.
-    """
+    Raises DataError where this does not tell enough."""
     columns = dict.fromkeys(name for each in sent.values() for name in each)
     totals = {name: Statistics.total(each[name] for each in sent.values() if name in each) for name in columns}
-    inputs, scales = list[Input](), list[Scale]()
+    some, inputs = f"no site has {table.minimum} training rows with", list[Input]()
     for name, stated in declared.items():
         kind, values = kind_of(stated)
-        total = totals[name]
-        if not total.count:
-            raise DataError(
-                f"{where}, column {name!r}: no site has {table.minimum} training rows with the same value, so no site "
-                "sends counts: leave the column out, lower data.minimum, or set data.preprocess: local"
-            )
-        values = values or (tuple(sorted(total.values)) if kind == "category" else ())
-        inputs.append(Input(column=name, kind=kind, values=values, indicator=total.missing > 0))
-        scales += [total.scale] if kind != "category" else []
-    labels = {}
+        if not totals[name].count:
+            advice = "leave the column out, lower data.minimum, or set data.preprocess: local"
+            raise DataError(f"{where}, column {name!r}: {some} the same value, so no site sends counts: {advice}")
+        values = values or (tuple(sorted(totals[name].values)) if kind == "category" else ())
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=totals[name].missing > 0))
     for name, label in tasks.items():
-        labels[name] = label
-        if label.wants_scale:
-            total = totals[label.read_from(name)[0]]
-            if not total.count:
-                raise DataError(
-                    f"{where}, task {name!r}: no site has {table.minimum} training rows with a label; lower "
-                    "data.minimum, or set data.preprocess: local"
-                )
-            mean, std = total.scale
-            labels[name] = label.model_copy(update={"mean": mean, "std": std})
-    return table.model_copy(update={"inputs": tuple(inputs), "scales": {ALL: tuple(scales)}, "tasks": labels})
+        if label.wants_scale and not totals[label.read_from(name)[0]].count:
+            advice = "lower data.minimum, or set data.preprocess: local"
+            raise DataError(f"{where}, task {name!r}: {some} a label; {advice}")
+    return table.fitted(inputs, {ALL: {name: total.scale for name, total in totals.items()}}, tasks)
 
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -315,16 +302,12 @@ class Noise:
 def wanted(
     declared: Mapping[str, Declared], tasks: Mapping[str, Label], ranges: Ranges
 ) -> dict[str, tuple[float, float]]:
-    """Return the columns of which sites send shares and sums with noise, with their ranges.
-
-    Raises DataError for numbers without a range, and categories that the recipe does not list.
-    """
+    """Return the columns of which sites send shares and sums with noise, with their ranges. Raises DataError for
+    numbers without a range, and categories that the recipe does not list."""
     kinds = {name: kind_of(stated) for name, stated in declared.items()}
     if unlisted := [name for name, (kind, values) in kinds.items() if kind == "category" and not values]:
-        raise DataError(
-            f"data.inputs: {', '.join(unlisted)}: category found, but with noise no site sends which categories there "
-            f"are; list them: {{{unlisted[0]}: [a, b]}}"
-        )
+        why = f"with noise no site sends which categories there are; list them: {{{unlisted[0]}: [a, b]}}"
+        raise DataError(f"data.inputs: {', '.join(unlisted)}: category found, but {why}")
     numbers = [name for name, (kind, _) in kinds.items() if kind == "number"]
     numbers += [name for task, label in tasks.items() if label.wants_scale for name in label.read_from(task)]
     if lacking := [name for name in numbers if name not in ranges]:
@@ -372,21 +355,12 @@ def with_noise(
         variance = float(np.clip(second / max(count, 1.0) - mean**2, LEAST**2, 1))
         half = (most - least) / 2
         scales[name] = (least + most) / 2 + half * mean, half * variance**0.5
-    inputs = [(name, *kind_of(stated)) for name, stated in declared.items()]
-    labels = {
-        name: label.model_copy(update=dict(zip(("mean", "std"), scales[label.read_from(name)[0]], strict=True)))
-        if label.wants_scale
-        else label
-        for name, label in tasks.items()
-    }
-    return table.model_copy(
-        update={
-            "inputs": tuple(Input(column=n, kind=kind, values=values, indicator=True) for n, kind, values in inputs),
-            "scales": {ALL: tuple(scales[name] for name, kind, _ in inputs if kind != "category")},
-            "tasks": labels,
-            "noise": multiplier,
-        }
-    )
+    return table.fitted(_with_indicators(declared), {ALL: scales}, tasks, multiplier)
+
+
+def _with_indicators(declared: Mapping[str, Declared]) -> list[Input]:
+    kinds = {name: kind_of(stated) for name, stated in declared.items()}
+    return [Input(column=name, kind=kind, values=values, indicator=True) for name, (kind, values) in kinds.items()]
 
 
 def fit(
@@ -397,26 +371,17 @@ def fit(
     mode: Mode,
     minimum: int,
 ) -> Preprocessing:
-    """Compute the preprocessing from the training rows (positions) of each site.
-
-    Raises DataError where a site's statistics do not tell enough, or with `local`, where the recipe does not.
-    """
+    """Compute the preprocessing from the training rows (positions) of each site. Raises DataError where a site's
+    statistics do not tell enough, or with `local`, where the recipe does not."""
     empty = Preprocessing(site=table.site, missing=table.missing, mode=mode, minimum=minimum)
     if mode == "federated":
         sent = {who: sent_of(table, declared, tasks, index, minimum) for who, index in rows.items()}
         return combine(sent, declared, tasks, empty, table.where)
-    inputs, scales = list[Input](), dict[str, list[Scale]]()
-    for name, stated in declared.items():
-        kind, values = kind_of(stated)
-        column = table.column(name)
-        if kind == "category" and not values:
-            raise DataError(
-                f"{column.where}: with preprocess: local sites send nothing, so the recipe must list the "
-                f"categories: data.inputs: {{{name}: [a, b]}}"
-            )
-        inputs.append(Input(column=name, kind=kind, values=values, indicator=True))
-        for who, index in rows.items() if kind != "category" else ():
-            scales.setdefault(who, []).append(statistics(column, kind, index, 1).scale)
+    inputs = _with_indicators(declared)
+    for each in inputs:
+        if each.kind == "category" and not each.values:
+            lists = f"so the recipe must list the categories: data.inputs: {{{each.column}: [a, b]}}"
+            raise DataError(f"{table.column(each.column).where}: with preprocess: local sites send nothing, {lists}")
     for name, label in tasks.items():
         if label.wants_scale:
             raise DataError(
@@ -424,8 +389,12 @@ def fit(
                 "state the approximate mean and standard deviation of the label: data.tasks: "
                 f"{{{name}: {{kind: regression, mean: 0, std: 1}}}}"
             )
-    own = {who: tuple(each) for who, each in scales.items()} or {ALL: ()}
-    return empty.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": dict(tasks)})
+    numbers = {each.column: each.kind for each in inputs if each.kind != "category"}
+    scales = {
+        who: {name: statistics(table.column(name), kind, index, 1).scale for name, kind in numbers.items()}
+        for who, index in rows.items()
+    }
+    return empty.fitted(inputs, scales, tasks)
 
 
 def kind_of(stated: Declared) -> tuple[Kind, tuple[str, ...]]:

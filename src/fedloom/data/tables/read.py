@@ -13,7 +13,7 @@ from datetime import date
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -99,9 +99,8 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
         kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
         kind = "complex numbers" if frame[name].dtype.kind == "c" else kind
         if kind is not None:
-            raise DataError(
-                f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts: leave the column out"
-            )
+            problem = f"cells of {kind} found, expected numbers or texts: leave the column out"
+            raise DataError(f"{where}, column {name!r}: {problem}")
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and one line per example")
     return Table(frame.reset_index(drop=True), where, site, tuple(missing))
@@ -130,10 +129,8 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str]:
     frames = {file.name.split(".")[0]: _file(file) for file in files}
     named = [name for name, one in frames.items() if SITE in one.columns]
     if site is None and named:
-        raise DataError(
-            f"{path}, {named[0]}: has a column {SITE!r}, so the file names are not used as sites: name the column "
-            "of the sites"
-        )
+        advice = "so the file names are not used as sites: name the column of the sites"
+        raise DataError(f"{path}, {named[0]}: has a column {SITE!r}, {advice}")
     if site is None or (site == SITE and not named):
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
@@ -154,27 +151,14 @@ def _file(path: Path) -> pandas.DataFrame:
     need_memory(8 * path.stat().st_size, str(path))
     with parsing(f"{path} cannot be read as a .csv file in UTF-8"):
         names, separator, skipped = _head(path)
-        frame: pandas.DataFrame = pandas.read_csv(
-            path,
-            sep=separator,
-            header=0,
-            skiprows=skipped,
-            names=names,
-            index_col=False,
-            encoding="utf-8-sig",
-            na_values=list(_MISSING),
-            keep_default_na=False,
-            low_memory=False,
-            skipinitialspace=True,
-        )
-    return frame
+        plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
+        cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
+        return pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)
 
 
 def _head(path: Path) -> tuple[list[str], str, int]:
-    """Return the names of a CSV file's columns, its separator, and how many lines stand above the names.
-
-    Raises ValueError where a line has other cells, which pandas would fill up or cut.
-    """
+    """Return the names of a CSV file's columns, its separator, and how many lines stand above the names. Raises
+    ValueError where a line has other cells, which pandas would fill up or cut."""
     with path.open("rb") as file:
         if file.read(4) == _ZIP:
             raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8")
@@ -241,10 +225,13 @@ class Column:
     """One column's cells: as texts or as numbers, whatever they were read as. `where` is for messages."""
 
     def __init__(self, series: pandas.Series, missing: Sequence[Code] = (), where: str = "") -> None:
-        self.name = str(series.name)
-        self.series = series
+        self.name, self.series = str(series.name), series
         self.codes = {text_of(code) for code in missing} | set(_MISSING)
         self.where = where
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise DataError for the column."""
+        raise DataError(f"{self.where}: {problem}")
 
     @cached_property
     def is_date(self) -> bool:
@@ -329,9 +316,7 @@ class Column:
     def yes_or_no(self) -> Array:
         """Return 1 for yes, 0 for no, NaN for missing. Raises DataError for a cell that is none of them."""
         if self.yes is None:
-            raise DataError(
-                f"{self.where}: {quoted(self.distinct)} found, expected yes and no, such as 1 and 0 or Y and N"
-            )
+            self.fail(f"{quoted(self.distinct)} found, expected yes and no, such as 1 and 0 or Y and N")
         return self.yes
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
@@ -347,13 +332,11 @@ class Column:
 
     def finite(self) -> Array:
         """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
-        if self.not_numbers:
-            raise DataError(
-                f"{self.where}: {quoted(self.not_numbers)} found, expected numbers; if it means a missing value, add: "
-                f"missing: [{self.not_numbers[0]!r}]"
-            )
+        if strange := self.not_numbers:
+            advice = f"if it means a missing value, add: missing: [{strange[0]!r}]"
+            self.fail(f"{quoted(strange)} found, expected numbers; {advice}")
         if infinite := int(np.isinf(self.numbers).sum()):
-            raise DataError(f"{self.where}: expected finite numbers, found {infinite} that are infinite")
+            self.fail(f"expected finite numbers, found {infinite} that are infinite")
         return self.numbers
 
 

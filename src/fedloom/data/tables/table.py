@@ -15,27 +15,12 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
-from fedloom.data.tables.preprocessing import (
-    Kind,
-    Label,
-    Mode,
-    Noise,
-    Preprocessing,
-    Ranges,
-    Statistics,
-    combine,
-    fit,
-    kind_of,
-    sent_of,
-    shares_of,
-    wanted,
-    with_noise,
-)
+from fedloom.data.tables import preprocessing as fitting
+from fedloom.data.tables.preprocessing import Kind, Label, Mode, Noise, Preprocessing, Ranges, Statistics
 from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.data.partition import Partition, Pool
     from fedloom.models.tasks.task import Task
 
 
@@ -92,9 +77,8 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    rules = Split(test_fraction, val_fraction, limit, least)
-    named = {**inputs}
-    return build(read(path, site, missing or ()), tasks, named, preprocess, minimum, rules, seed, left_out, ranges)
+    rules, cells = Split(test_fraction, val_fraction, limit, least), read(path, site, missing or ())
+    return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
 @dataclass(frozen=True)
@@ -150,26 +134,19 @@ def plain_name(column: str) -> str:
 
 def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Array, list[str]]:
     """Return each row's site by number, and the sites' names in their order; without a column, `alone` has all rows.
-
-    Raises DataError where one is missing.
-    """
+    Raises DataError where one is missing."""
     if site is None:
         return np.zeros(len(table.frame), np.int64), [alone]
     column = table.column(site)
-    absent = np.flatnonzero(column.index < 0)
-    if len(absent):
-        rows = ", ".join(str(row + 1) for row in absent[:3])
-        raise DataError(
-            f"{column.where}: rows without a site found: {len(absent)}, such as row {rows}: fill in the site, or "
-            "remove them"
-        )
+    if len(absent := np.flatnonzero(column.index < 0)):
+        found = f"{len(absent)}, such as row {', '.join(str(row + 1) for row in absent[:3])}"
+        column.fail(f"rows without a site found: {found}: fill in the site, or remove them")
     names = [name_of(text) for text in column.distinct]
     folded = [name.casefold() for name in names]
     for name, text in zip(folded, column.distinct, strict=True):
-        first = column.distinct[folded.index(name)]
-        if first != text:
-            raise DataError(f"{column.where}: sites {first!r} and {text!r} would both be client {name!r}; write them "
-                            "alike if they are one site, else rename one")  # fmt: skip
+        if (first := column.distinct[folded.index(name)]) != text:
+            alike = "write them alike if they are one site, else rename one"
+            column.fail(f"sites {first!r} and {text!r} would both be client {name!r}; {alike}")
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[column.index], [names[i] for i in order]
 
@@ -178,43 +155,36 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     """Return each task's labels. Raises DataError for a cell that is no label of its task."""
     labels = {}
     for name, label in tasks.items():
+        column = table.column(label.read_from(name)[0])
         if label.kind == "multilabel":
             labels[name] = np.stack([table.column(each).yes_or_no() for each in label.columns], 1)
-            continue
-        column = table.column(label.column or name)
-        if label.kind == "regression":
+        elif label.kind == "regression":
             labels[name] = column.finite()
             if (np.abs(labels[name]) > np.finfo(np.float32).max).any():
-                raise DataError(f"{column.where}: numbers above 3e38 found, which are too large: divide the label")
-            continue
-        labels[name], strange = column.coded(label.classes)
-        if strange:
-            listed = ", ".join(label.classes[:20])
-            raise DataError(
-                f"{column.where}: the label {strange[0]!r} found, expected {listed}; add it to "
-                f"data.tasks.{name}.classes, or to data.missing if it means missing"
-            )
+                column.fail("numbers above 3e38 found, which are too large: divide the label")
+        else:
+            labels[name], strange = column.coded(label.classes)
+            if strange:
+                found = f"the label {strange[0]!r} found, expected {', '.join(label.classes[:20])}"
+                advice = f"add it to data.tasks.{name}.classes, or to data.missing if it means missing"
+                column.fail(f"{found}; {advice}")
     return labels
 
 
 def labelled(labels: Array) -> Array:
     """Return which rows have a label: a class (-1: none), or a real number or one of some (NaN: none)."""
     known: Array = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
-    rows: Array = np.asarray(known.any(1)) if known.ndim > 1 else known
-    return rows
+    return np.asarray(known.any(1) if known.ndim > 1 else known)
 
 
 def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
-    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn.
-
-    `alone` is the only site, one among others elsewhere: it may lack tasks.
-    """
+    """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn. `alone`
+    is the only site, one among others elsewhere: it may lack tasks."""
     labels = labels_of(table, tasks)
     which, names = sites_of(table, table.site, alone or EVERYONE)
     if alone is not None and len(names) > 1:
-        raise DataError(
-            f"{table.where}, column {table.site!r}: {len(names)} sites found, expected the rows of one site"
-        )
+        found = f"{len(names)} sites found, expected the rows of one site"
+        raise DataError(f"{table.where}, column {table.site!r}: {found}")
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
@@ -226,9 +196,8 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
         parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
-        own = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
-        train, val, test = split.of(own, seed, name)
-        parts[name] = rows[train], rows[val], rows[test]
+        split_of = split.of([np.nan_to_num(each, nan=-np.inf) for each in parts_of], seed, name)
+        parts[name] = rows[split_of[0]], rows[split_of[1]], rows[split_of[2]]
     if not parts:
         raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
     for task, there in has.items():
@@ -236,18 +205,18 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         holders = [name for name, train in trains.items() if len(train)]
         if not holders and alone is None:
             column = table.column(tasks[task].read_from(task)[0])
-            raise DataError(f"{column.where}: no site has a training row with a label; leave the task out")
+            column.fail("no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
-        if tasks[task].kind != "regression":
-            each = labels[task].reshape(len(there), -1).T
-            for about, y in zip(tasks[task].read_from(task), each, strict=True):
-                seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
-                if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
-                    notes.append(f"no label {about!r} of task {task!r} to train on: {_some(lacking)}")
-                if single := [who for who, count in seen.items() if count == 1]:
-                    which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
-                    notes.append(f"one class only of {which_one} to train on: {_some(single)}")
+        for about, y in zip(tasks[task].read_from(task), labels[task].reshape(len(there), -1).T, strict=True):
+            if tasks[task].kind == "regression":
+                continue
+            seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
+            if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
+                notes.append(f"no label {about!r} of task {task!r} to train on: {_some(lacking)}")
+            if single := [who for who, count in seen.items() if count == 1]:
+                which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
+                notes.append(f"one class only of {which_one} to train on: {_some(single)}")
     return Rows(labels, parts, tuple(notes))
 
 
@@ -258,8 +227,7 @@ def _some(names: Sequence[str]) -> str:
 
 def task_of(name: str, label: Label) -> Task:
     """Return the task that a label describes."""
-    from fedloom.models.tasks.classification import Classification, Multilabel, Ordinal
-    from fedloom.models.tasks.regression import Regression
+    from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
 
     if label.kind == "regression":
         return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
@@ -281,40 +249,34 @@ def build(
     ranges: Ranges | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
-    _refuse_doubles(table.where, tasks, inputs)
+    _refuse(table.where, tasks, inputs)
     rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    fitted = fit(table, inputs, tasks, trains, mode, minimum)
+    fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)
     made = dataset_of(table, rows, fitted, left_out or {})
     if mode == "local" or ranges is None:
         return made
-
-    _refuse_ranges(ranges, inputs, tasks)
+    _refuse(table.where, tasks, inputs, ranges)
 
     def private(noise: Noise) -> Dataset:
-        columns = wanted(inputs, tasks, ranges)
-        total = noise.sum({who: shares_of(table, columns, train, minimum) for who, train in trains.items()})
-        found = with_noise(total, inputs, tasks, ranges, noise.multiplier, fitted)
+        columns = fitting.wanted(inputs, tasks, ranges)
+        total = noise.sum({who: fitting.shares_of(table, columns, train, minimum) for who, train in trains.items()})
+        found = fitting.with_noise(total, inputs, tasks, ranges, noise.multiplier, fitted)
         return dataset_of(table, rows, found, left_out or {})
 
     return replace(made, private=private)
 
 
-def _refuse_ranges(ranges: Ranges, inputs: Collection[str], tasks: Mapping[str, Label]) -> None:
-    """Raise DataError for the range of a column that is not used."""
-    used = {*inputs, *(column for task, label in tasks.items() for column in label.read_from(task))}
-    if strange := [name for name in ranges if name not in used]:
-        raise DataError(f"data.ranges: {strange[0]!r} found, which is no input and no label")
-
-
-def _refuse_doubles(where: str, tasks: Mapping[str, Label], inputs: Collection[str]) -> None:
-    """Raise DataError for a column that is a label twice, or a label and an input."""
+def _refuse(where: str, tasks: Mapping[str, Label], inputs: Collection[str], ranges: Collection[str] = ()) -> None:
+    """Raise DataError for a column that is a label twice, or a label and an input, and for a range of no column."""
     columns = [column for task, label in tasks.items() for column in label.read_from(task)]
     for place, column in enumerate(columns):
         if column in inputs:
             raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
         if column in columns[:place]:
             raise DataError(f"{where}: column {column!r} is a label twice; leave it out of one task")
+    if strange := [name for name in ranges if name not in {*inputs, *columns}]:
+        raise DataError(f"data.ranges: {strange[0]!r} found, which is no input and no label")
 
 
 def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collection[str] = ()) -> Dataset:
@@ -336,12 +298,10 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     def examples(index: Array) -> TensorExamples:
         labels = {task: column[index] for task, column in rows.labels.items()}
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
-        return TensorExamples(
-            torch.from_numpy(x[np.searchsorted(taken, index)]),
-            {t: torch.from_numpy(column.astype(np.float32 if t in real else np.int64)) for t, column in labels.items()},
-            None if site is None else torch.from_numpy(whose[index]),
-            annotated={task: labelled(column) for task, column in real.items()},
-        )
+        known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
+        inputs, domain = torch.from_numpy(x[np.searchsorted(taken, index)]), torch.from_numpy(whose[index])
+        annotated = {task: labelled(column) for task, column in real.items()}
+        return TensorExamples(inputs, known, None if site is None else domain, annotated=annotated)
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
@@ -352,19 +312,14 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         shares.append(Share(who, dict.fromkeys(own, 1.0), places, apart, None if site is None else who))
     partition = Partition(tuple(shares))
 
-    def deal(pool: Pool, seed: int) -> Partition:
-        return partition
-
     known = {*(each.column for each in fitted.inputs), *left_out, site}
     known |= {column for task, label in tasks.items() for column in label.read_from(task)}
     notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return Dataset(
         Path(where).name.split(".")[0],
-        tuple(task_of(task, label) for task, label in fitted.tasks.items()),
-        examples(learned),
-        examples(tests),
-        tuple(rows.parts) if site is not None else (),
-        deal,
+        tuple(task_of(task, label) for task, label in tasks.items()),
+        *(examples(learned), examples(tests), tuple(rows.parts) if site is not None else ()),
+        deal=lambda pool, seed: partition,
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         table=fitted,
         notes=(*rows.notes, *notes),
@@ -397,13 +352,11 @@ class OwnTable:
 
     @staticmethod
     def of(client: str, seed: int, about: Mapping[str, Any], private: bool = False) -> OwnTable:
-        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit.
-
-        With `private` the report has shares of clipped numbers.
-        """
+        """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
+        `private` the report has shares of clipped numbers."""
         found = read(about["path"], about["site"], about["missing"] or ())
         tasks, inputs = about["tasks"], about["inputs"]
-        _refuse_doubles(found.where, tasks, inputs)
+        _refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         split = Split(about["test_fraction"], about["val_fraction"], about["limit"], about["least"])
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
@@ -411,29 +364,28 @@ class OwnTable:
         minimum, ranges = about["minimum"], about["ranges"] or {}
         report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
         if private:
-            _refuse_ranges(ranges, inputs, tasks)
-            columns = wanted(inputs, tasks, ranges)
-            shares = dict(zip(columns, map(tuple, shares_of(found, columns, train, minimum).tolist()), strict=True))
+            columns = fitting.wanted(inputs, tasks, ranges)
+            shares = dict(
+                zip(columns, map(tuple, fitting.shares_of(found, columns, train, minimum).tolist()), strict=True)
+            )
             return OwnTable(found, rows, report.model_copy(update={"ranges": ranges, "shares": shares}))
-        return OwnTable(found, rows, report.model_copy(update={"sent": sent_of(found, inputs, tasks, train, minimum)}))
+        return OwnTable(
+            found, rows, report.model_copy(update={"sent": fitting.sent_of(found, inputs, tasks, train, minimum)})
+        )
 
     def dataset(self, fitted: Preprocessing | None) -> Dataset:
-        """Return the data set as it was fitted to what all sites sent; before that, without inputs.
-
-        Raises DataError where that has other columns than this site's recipe.
-        """
-        site, missing = self.table.site, self.table.missing
+        """Return the data set as it was fitted to what all sites sent; before that, without inputs. Raises DataError
+        where that has other columns than this site's recipe."""
+        own = {"site": self.table.site, "missing": self.table.missing}
+        tasks, inputs = self.report.tasks, self.report.inputs
         if fitted is None:
-            fitted = Preprocessing(site=site, missing=missing, mode="federated", minimum=self.report.minimum,
-                                   tasks=self.report.tasks)  # fmt: skip
+            fitted = Preprocessing(**own, mode="federated", minimum=self.report.minimum, tasks=tasks)
         elif {each.column: each.kind for each in fitted.inputs} != {
-            name: kind_of(stated)[0] for name, stated in self.report.inputs.items()
+            n: fitting.kind_of(d)[0] for n, d in inputs.items()
         }:
             raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
-        tasks = {name: fitted.tasks[name] for name in self.report.tasks if name in fitted.tasks}
-        return dataset_of(
-            self.table, self.rows, fitted.model_copy(update={"site": site, "missing": missing, "tasks": tasks})
-        )
+        known = {"tasks": {name: fitted.tasks[name] for name in tasks if name in fitted.tasks}}
+        return dataset_of(self.table, self.rows, fitted.model_copy(update={**own, **known}))
 
 
 def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
@@ -447,19 +399,19 @@ def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> 
     tasks = {name: label for report in reports.values() for name, label in report.tasks.items()}
     empty = Preprocessing(site=first.site, missing=(), mode="federated", minimum=first.minimum)
     if noise is not None:
-        columns = wanted(first.inputs, tasks, first.ranges or {})
+        columns = fitting.wanted(first.inputs, tasks, first.ranges or {})
         shares = [[each.shares.get(name, (0, 0, 0)) for name in columns] for each in reports.values()]
         sent = np.array(shares, np.float64).reshape(len(reports), len(columns), 3)
         total = sent.sum(0) if noise.local else noise.on(sent.clip(-1, 1).sum(0))
-        return with_noise(total, first.inputs, tasks, first.ranges or {}, noise.multiplier, empty)
-    return combine({who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables")
+        return fitting.with_noise(total, first.inputs, tasks, first.ranges or {}, noise.multiplier, empty)
+    return fitting.combine(
+        {who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables"
+    )
 
 
 def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a row for each site and one for each column of a table; `about` is a recipe's section of it.
-
-    Counts of fewer than `minimum` rows, and shares of them, are "<minimum".
-    """
+    """Return a row for each site and one for each column of a table; `about` is a recipe's section of it. Counts of
+    fewer than `minimum` rows, and shares of them, are "<minimum"."""
     table = read(about["path"], about["site"], about["missing"] or ())
     tasks = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
     labels = labels_of(table, tasks)
@@ -475,12 +427,9 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         if label.kind == "regression":
             return f", mean {y.mean():.4g}"
         if label.kind == "multilabel":
-            known = [each[~np.isnan(each)] for each in y.T]
-            return ", " + ", ".join(
-                f"{name} {shown(len(each) if len(each) < minimum else int(each.sum()), f'{each.mean():.0%}')}"
-                for name, each in zip(label.columns, known, strict=True)
-                if len(each)
-            )
+            known = zip(label.columns, (each[~np.isnan(each)] for each in y.T), strict=True)
+            some = [(name, each, int(each.sum()) if len(each) >= minimum else len(each)) for name, each in known]
+            return ", " + ", ".join(f"{name} {shown(n, f'{each.mean():.0%}')}" for name, each, n in some if len(each))
         sizes = np.bincount(y, minlength=len(label.classes))
         parts = [f"{c} {shown(n, f'{n / len(y):.0%}')}" for c, n in zip(label.classes[:5], sizes, strict=False)]
         return f", {', '.join(parts[1:] if len(label.classes) == 2 else parts)}"
@@ -500,14 +449,10 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         lost = np.bincount(which[absent], minlength=len(names))
         parts = np.where((lost > 0) & (lost < minimum), 0, lost / np.maximum(sizes, 1))
         most = int(np.argmax(parts))
-        columns.append(
-            {
-                "column": name,
-                "kind": kind if isinstance(kind, str) else "category",
-                "missing": shown(lost.sum(), f"{lost.sum() / len(absent):.1%}"),
-                "most missing at": f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 else "",
-            }
-        )
+        column = {"column": name, "kind": kind if isinstance(kind, str) else "category"}
+        column["missing"] = shown(lost.sum(), f"{lost.sum() / len(absent):.1%}")
+        column["most missing at"] = f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 else ""
+        columns.append(column)
     return sites, columns
 
 

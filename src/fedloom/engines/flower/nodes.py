@@ -15,8 +15,6 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-import fedloom.models.tasks.classification
-import fedloom.models.tasks.dense  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.settings.section import ClientId, Section, explain, strict
@@ -39,7 +37,7 @@ from fedloom.federation.runs.checkpoint import write_text
 from fedloom.federation.runs.recorded import digest_of, json_of
 from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal
-from fedloom.models.tasks.regression import Regression
+from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
 T = TypeVar("T", bound=Section)

@@ -44,7 +44,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
-from fedloom.models.tasks.regression import Regression
+from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"

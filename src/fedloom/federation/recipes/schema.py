@@ -30,7 +30,7 @@ from fedloom.core.settings.section import Problem, Section, carry, explain, foun
 from fedloom.core.settings.trust import Code, Origin, admit, imported, is_import, located, names_in, source
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
 from fedloom.methods.peers.config import PeersBase
-from fedloom.models.lora import Lora
+from fedloom.models.signal import Lora
 from fedloom.training.config import Training
 
 QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirror", "track")

@@ -35,12 +35,11 @@ from fedloom.methods.method import AGES, Method
 from fedloom.methods.peers.aggregation import at_peers
 from fedloom.methods.private import private
 from fedloom.methods.registry import ADDONS, CODECS
-from fedloom.models.build import build_model
+from fedloom.models.build import build_model, is_whole
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
-from fedloom.models.own import is_whole
+from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.own import Own, judged
-from fedloom.models.tasks.regression import Regression
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import pays
 from fedloom.training.stacked import refuse as refuse_stack

@@ -32,7 +32,7 @@ def evaluate(
     """Compute metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
-    takes long too (see `fedloom.models.tasks.pixels.Measure.costly`). `seen` receives each task's metric.
+    takes long too (see `fedloom.models.tasks.dense.Measure.costly`). `seen` receives each task's metric.
     """
     metrics = {name: task.metric() if costly else task.metric().cheap() for name, task in tasks.items()}
     losses = {name: torch.zeros((), dtype=torch.float64, device=model.device) for name in tasks}

@@ -12,8 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss, mse_l
 
 from fedloom.core.context import State
 from fedloom.methods.distill import ConditionalDistillationSettings, DigestSettings
-from fedloom.models.tasks.classification import Multilabel
 from fedloom.models.tasks.dense import Semseg
+from fedloom.models.tasks.labels import Multilabel
 from fedloom.training.flat import build
 from fedloom.training.rules import LocalRule, View
 

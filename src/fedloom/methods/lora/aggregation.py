@@ -19,7 +19,7 @@ from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import shares
 from fedloom.methods.lora import ExactFactorsSettings
-from fedloom.models.lora import adapted_layers, factors
+from fedloom.models.changes import adapted_layers, factors
 from fedloom.training.rules import LocalRule, View
 
 _A, _B, _W = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"

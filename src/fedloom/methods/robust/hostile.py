@@ -7,18 +7,18 @@ Attacks of clients that know all honest updates of the round."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
-from fedloom.data.dataset import Batch, Behind, Examples
+from fedloom.data.dataset import Behind, Examples
 from fedloom.models.tasks.task import Task
 from fedloom.training.rules import Attack, within
 
@@ -111,17 +111,9 @@ class Flipped(Behind):
 
     classes: Mapping[str, int]
 
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Return inputs and wrong labels; those that are missing stay so."""
-        x, y = self.examples.batch(index, device, rng, tasks)
-        wrong = {
-            task: torch.where(y[task] >= 0, self.classes[task] - 1 - y[task], y[task])
-            for task in y
-            if task in self.classes
-        }
-        return x, {**y, **wrong}
+    def changed(self, task: str, labels: Tensor, index: Tensor) -> Tensor:
+        """Return wrong labels; those that are missing stay so."""
+        return torch.where(labels >= 0, self.classes[task] - 1 - labels, labels) if task in self.classes else labels
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """Return wrong labels."""

@@ -1,4 +1,4 @@
-"""odsF: how well predicted boundaries agree with true ones, when a pixel may be a little off.
+"""What odsF is made of: how well predicted boundaries agree with true ones, when a pixel may be a little off.
 
 The protocol is that of the Berkeley benchmark (Martin, Fowlkes and Malik, 2004) with the non-maximum suppression of
 Dollar and Zitnick (Structured Forests, 2013), written from their descriptions with numpy and scipy.
@@ -6,81 +6,18 @@ Dollar and Zitnick (Structured Forests, 2013), written from their descriptions w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedloom.core.lazy import need
-from fedloom.models.tasks.pixels import Measure, best_f, levels, probability, read_binary
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Protocol = Literal["plain", "seism"]
-
-
-class OdsF(Measure):
-    """The best F over thresholds, with hits, predictions and true edge pixels pooled over images per threshold.
-
-    Per image: pixels whose probability is not the largest across their edge are dropped, once; at every threshold
-    what is left is thinned to lines and matched one-to-one with the thinned truth, as many pairs as can be, none
-    further apart than `max_dist` times the diagonal (0.0075 for PASCAL-Context, 0.011 for NYUD). Truth is thinned
-    as predictions are, so that a perfect map scores 1 also where labels are wider than a pixel.
-    The image is the smallest box around the pixels that have a label, so padding with 255 changes nothing.
-    `thresholds`: their number, at equal steps between 0 and 1; the benchmark has 99. `protocol` "seism" fades
-    predictions towards the border, as the public code of the benchmark does (see `faded`). Needs scipy.
-    """
-
-    kind = "odsf"
-    costly = True
-
-    def __init__(self, max_dist: float = 0.0075, thresholds: int = 99, protocol: Protocol = "plain") -> None:
-        if not max_dist > 0:
-            raise ValueError(f"max_dist: expected a number above 0, found {max_dist}")
-        need("scipy.ndimage", "data")
-        self.max_dist, self.protocol = max_dist, protocol
-        self.levels = levels(thresholds).numpy()
-        self.hits = torch.zeros(thresholds, dtype=torch.int64)
-        self.predicted = torch.zeros(thresholds, dtype=torch.int64)
-        self.actual = 0
-        self.seen = False
-
-    def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
-        y, valid = read_binary(target.cpu(), pred)
-        for one, truth, known in zip(probability(pred).cpu().numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
-            if known.any():
-                box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))
-                self._add(one[box], truth[box], known[box])
-
-    def _add(self, soft: Floats, truth: Bools, known: Bools) -> None:
-        """Count one image, all H x W."""
-        radius = self.max_dist * math.hypot(*truth.shape)
-        line = thin((truth & known)[None])[0]
-        crests = np.where(known, suppress(soft), 0.0)
-        if self.protocol == "seism":
-            crests = faded(crests)
-        reached = np.searchsorted(self.levels, crests, side="right")
-        # Thresholds between two values that occur give one set: the largest set first, and an empty one at the end.
-        values = np.unique(np.append(reached, len(self.levels) + 1))
-        values = values[values > 0]
-        thinned = thin(reached >= values[:, None, None])
-        which = np.searchsorted(values, np.arange(len(self.levels)), side="right")
-        self.hits += torch.from_numpy(pairs(thinned, line, radius)[which])
-        self.predicted += torch.from_numpy(thinned.sum((1, 2))[which])
-        self.actual += int(line.sum())
-        self.seen = True
-
-    def all(self) -> dict[str, float]:
-        """Return `odsf`; 0 where there are no true edges."""
-        return {"odsf": best_f(self.hits, self.predicted, self.actual, 1.0) if self.seen else math.nan}
 
 
 def slice_of(on: Bools) -> Ints:
@@ -106,10 +43,8 @@ def suppress(soft: Floats) -> Floats:
 
 
 def faded(peaks: Floats, width: int = 5) -> Floats:
-    """Multiply the map (H x W) by a ramp that is 0 in the outermost rows and columns and 1 from `width` pixels on.
-
-    The last step of `edgesNms` in the code of Dollar and Zitnick, in which predictions at the border count for less.
-    """
+    """Multiply the map (H x W) by a ramp that is 0 in the outermost rows and columns and 1 from `width` pixels on. The
+    last step of `edgesNms` in the code of Dollar and Zitnick, in which predictions at the border count for less."""
     width = min(width, *(side // 2 for side in peaks.shape))
     if not width:
         return peaks
@@ -118,10 +53,8 @@ def faded(peaks: Floats, width: int = 5) -> Floats:
 
 
 def thin(maps: Bools) -> Bools:
-    """Reduce each map of N x H x W to lines of one pixel, with the same connected parts and holes.
-
-    Up to 64 maps are thinned at once, each in a bit of its own of one number a pixel.
-    """
+    """Reduce each map of N x H x W to lines of one pixel, with the same connected parts and holes. Up to 64 maps are
+    thinned at once, each in a bit of its own of one number a pixel."""
     height, width = (side + 2 for side in maps.shape[1:])  # a frame of pixels that are off
     inside = np.flatnonzero(maps.any(0))
     places = np.flatnonzero(np.pad(maps.any(0), 1))
@@ -180,10 +113,7 @@ def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
     """Return, for each map of N x H x W, the most one-to-one pairs with pixels of `truth` (H x W) within `radius`
-    pixels.
-
-    Right for any maps, and fast where most pixels of a map are in all maps before it too.
-    """
+    pixels. Right for any maps, and fast where most pixels of a map are in all maps before it too."""
     reach = int(radius)
     height, width = (side + 2 * reach for side in truth.shape)
     inside = maps.any(0)

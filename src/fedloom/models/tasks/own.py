@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.models.tasks.scores import Kept, labelled
+from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
+from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
 from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -32,10 +32,8 @@ class Measured:
 
     @staticmethod
     def of(task: str, name: str, value: Any) -> Measured:
-        """Build it from a function, an object of torchmetrics, or (either, "max" or "min").
-
-        Without a direction a torchmetrics object has its own (`higher_is_better`), and for others more is better.
-        """
+        """Build it from a function, an object of torchmetrics, or (either, "max" or "min"). Without a direction a
+        torchmetrics object has its own (`higher_is_better`), and for others more is better."""
         direction: Any
         score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         if direction is None:
@@ -43,10 +41,8 @@ class Measured:
         if not isinstance(name, str) or name == "loss":
             raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text that is not 'loss'")
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
-            raise RecipeError(
-                f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
-                "of torchmetrics, or a pair of one of them and 'max' or 'min'"
-            )
+            forms = "a function of (outputs, labels), an object of torchmetrics, or a pair of one of them and"
+            raise RecipeError(f"task {task!r}, metrics: {name!r} is {value!r}, expected {forms} 'max' or 'min'")
         return Measured(name, score, direction)
 
 
@@ -95,10 +91,8 @@ class Own(Task):
         if loss is None and not metrics:
             return base
         if loss is not None and (not callable(loss) or isinstance(loss, type)):
-            raise RecipeError(
-                f"task {base.name!r}, loss: {loss!r} found, expected a function of (outputs, labels) or a module such "
-                "as torch.nn.CrossEntropyLoss()"
-            )
+            forms = "a function of (outputs, labels) or a module such as torch.nn.CrossEntropyLoss()"
+            raise RecipeError(f"task {base.name!r}, loss: {loss!r} found, expected {forms}")
         if not isinstance(metrics or {}, Mapping):
             raise RecipeError(f"task {base.name!r}, metrics: {metrics!r} found, expected a mapping of names to metrics")
         measured = tuple(Measured.of(base.name, name, value) for name, value in (metrics or {}).items())
@@ -106,9 +100,8 @@ class Own(Task):
 
     def __post_init__(self) -> None:
         base = replace(self.base, name=self.name, weight=self.weight)
-        object.__setattr__(self, "base", base)
-        object.__setattr__(self, "kind", base.kind)
-        object.__setattr__(self, "dense", base.dense)
+        for name, value in (("base", base), ("kind", base.kind), ("dense", base.dense)):
+            object.__setattr__(self, name, value)
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
@@ -139,19 +132,16 @@ class Own(Task):
             return output.sum() * 0
         with self.blamed("loss", output, target):
             loss = self.own_loss(output, target)
+        where = f"task {self.name!r}, loss"
         if not isinstance(loss, Tensor) or loss.ndim > 1 or (loss.ndim == 1 and len(loss) != len(target)):
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise DataError(
-                f"task {self.name!r}, loss: {what} found, expected a tensor with one number, or with one for each of "
-                f"{len(target)} examples"
-            )
+            expected = f"a tensor with one number, or with one for each of {len(target)} examples"
+            raise DataError(f"{where}: {what} found, expected {expected}")
         # Where nothing is trained, a view of a parameter (a constant prediction) still says that it wants a gradient.
         trained = torch.is_grad_enabled() and output.requires_grad
         if not loss.is_floating_point() or trained > loss.requires_grad:
-            raise DataError(
-                f"task {self.name!r}, loss: a tensor of {loss.dtype} without a gradient found, expected one that is "
-                "computed from the outputs"
-            )
+            expected = "one that is computed from the outputs"
+            raise DataError(f"{where}: a tensor of {loss.dtype} without a gradient found, expected {expected}")
         return loss.mean()
 
     def metric(self) -> Metric:
@@ -164,10 +154,8 @@ class Own(Task):
         """Return the result of the base task. Raises RecipeError where the user's functions would see its codes."""
         codes = self.base.codes(client)
         if codes is not None and (self.own_loss is not None or self.measured):
-            raise RecipeError(
-                f"task {self.name!r}: labelled= found beside a loss or metrics of one's own, which do not know labels "
-                "that mean one of several classes; leave one of them out"
-            )
+            why = "which do not know labels that mean one of several classes; leave one of them out"
+            raise RecipeError(f"task {self.name!r}: labelled= found beside a loss or metrics of one's own, {why}")
         return codes
 
     def constant(self, mean: Tensor) -> Tensor:
@@ -181,23 +169,18 @@ class Own(Task):
         except DataError:
             raise
         except Exception as error:
-            raise DataError(
-                f"task {self.name!r}, {what}: {type(error).__name__}: {error} (called with outputs of shape "
-                f"{tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype})"
-            ) from error
+            called = f"outputs of shape {tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype}"
+            found = f"{type(error).__name__}: {error} (called with {called})"
+            raise DataError(f"task {self.name!r}, {what}: {found}") from error
 
 
-KINDS: Mapping[str, tuple[str, bool, str]] = {
-    "classification": ("fedloom.models.tasks.classification:Classification", True, "accuracy"),
-    "ordinal": ("fedloom.models.tasks.classification:Ordinal", True, "mae"),
-    "multilabel": ("fedloom.models.tasks.classification:Multilabel", True, "auc"),
-    "regression": ("fedloom.models.tasks.regression:Regression", False, "rmse"),
-    "segmentation": ("fedloom.models.tasks.dense:Semseg", True, "miou"),
-    "depth": ("fedloom.models.tasks.dense:Depth", False, "rmse"),
-    "normals": ("fedloom.models.tasks.dense:Normals", False, "merr"),
-    "edges": ("fedloom.models.tasks.dense:Edge", False, "edge_f_plain"),
-}
-"""Kind of `task` -> the class of the task, whether it has classes (or labels), and its usual metric."""
+KINDS: dict[str, type[Task]] = {each.kind: each for each in (Classification, Ordinal, Multilabel, Regression)}
+KINDS |= {"segmentation": Semseg, "depth": Depth, "normals": Normals, "edges": Edge}
+"""Kind of `task` -> the class of the task."""
+COUNTED = ("classification", "ordinal", "multilabel", "segmentation")
+"""Kinds that have classes, or labels."""
+USUAL = {"ordinal": ("mae",), "multilabel": ("auc",)}
+"""The metric of a kind by default, where it is not the one of its class."""
 
 
 @dataclass(frozen=True)
@@ -217,27 +200,18 @@ class Description:
 
     def named(self, name: str) -> Task:
         """Return the task of this name."""
-        kind, counts, usual = KINDS[self.kind]
-        module, _, of = kind.partition(":")
-        make = getattr(importlib.import_module(module), of)
-        usual = "auc" if (self.kind, self.classes) == ("classification", 2) else usual
-        more: dict[str, Any] = {"judge": self.judge}
-        if not self.judge and usual in ("auc", "mae"):  # not what the class has without a choice
-            more["judge"] = (usual,)
-        if counts:
-            more["channels"] = self.classes
-        return self.on(make(name, **more))
+        binary = (self.kind, self.classes) == ("classification", 2)
+        judge = self.judge or (("auc",) if binary else USUAL.get(self.kind, ()))
+        make: Any = KINDS[self.kind]
+        return self.on(make(name, judge=judge, **({"channels": self.classes} if self.kind in COUNTED else {})))
 
     def on(self, base: Task) -> Task:
         """Return a task with this weight, loss, metrics and weights of classes. Raises RecipeError where unfit."""
-        more: dict[str, Any] = {"weight": self.weight}
-        if self.class_weights is not None:
-            if len(self.class_weights) != base.channels:
-                raise RecipeError(f"task {base.name!r}: {len(self.class_weights)} class_weights found, expected "
-                                  f"{base.channels}")  # fmt: skip
-            more["class_weights"] = self.class_weights
-        if self.labelled is not None:
-            more["labelled"] = self.labelled
+        if self.class_weights is not None and len(self.class_weights) != base.channels:
+            found = f"{len(self.class_weights)} class_weights found, expected {base.channels}"
+            raise RecipeError(f"task {base.name!r}: {found}")
+        own = {"weight": self.weight, "class_weights": self.class_weights, "labelled": self.labelled}
+        more: dict[str, Any] = {key: value for key, value in own.items() if value is not None}
         return Own.of(replace(base, **more), self.loss, self.metrics)
 
 
@@ -245,9 +219,8 @@ def judged(where: str, metric: Any) -> tuple[str, ...]:
     """Return the names of chosen metrics, from one name, some or None. Raises RecipeError for anything else."""
     names = () if metric is None else (metric,) if isinstance(metric, str) else metric
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise RecipeError(
-            f"{where}: metric={metric!r} found, expected the name of a metric, such as 'auc', or a list of names"
-        )
+        expected = "the name of a metric, such as 'auc', or a list of names"
+        raise RecipeError(f"{where}: metric={metric!r} found, expected {expected}")
     return tuple(dict.fromkeys(names))
 
 
@@ -298,7 +271,7 @@ def task(
     kind = ("regression" if classes is None else "classification") if kind is None else kind
     if kind not in KINDS:
         raise RecipeError(f"task: kind={kind!r} found.{choices('Kinds', str(kind), KINDS)}")
-    counts = KINDS[kind][1]
+    counts = kind in COUNTED
     if columns is not None:
         named = isinstance(columns, list | tuple) and columns and all(isinstance(name, str) for name in columns)
         if kind != "multilabel" or not named or classes not in (None, len(columns)):
@@ -316,14 +289,9 @@ def task(
     if class_weights is not None:
         numbers = tuple(map(float, class_weights)) if isinstance(class_weights, Sequence) else ()
         if len(numbers) != classes or not all(0 <= number < float("inf") for number in numbers):
-            raise RecipeError(
-                f"task: class_weights={class_weights!r} found, expected "
-                + (
-                    f"{classes} numbers of at least 0, one per class"
-                    if counts
-                    else f"none, because {kind} has no classes"
-                )
-            )
+            none = f"none, because {kind} has no classes"
+            expected = f"{classes} numbers of at least 0, one per class" if counts else none
+            raise RecipeError(f"task: class_weights={class_weights!r} found, expected {expected}")
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
         raise RecipeError(f"task: ignore={ignore!r} found, expected a number (for normals: None)")
@@ -332,7 +300,8 @@ def task(
         if kind != "segmentation" or not isinstance(labelled, Mapping):
             raise RecipeError(f"task: labelled={labelled!r} found, expected {{client: classes}} of a segmentation")
         sites = {str(client): tuple(some) for client, some in labelled.items()}
-    description = Description(kind, classes, loss, metrics, weight, judged("task", metric), class_weights, ignore,
-                              None if columns is None else tuple(columns), sites)  # fmt: skip
+    names = None if columns is None else tuple(columns)
+    choice = judged("task", metric)
+    description = Description(kind, classes, loss, metrics, weight, choice, class_weights, ignore, names, sites)
     description.named("task")  # raises an error for anything but a function
     return description
