@@ -83,6 +83,7 @@ class Labelled:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of inputs in memory and of labels."""
         return self.held + sum(labels.nbytes for labels in self.labels.values())
 
     def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
@@ -141,15 +142,18 @@ class TensorExamples(Labelled):
 
     @property
     def prefetch(self) -> bool:
+        """Return whether the change takes long."""
         return self.change is not None and self.change.slow
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
         size = None if self.change is None else self.change.size
         return tuple(self.images.shape[1:]) if size is None else (self.images.shape[1], *size)
 
     @property
     def held(self) -> int:
+        """Bytes of inputs."""
         return self.images.nbytes
 
     def contents(self) -> bytes:
@@ -157,6 +161,7 @@ class TensorExamples(Labelled):
         return tensor_digest(self.images) if self.checked else b""
 
     def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
+        """Return inputs and labels at `index`, on `device`."""
         x, chosen = self.images.index_select(0, index), self.labels if tasks is None else tasks
         if self.change is not None:
             return self.change(x, self.columns(index, x.device, chosen), device, rng)
@@ -201,9 +206,11 @@ class ItemExamples(Labelled):
         return self.count
 
     def contents(self) -> bytes:
+        """Compute a checksum of the files."""
         return digest(self.files) if self.files else b""
 
     def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
+        """Return inputs and labels at `index`, on `device`."""
         chosen = dict.fromkeys([*self.labels, *self.annotated]) if tasks is None else tasks
         x, y = self.read(index, device, rng, [task for task in chosen if task not in self.labels])
         return x, {**y, **self.columns(index, device, [task for task in chosen if task in self.labels])}
@@ -227,6 +234,7 @@ class JoinedExamples:
 
     @property
     def prefetch(self) -> bool:
+        """Return whether any piece is slow enough to load ahead."""
         return any(piece.prefetch for piece in self.pieces.values())
 
     @property
@@ -236,12 +244,15 @@ class JoinedExamples:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces.values())
 
     def fingerprint(self) -> bytes:
+        """Return the pieces' fingerprints with their names."""
         return b"".join(name.encode() + piece.fingerprint() for name, piece in self.pieces.items())
 
     def contents(self) -> bytes:
+        """Return the pieces' checksums."""
         return b"".join(contents(piece) for piece in self.pieces.values())
 
     def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
@@ -290,6 +301,7 @@ class Behind:
         return getattr(self.examples, name)
 
     def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
+        """Return inputs and labels at `index`, on `device`."""
         x, y = self.examples.batch(index, device, rng, tasks)
         return x, {task: self.changed(task, labels, index) for task, labels in y.items()}
 

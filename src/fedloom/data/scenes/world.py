@@ -124,9 +124,11 @@ class Draw:
         return low + int((high - low + 1) * self._next())
 
     def chance(self, p: float) -> bool:
+        """Return True with probability p."""
         return self._next() < p
 
     def one(self, *choices: T) -> T:
+        """Draw one of the choices."""
         return choices[int(len(choices) * self._next())]
 
     def colour(self, low: float = 0.1, high: float = 0.9, saturation: float = 0.6) -> Vector:

@@ -1,4 +1,4 @@
-"""What odsF is made of: how well predicted boundaries agree with true ones, when a pixel may be a little off.
+"""The parts of odsF: how well predicted boundaries agree with true ones, when a pixel may be a little off.
 
 The protocol is that of the Berkeley benchmark (Martin, Fowlkes and Malik, 2004) with the non-maximum suppression of
 Dollar and Zitnick (Structured Forests, 2013), written from their descriptions with numpy and scipy.
