@@ -398,8 +398,10 @@ class DenseLabel(Section):
 
 
 class Augment(Section):
-    """Random changes of images and their labels; the defaults are those of the field's dense multi-task work. Images
-    smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder."""
+    """Random changes of images and their labels; the defaults are those of the field's dense multi-task work.
+
+    Images smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder.
+    """
 
     scale: tuple[Positive, Positive] = (0.5, 2.0)
     """Range of the factor by which images are scaled, drawn uniformly. Depth is divided by it."""
