@@ -96,7 +96,7 @@ def test_many_intervals_stand_side_by_side() -> None:
     several = {f"c{i}": {1: 0.0, 2: float(i)} for i in range(5)}
     bands = {n: {at: (y - 1, y + 1) for at, y in of.items()} for n, of in several.items()}
     few = charts.lines(several, "round", "y", bands=dict([*bands.items()][:4]))
-    assert (len(marks(few, "area")), len(marks(few, "rule"))) == (1, 0)
+    assert (len(marks(few, "area")), len(marks(few, "rule"))) == (4, 0)
     many = marks(charts.lines(several, "round", "y", bands=bands), "rule")
     assert [layer["mark"]["xOffset"] for layer in many] == [5, 9, 13, 17, 21]
     assert [layer["data"]["values"] for layer in many] == [

@@ -141,13 +141,13 @@ def lines(
         return [{"name": n, "x": at, "y": plain(v)} for n, line in of.items() for at, v in line.items()]
 
     is_crowd = not bars and len(bands) > CROWD
-    if is_crowd:
-        bands = {n: {at: band[at] for at in [max(band)]} for n, band in bands.items() if band}
     ends = {
         n: [{"name": n, "x": at, "low": plain(low), "high": plain(high)} for at, (low, high) in band.items()]
         for n, band in bands.items()
         if band
     }
+    if is_crowd:
+        ends = {n: [max(of, key=lambda row: row["x"])] for n, of in ends.items()}
     # pixels to the side: of intervals at the same x, on both sides of it, or behind the last one
     first = 5 if is_crowd else -2 * (len(ends) - 1)
     aside = {n: {"xOffset": first + 4 * at} for at, n in enumerate(ends)} if bars or is_crowd else {}
@@ -164,14 +164,9 @@ def lines(
     }
     tooltip = [_said("name", ""), _said("x", x), _said("y", y, ".5~g")]
     point: Any = {"size": 14, "filled": True} if few else "transparent"
-    apart = [{n: several[n]} for n in several] if bars else [several]
-    layers = [
-        _layer("rule", of, aside[n], y=_number("low", y, **up), y2={"field": "high"}) for n, of in ends.items() if aside
-    ]
-    if ends and not aside:
-        every = [row for of in ends.values() for row in of]
-        layers = [_layer("area", every, {"opacity": 0.18}, y=_number("low", y, **up), y2={"field": "high"})]
-    for part in apart:
+    mark, span = "rule" if aside else "area", {"y": _number("low", y, **up), "y2": {"field": "high"}}
+    layers = [_layer(mark, of, aside.get(n, {"opacity": 0.18}), **span) for n, of in ends.items()]
+    for part in [{n: several[n]} for n in several] if bars else [several]:
         shift = aside.get(next(iter(part)), {}) if bars else {}
         look = {"point": point | shift if few else point, **shift}
         layers.append(_layer("line", rows(part), look, y=_number("y", y, **up), tooltip=tooltip, **drawn))
