@@ -156,18 +156,14 @@ def test_figures_show_the_numbers(folder: Path) -> None:
 def test_panels_hold_lines_and_many_cells_have_their_own() -> None:
     """No panel is empty for a task that only another data set has, and five cells do not share one."""
 
-    def of(data: str, *bases: str) -> dict[Combination, dict[int, RunLosses]]:
-        one = RunLosses({1: 2.0, 2: 1.0}, 2, 2, 1.0, 2, 1.0, None)
+    def of(data: str, task: str, *bases: str) -> dict[Combination, dict[int, RunLosses]]:
+        one = RunLosses({1: 2.0, 2: 1.0}, {task: {1: 1.0}}, 2, 2, 1.0, 2, 1.0, None)
         return {(data, base, "-"): {0: one, 1: one} for base in bases}
 
-    tasks = {
-        ("n", "B1", "-"): {s: {"depth": {1: 1.0}} for s in (0, 1)},
-        ("p", "B1", "-"): {0: {"edge": {1: 1.0}}, 1: {}},
-    }
-    sheet = curves(GridLosses("", of("n", "B1") | of("p", "B1"), (0, 1)), tasks)
+    sheet = curves(GridLosses("", of("n", "depth", "B1") | of("p", "edge", "B1"), (0, 1)), tasks=True)
     assert list(panels(sheet)) == ["n: all tasks", "n: depth", "p: all tasks", "p: edge"]
     assert sheet["columns"] == 2
-    many = curves(GridLosses("", of("n", *"ABCDE"), (0, 1)), {})
+    many = curves(GridLosses("", of("n", "depth", *"ABCDE"), (0, 1)), tasks=False)
     assert {name: list(lines(of)) for name, of in panels(many).items()} == {
         f"n: all tasks, {base}": [f"{base}, seed 0", f"{base}, seed 1"] for base in "ABCDE"
     }

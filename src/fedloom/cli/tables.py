@@ -142,7 +142,8 @@ def compare(
         if ranks or tests:
             results = of_grid(opened, folder, split)
         else:
-            shown = _of_grid(opened, folder, split, losses, metrics, seeds, percent)
+            other = losses or "metrics" * metrics or "seeds" * seeds
+            shown = _of_grid(opened, folder, split, other, percent)
     else:
         shown = comparison = _of_runs(runs, base, split, metric)
         results = comparison.results
@@ -158,25 +159,15 @@ def compare(
     _print(shown, kind, as_json, out)
 
 
-def _of_grid(
-    grid: Grid,
-    folder: Path,
-    split: Literal["test", "val"],
-    losses: str | None,
-    metrics: bool,
-    seeds: bool,
-    percent: bool,
-) -> HasTable:
-    """Return the table of a grid, or the other one that is asked for."""
+def _of_grid(grid: Grid, folder: Path, split: Literal["test", "val"], other: str, percent: bool) -> HasTable:
+    """Return the table of a grid, or the other one of this name."""
     from fedloom.study.papers import losses_of, over_rounds
     from fedloom.study.results import of_seeds
     from fedloom.study.table import all_metrics, tabulate
 
-    if losses:
-        return losses_of(grid, folder, split) if losses == "best" else over_rounds(grid, folder, split)
-    if metrics or seeds:
-        return (all_metrics if metrics else of_seeds)(grid, folder, split)
-    return tabulate(grid, folder, split, percent)
+    made: dict[str, Callable[..., HasTable]] = {"best": losses_of, "rounds": over_rounds}
+    made |= {"metrics": all_metrics, "seeds": of_seeds}
+    return made[other](grid, folder, split) if other else tabulate(grid, folder, split, percent)
 
 
 def _of_runs(runs: Sequence[Path], base: str | None, split: Literal["test", "val"], metric: str | None) -> Comparison:

@@ -289,10 +289,7 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
 
     `only` is as in `best-loss`.
     """
-    measured, results = papers.losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
-    cells = measured.cells if tasks else ()
-    tasks_of = {where: {s: papers.task_losses(run) for s, run in results[where].runs.items()} for where in cells}
-    return papers.curves(measured, tasks_of)
+    return papers.curves(papers.losses_of(grid, folder, split, only or ()), tasks)
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")

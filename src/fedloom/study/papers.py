@@ -387,6 +387,8 @@ class RunLosses:
     """One run's validation losses by round, from round 1 on."""
 
     by_round: Mapping[int, float]
+    by_task: Mapping[str, Mapping[int, float]]
+    """Task -> round -> mean over the clients with the task."""
     configured: int
     best_round: int | None
     """The round with the least loss; None where no loss is finite."""
@@ -407,8 +409,14 @@ class RunLosses:
             raise StateError(f"{run.folder}: no validation loss was measured: evaluation.splits needs val")
         finite = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
         best, last = best_round(finite, "min"), max(losses)
+        by_task: dict[str, dict[int, float]] = {}
+        for final in run.history("val"):
+            for task, values in final.values.items():
+                if final.round and "loss" in values:
+                    by_task.setdefault(task, {})[final.round] = values["loss"]
         return RunLosses(
             losses,
+            by_task,
             int(run.recipe["training"]["rounds"]),
             best,
             math.nan if best is None else losses[best],
@@ -501,29 +509,18 @@ def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[st
 
     These are Tables 6.10 and 6.14. The run is the one of the first seed; `only` and errors are as in `losses_of`.
     """
-    measured, results = losses_of(grid, folder, split, only), read(grid, folder, split)[0]
-    first = {where: min(runs) for where, runs in measured.cells.items()}
-    single = {where: task_losses(results[where].runs[seed]) for where, seed in first.items()}
-    tasks = tuple(dict.fromkeys(task for by_task in single.values() for task in by_task))
+    measured = losses_of(grid, folder, split, only)
+    first = {where: min(runs.items()) for where, runs in measured.cells.items()}
+    tasks = tuple(dict.fromkeys(task for _, run in first.values() for task in run.by_task))
     lines, records = [], []
-    for where, seed in first.items():
-        for number, loss in measured.cells[where][seed].by_round.items():
-            losses = (loss, *(single[where].get(task, {}).get(number) for task in tasks))  # None where nobody has it
+    for where, (seed, run) in first.items():
+        for number, loss in run.by_round.items():
+            losses = (loss, *(run.by_task.get(task, {}).get(number) for task in tasks))  # None where nobody has it
             numbers = ("" if value is None else _number(value) for value in losses)
             lines.append((f"{Cell(*where, seed)}, round {number}", *numbers))
             records.append((where[0], together(*where[1:]), seed, number, *losses))
     title, head = f"{measured.title}: validation losses by round", ("", "all tasks", *tasks)
     return Made(Table(title, head, tuple(lines)), Records(("data", "cell", "seed", "round", "all", *tasks), records))
-
-
-def task_losses(run: Run) -> dict[str, dict[int, float]]:
-    """Return task -> round (from 1) -> mean over the clients with the task of its validation loss."""
-    losses: dict[str, dict[int, float]] = {}
-    for final in run.history("val"):
-        for task, values in final.values.items():
-            if final.round and "loss" in values:
-                losses.setdefault(task, {})[final.round] = values["loss"]
-    return losses
 
 
 def bars(losses: GridLosses) -> Chart:
@@ -538,30 +535,30 @@ def bars(losses: GridLosses) -> Chart:
     return charts.concat(drawn, title=losses.title, about="bars: mean over seeds; dots: seeds")
 
 
-def curves(losses: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
+def curves(losses: GridLosses, tasks: bool) -> Chart:
     """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
 
-    A number that is not finite is a gap. The first panel of a data set is all tasks together; `tasks` (cell -> seed ->
-    task -> round -> loss) adds one for each of its tasks. More than `charts.CROWD` cells have panels of their own, on
-    one scale.
+    A number that is not finite is a gap. The first panel of a data set is all tasks together; `tasks` adds one for each
+    of its tasks. More than `charts.CROWD` cells have panels of their own, on one scale.
     """
     drawn, wide, is_crowd = [], 1, False
     for data in _by_data(losses):
-        cells = [where for where in losses.cells if where[0] == data]
+        cells = {where: runs for where, runs in losses.cells.items() if where[0] == data}
         is_crowd = len(cells) > charts.CROWD
-        names = ["all tasks", *dict.fromkeys(t for w in cells for one in tasks.get(w, {}).values() for t in one)]
+        every = [run for runs in cells.values() for run in runs.values()]
+        names = ["", *dict.fromkeys(task for run in every for task in run.by_task if tasks)]
         wide = max(wide, len(names))
-        for task, shown in product(names, [[w] for w in cells] if is_crowd else [cells]):
+        for task, shown in product(names, [[where] for where in cells] if is_crowd else [[*cells]]):
             several: dict[str, Mapping[int, float]] = {}
             groups: dict[str, str] = {}
             for where in shown:
-                for seed, run in losses.cells[where].items():
-                    name = together(*where[1:]) + (f", seed {seed}" if len(losses.cells[where]) > 1 else "")
-                    several[name] = run.by_round if task == "all tasks" else tasks[where][seed].get(task, {})
+                for seed, run in cells[where].items():
+                    name = together(*where[1:]) + (f", seed {seed}" if len(cells[where]) > 1 else "")
+                    several[name] = run.by_task.get(task, {}) if task else run.by_round
                     groups[name] = together(*where[1:])
             known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
             log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
-            title = f"{data}: {task}" + f", {together(*shown[0][1:])}" * is_crowd
+            title = f"{data}: {task or 'all tasks'}" + f", {together(*shown[0][1:])}" * is_crowd
             drawn.append(charts.lines(several, "round", "", title=title, groups=groups, log=log))
     about = "validation loss; one line per seed"
     return charts.concat(drawn, 4 if is_crowd else wide, losses.title, about, ["y"] if is_crowd else ())
