@@ -37,7 +37,7 @@ SAFE = "{c: 0.7, safeguards: {clip: 5, normalise: own-norm}}"
 THESIS = {
     "A1": (OVERLAP, "min-max", "full", "null"),
     "B1": (GRADIENT, "none", "encoder", "null"),
-    "B1, cross-loss": ("{cross-loss: 1}", "none", "encoder", "null"),
+    "B1, cross-loss": ("{cross-loss: 1}", "min-max", "encoder", "null"),
     "B2": (GRADIENT, "none", "encoder", SAFE),
     "B3": (GRADIENT, "none", "full", SAFE),
 }
@@ -79,7 +79,8 @@ def went(*changes: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         made = run(load("digits-tasks", (*HOST, *changes)), Path(folder) / "run", progress=Clock())
         total = Run.read(made.folder).bytes_total()
-        kept = (made.folder / "state.safetensors").stat().st_size
+        states = ("state.safetensors", f"state-{ROUNDS}.safetensors")  # of the server, and of each peer
+        kept = sum(file.stat().st_size for file in made.folder.rglob("*.safetensors") if file.name in states)
     seconds = min(end - start for start, end in itertools.pairwise(ends[-ROUNDS:-1]))
     return {"seconds": seconds, "kept": kept / 1e6, **{way: total[way] / ROUNDS / 1e6 for way in ("up", "down")}}
 
