@@ -175,7 +175,8 @@ def fedrpca(method: m.Method, rule: stages.LowRankAndSparse) -> m.Method:
     each layer are a matrix M each.
 
     paper    for low-rank factors: the low-rank parts are averaged, the sparse ones averaged and scaled. Only its
-             abstract and summaries by others could be read; these say that the scale is adapted in every round
+             abstract, introduction and summaries by others could be read (November 2026); these say that the scale is
+             adapted in every round, and not how
     release  none found
     here     for any tensor. The solver is that of Candes et al. (J. ACM 2011): alternating directions, mu = K n / (4
              |M|_1), to 1e-6 of |M|, at most 1000 steps, in float64, with singular values by the K x K Gram matrix. Ours

@@ -27,10 +27,10 @@ class SheafLinks(OnGraph, Identity):
     """Carries the projections of clients to their neighbours; rows pass as they are (Sheaf-FMTL).
 
     The graph covers all clients that have taken part. A client i sends P_ij theta_i as rows of the extra `projections`
-    (n x m_i), with the number of each link (i, j) in the extra `edges` (n x 1). It is sent all its links as `edges`
-    (n x 2: number, how many numbers of the neighbour's projection come), and these `projections` P_ji theta_j, filled
-    up to n x m_i. A link's number is a seed, which follows from the run's seed and the two names. State: client ->
-    neighbour -> number of the link, last projection.
+    (n x m_i), with the number of each link (i, j) in the extra `edges` (n x 1). It is sent the numbers of all its links
+    as `edges` (n x 1), and the neighbours' P_ji theta_j as `projections`, filled up to n x m_i with NaN. A link's
+    number is a seed, which follows from the run's seed and the two names. State: client -> neighbour -> number of the
+    link; number -> last projection.
     """
 
     traits = Traits(
@@ -47,26 +47,27 @@ class SheafLinks(OnGraph, Identity):
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         received: dict[str, Broadcast] = {client: {} for client in clients}
-        sent, nothing = state["sent"], torch.zeros(0)
-        for client in sent.keys() & received.keys():
-            if links := state["links"][client]:
+        links, sent, nothing = state["links"], state["sent"], torch.zeros(0)
+        for client in links.keys() & received.keys():
+            if own := links[client]:
                 # no longer than the client's own, so that no neighbour can send what does not fit
-                heard = {j: sent[j].get(client, nothing)[: len(sent[client].get(j, nothing))] for j in sorted(links)}
-                edges = torch.tensor([[links[j], len(q)] for j, q in heard.items()])
-                received[client] = {"edges": edges, "projections": pad_sequence([*heard.values()], batch_first=True)}
+                widths = {j: len(sent.get(str(number), nothing)) for j, number in own.items()}
+                heard = [sent.get(str(links[j][client]), nothing)[:width] for j, width in widths.items()]
+                projections = pad_sequence(heard, batch_first=True, padding_value=torch.nan)
+                received[client] = {"edges": torch.tensor([*own.values()])[:, None], "projections": projections}
         return received
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         links, names = state["links"], sorted({*state["links"], *(client for client, _ in updates.rows)})
         if len(names) > len(links):
             graph = self.graph(names, ctx) if len(names) > 1 else Graph((*names,), frozenset())
-            links = {i: {j: derive_seed(ctx.seed, "sheaf", i, j) for j in graph.senders(i)} for i in names}
-        sent = {name: state["sent"].get(name, {}) for name in names}
+            links = {i: {j: derive_seed(ctx.seed, "sheaf", i, j) for j in sorted(graph.senders(i))} for i in names}
+        sent = dict(state["sent"])
         each = zip(updates.rows, updates.extra["edges"], updates.extra["projections"], strict=True)
         for (client, _), edges, projections in each:
-            finite = projections.isfinite().all(1)
-            received = dict(zip(edges[finite].flatten().tolist(), projections[finite], strict=True))
-            sent[client] = {j: received[link] for j, link in links[client].items() if link in received}
+            received = zip(edges.flatten().tolist(), projections, strict=True)
+            own = {*links[client].values()}
+            sent |= {str(number): q if q.isfinite().all() else q[:0] for number, q in received if number in own}
         return updates, {"links": links, "sent": sent}
 
 
@@ -75,9 +76,9 @@ class RestrictionMaps(RestrictionMapsSettings, LocalRule):
     """Adds lam sum_j P_j^T (P_j y - q_j) to the gradient at y, and lets the maps P_j follow (Sheaf-FMTL).
 
     y (d) are the parameters that the client trains; a map has m = floor(gamma d) rows, at least 1. The broadcast
-    `edges` (n x 2) has the number of each of the client's links, from which a new map (m x d) is drawn, and the width
-    of q_j in the rows of `projections` (n x m), 0 where none came; of P_j only as many rows take part. Provides P_j y
-    of all links, with their numbers. State: number of a link -> map.
+    `edges` (n x 1) has the number of each of the client's links, from which a new map (m x d) is drawn, and
+    `projections` q_j in its rows (n x m), NaN where nothing came; these rows of P_j do not take part. Provides P_j y
+    of all links, with their numbers. State: the numbers of the links, their maps (n x m x d).
 
     Raises RecipeError where the maps of a client need more than `megabytes`.
     """
@@ -86,43 +87,36 @@ class RestrictionMaps(RestrictionMapsSettings, LocalRule):
     provides = frozenset({"extra:edges", "extra:projections"})
 
     def begin(self, view: View, state: State) -> State:
-        y = _joined(view)
-        rows, edges = max(int(self.gamma * len(y)), 1), view.broadcast.get("edges", torch.zeros(0, 2)).tolist()
-        count = max(len(edges), 1)  # one at least, so that a map which can never fit is refused in the first round
-        needed = count * rows * y.nbytes / 1e6
-        if needed > self.megabytes:
+        y, links = _joined(view), view.broadcast.get("edges", torch.zeros(0, 1, dtype=torch.int64))
+        rows, count = max(int(self.gamma * len(y)), 1), max(len(links), 1)  # one at least: refused in the first round
+        if (needed := count * rows * y.nbytes / 1e6) > self.megabytes:
             raise RecipeError(
                 f"sheaf-fmtl: {count} maps of {rows} x {len(y)} numbers need {needed:,.0f} MB at a client, but "
                 f"megabytes is {self.megabytes:g}; lower gamma, choose a topology with fewer neighbours, train "
                 "adapters (model.lora), or raise megabytes"
             )
-        maps = state.get("maps", {})
-        heard = {
-            str(link): q[:width][:rows].to(y)
-            for (link, width), q in zip(edges, view.broadcast.get("projections", ()), strict=False)
-        }
-        return {"heard": heard, "maps": {n: maps[n] if n in maps else _drawn(int(n), rows, y) for n in heard}}
+        numbers, known = links.flatten().tolist(), dict(zip(state.get("links", ()), state.get("maps", ()), strict=True))
+        maps = [known[number] if number in known else _drawn(number, rows, y) for number in numbers]
+        joined = torch.stack(maps) if maps else y.new_zeros(0, rows, len(y))
+        q, heard = torch.full_like(joined[..., 0], torch.nan), view.broadcast.get("projections", links)[:, :rows]
+        q[:, : heard.shape[1]] = heard
+        return {"links": numbers, "maps": joined, "q": q}
 
     def grad(self, view: View, state: State) -> None:
-        if self.lam == 0 or not any(map(len, state["heard"].values())):
-            return
-        y = _joined(view)
-        pull = torch.zeros_like(y)
-        for link, q in state["heard"].items():
-            P = state["maps"][link][: len(q)]
-            pull += P.T @ (P @ y - q)
-        for s, part in zip(view.trained, pull.split([len(view.params[s]) for s in view.trained]), strict=True):
-            view.grad[s].add_(part, alpha=self.lam)
+        if self.lam and state["links"]:
+            pull = torch.einsum("nmd,nm->d", state["maps"], _gaps(_joined(view), state))
+            for s, part in zip(view.trained, pull.split([len(view.params[s]) for s in view.trained]), strict=True):
+                view.grad[s].add_(part, alpha=self.lam)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        y, maps = _joined(view), dict(state["maps"])
-        for link, q in state["heard"].items():
-            if width := len(q):
-                maps[link] = P = maps[link].clone()  # the state of the round before stays
-                P[:width] -= self.eta * self.lam * torch.outer(P[:width] @ y - q, y)
-        links = torch.tensor([[int(link)] for link in maps], dtype=torch.int64).view(-1, 1)
-        projections = torch.stack([P @ y for P in maps.values()]) if maps else y.new_zeros(0, 0)
-        return {"maps": maps}, {"edges": links, "projections": projections}
+        y, links = _joined(view), state["links"]
+        maps = state["maps"] - self.eta * self.lam * _gaps(y, state)[:, :, None] * y
+        return {"links": links, "maps": maps}, {"edges": torch.tensor(links).long()[:, None], "projections": maps @ y}
+
+
+def _gaps(y: Tensor, state: State) -> Tensor:
+    """Return P_j y - q_j of every link (n x m), 0 where q_j has no number."""
+    return torch.where(state["q"].isnan(), 0.0, state["maps"] @ y - state["q"])
 
 
 def _joined(view: View) -> Tensor:
