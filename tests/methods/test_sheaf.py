@@ -172,7 +172,9 @@ def test_a_plan_says_that_its_bytes_leave_out_the_projections() -> None:
     """Nobody has a link before the first round, so what travels later cannot be counted."""
     for method, left_out in (("sheaf-fmtl", "edges and projections"), ("fedproto", "prototypes"), ("fedavg", "")):
         notes = [n for n in fl.plan("digits-tasks", method=method).notes if n.startswith("bytes leave out")]
-        assert notes == [f"bytes leave out {left_out}: their sizes are known in a run only (bytes.jsonl)"] * bool(left_out)
+        assert notes == [f"bytes leave out {left_out}: their sizes are known in a run only (bytes.jsonl)"] * bool(
+            left_out
+        )
 
 
 def test_peers_on_a_ring_equal_a_server_with_a_ring(quick: Quick) -> None:

@@ -116,7 +116,9 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     if sized_in_a_run := [name for name, value in built.method.extra_values.items() if isinstance(value, Array)]:
-        notes.append(f"bytes leave out {' and '.join(sized_in_a_run)}: their sizes are known in a run only (bytes.jsonl)")
+        notes.append(
+            f"bytes leave out {' and '.join(sized_in_a_run)}: their sizes are known in a run only (bytes.jsonl)"
+        )
     if recipe.attack is not None:
         notes.append(f"attack: {', '.join(built.attacks)} are hostile ({recipe.attack.name}); no number counts them")
         for group, count, hostile, factor in built.attacked_groups:

@@ -111,7 +111,10 @@ class RestrictionMaps(RestrictionMapsSettings, LocalRule):
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         y, links = _joined(view), state["links"]
         maps = state["maps"] - self.eta * self.lam * _gaps(y, state)[:, :, None] * y
-        return {"links": links, "maps": maps}, {"edges": torch.tensor(links).long()[:, None], "projections": maps @ y}
+        return {"links": links, "maps": maps}, {
+            "edges": torch.tensor(links).long()[:, None],
+            "projections": maps @ y if links else y.new_zeros(0, 0),
+        }
 
 
 def _gaps(y: Tensor, state: State) -> Tensor:
