@@ -32,7 +32,7 @@ from fedloom.methods import ADDONS, METHODS
 from fedloom.methods.method import Method
 from fedloom.stages import Stage
 from fedloom.study.grid import CHANGES, load_grid, names
-from fedloom.study.report.pages import part
+from fedloom.study.output import part
 
 FACES = (
     *("fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data"),

@@ -11,7 +11,6 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -62,13 +61,6 @@ CONFIG: Chart = {
 def color(number: int) -> str:
     """Return the colour of the line of this number; they begin anew after the last one."""
     return COLORS[number % len(COLORS)]
-
-
-def style() -> str:
-    """Return the style of every page, with the palette as --c0, --c1 and so on."""
-    named = "".join(f"--c{at}: {color}; " for at, color in enumerate(COLORS))
-    sheet = files("fedloom.study") / "report" / "templates" / "page.css"
-    return f":root {{ {named}}}\n{sheet.read_text('utf-8')}"
 
 
 def plain(value: float | None) -> float | None:

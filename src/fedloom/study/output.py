@@ -12,19 +12,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from html import escape
+from functools import cache
+from importlib.resources import files
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from fedloom.study.charts import style
+from fedloom.core.outline import Box
+from fedloom.study.charts import COLORS
 
 Value = str | int | float | tuple[int, ...] | None
-MOST_ROWS = 1000
-"""Lines of a table in a page, at most."""
-MOST_OPEN = 40
-"""Lines up to which a table stands in a page as it is; a longer one scrolls in a box of its own."""
-_SHORT = 20  # letters of a text that is not broken into lines
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+)
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -83,7 +83,7 @@ class Table:
     """The columns that a page sets as text, not as numbers."""
 
     @property
-    def _heads(self) -> list[str]:
+    def heads(self) -> list[str]:
         """Return the headings in one line each."""
         return [head.replace("\n", " ").strip() for head in self.head]
 
@@ -114,7 +114,7 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return a Markdown table."""
-        heads = [md(head) for head in self._heads]
+        heads = [md(head) for head in self.heads]
         if self.over:
             heads[1:] = [f"{md(above)}: {head}" for above, head in zip(self._above[1:], heads[1:], strict=True)]
         rows = ["|" + "".join(f" {head} |" if head else " |" for head in heads), f"|---|{'---:|' * (len(heads) - 1)}"]
@@ -135,7 +135,7 @@ class Table:
                 "".join(rf" & \multicolumn{{{n}}}{{c}}{{{tex(name)}}}" for name, n in self.over.items()) + r" \\"
             )
             rows.append(" ".join(rf"\cmidrule(lr){{{start + 1}-{end}}}" for start, end in pairwise(ends)))
-        rows += [" & ".join(map(tex, self._heads)) + r" \\", rule]
+        rows += [" & ".join(map(tex, self.heads)) + r" \\", rule]
         for label, *texts in self.lines:
             belongs = label.startswith(" ")
             if rows[-1] != rule and (not texts or (indented and not belongs)):
@@ -152,49 +152,7 @@ class Table:
 
     def to_html(self) -> str:
         """Return a page of its own that looks like a report, without scripts and without anything to load."""
-        return f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(self.title)}</title>
-<style>
-{style()}</style></head>
-<body>{self.fragment()}
-</body></html>
-"""
-
-    def fragment(self) -> str:
-        """Return the table with its notes as HTML that can stand in another page; of a very long one the beginning."""
-        shown = self.lines[:MOST_ROWS] if self.name else self.lines
-        over = [f'<th scope="colgroup" colspan="{n}">{escape(name)}</th>' for name, n in (self.over or {}).items()]
-        head = [f'<tr class="data"><td></td>{"".join(over)}</tr>'] if over else []
-        head.append(f"<tr>{''.join(map(self._heading, range(len(self.head)), self._heads))}</tr>")
-        body = []
-        for label, *texts in shown:
-            kind = "label addon" if label.startswith(" ") else "label"
-            first = f'<th scope="row" class="{kind}{self._short(label)}">{escape(label.strip())}</th>'
-            if not texts:
-                first = f'<th colspan="{len(self.head)}" class="group">{escape(label)}</th>'
-            body.append(f"<tr>{first}{''.join(map(self._cell, range(1, len(self.head)), texts))}</tr>")
-        box = ' long" tabindex="0' if self.name and len(shown) > MOST_OPEN else ""
-        named = f' id="{escape(self.name)}"' if self.name else ""
-        table = [f'<div class="wide{box}"><table class="numbers"{named}>']
-        table += [f"<caption>{escape(self.title)}</caption>"] if self.title else []
-        table += ["<thead>", *head, "</thead>", "<tbody>", *body, "</tbody>", "</table></div>"]
-        left = len(self.lines) - len(shown)
-        notes = [*self.notes, *([f"{left} more are not shown."] if left else [])]
-        return "\n".join([*table, *(f"<p>{escape(text).replace(' %', '&nbsp;%')}</p>" for text in notes)])
-
-    def _heading(self, at: int, text: str) -> str:
-        kind = ' class="text"' if at in self.text else ""
-        return f'<th scope="col"{kind}>{escape(text)}</th>' if text or self.name else "<td></td>"
-
-    def _cell(self, at: int, text: str) -> str:
-        kind = f"text{self._short(text)}" if at in self.text else "none" if isinstance(text, Absent) else ""
-        inner = f"<b>{escape(text)}</b>" if isinstance(text, Best) else escape(text)
-        return f'<td class="{kind}">{inner}</td>' if kind else f"<td>{inner}</td>"
-
-    def _short(self, text: str) -> str:
-        return " short" if self.name and len(text) <= _SHORT else ""
+        return filled("table", title=self.title, table=self)
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -220,6 +178,53 @@ class Records:
     def rows(self) -> list[dict[str, Value]]:
         """Return a mapping for each line."""
         return [dict(zip(self.head, line, strict=True)) for line in self.lines]
+
+
+def filled(kind: str, **shown: Any) -> str:
+    """Fill the template of a kind of page, with the style and the palette that all pages have.
+
+    Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
+    """
+    palette = "".join(f"--c{at}: {color}; " for at, color in enumerate(COLORS))
+    style = f":root {{ {palette}}}\n{text_of('page.css')}"
+    template = environment().get_template(f"{kind}.html")
+    text = str(template.render(kind=kind, policy=_POLICY, style=style, **shown))
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def text_of(name: str) -> str:
+    """Return a file that lies beside the templates."""
+    return (files("fedloom.study") / "report" / "templates" / name).read_text("utf-8")
+
+
+def part(template: str, macro: str, *arguments: Any) -> str:
+    """Return the HTML of one macro of a template."""
+    return str(getattr(environment().get_template(template).module, macro)(*arguments))
+
+
+@cache
+def environment() -> Any:
+    """Return the templates of all pages; they escape every text that is put into them."""
+    import jinja2
+
+    loader = jinja2.PackageLoader("fedloom.study.report")
+    made = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["beside"] = beside
+    made.tests |= {"best": lambda text: isinstance(text, Best), "absent": lambda text: isinstance(text, Absent)}
+    return made
+
+
+def beside(several: Iterable[Box]) -> list[list[Box]]:
+    """Group stages: those that work on different parts, or in different rounds, stand side by side."""
+    groups: list[list[Box]] = []
+    for box in several:
+        if groups and box.beside:
+            groups[-1].append(box)
+        else:
+            groups.append([box])
+    return groups
 
 
 class HasRecords(ABC):

@@ -36,7 +36,8 @@ from fedloom.federation.runs.reader import (
 )
 from fedloom.study import grid, report
 from fedloom.study.charts import thinned
-from fedloom.study.report import pages, words
+from fedloom.study.output import filled, text_of
+from fedloom.study.report import words
 
 HOST = "127.0.0.1"
 MOST = 500
@@ -269,7 +270,7 @@ def index(root: Path, token: str) -> str:
     lines = table(root)
     each = [line for top in lines for line in (top.below or (top,))]
     tasks = Counter((t.name, t.split) for line in each if line.run for t in line.run.tasks if t.series)
-    return pages.filled(
+    return filled(
         "watch",
         title=f"Runs in {root}",
         lines=lines,
@@ -279,7 +280,7 @@ def index(root: Path, token: str) -> str:
         number=words.number,
         bytes=human_bytes,
         clock=clock,
-        script=pages.text_of("watch.js"),
+        script=text_of("watch.js"),
     )
 
 

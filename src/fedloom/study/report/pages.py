@@ -9,16 +9,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
-from fedloom.core.lazy import need
-from fedloom.core.outline import Box
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
-from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, style, thinned
-from fedloom.study.output import Table
+from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, thinned
+from fedloom.study.output import Table, filled, text_of
 from fedloom.study.report import words
 from fedloom.study.report.against import Against, Change, Method
 from fedloom.study.report.collect import GridReport, RunReport
@@ -35,10 +31,6 @@ from fedloom.study.report.records import (
 )
 from fedloom.study.report.words import number, percent
 from fedloom.study.statistics import Estimate
-
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
-)
 
 
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
@@ -58,53 +50,9 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
         vega=script(),
         data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
         figures=figures,
+        words=words,
         **shown,
     )
-
-
-def filled(kind: str, **shown: Any) -> str:
-    """Fill the template of a kind of page, with the style and the palette that all pages have.
-
-    Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
-    """
-    template = _environment().get_template(f"{kind}.html")
-    text = str(template.render(kind=kind, policy=_POLICY, style=style(), **shown))
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def text_of(name: str) -> str:
-    """Return a file that lies beside the templates."""
-    return (files("fedloom.study.report") / "templates" / name).read_text("utf-8")
-
-
-def part(template: str, macro: str, *arguments: Any) -> str:
-    """Return the HTML of one macro of a template."""
-    return str(getattr(_environment().get_template(template).module, macro)(*arguments))
-
-
-@cache
-def _environment() -> Any:
-    jinja2 = need("jinja2", "report")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedloom.study.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"beside": beside}
-    return environment
-
-
-def beside(several: Iterable[Box]) -> list[list[Box]]:
-    """Group stages: those that work on different parts, or in different rounds, stand side by side."""
-    groups: list[list[Box]] = []
-    for box in several:
-        if groups and box.beside:
-            groups[-1].append(box)
-        else:
-            groups.append([box])
-    return groups
 
 
 def in_script(value: Any) -> str:
@@ -122,66 +70,49 @@ _POINTS = 30  # of a small line
 class Tile:
     """The result of one task."""
 
-    task: str
-    about: str
-    value: str
-    constant: str
-    """The score of the constant prediction; '' where the page compares with a run."""
-    change: str
-    interval: str
-    excludes_zero: bool | None
-    """True if the interval excludes 0; None without an interval."""
-    best: tuple[str, str] | None
-    """The best client with its number; None where all have the same."""
-    worst: tuple[str, str] | None
+    score: Score
+    constant: float | None
+    """The score of the constant prediction; None where the page compares with a run."""
+    change: Estimate | None
+    """The mean over clients of the change against the base, in percent."""
     spark: tuple[str, str]
     """The paths of the run and of the baseline."""
 
 
-@dataclass(frozen=True)
-class Glance:
-    """The contents of the first screen; unknown parts are empty or None."""
-
-    sentences: tuple[str, ...]
-    hint: str
-    tiles: tuple[Tile, ...]
-    about_tiles: str
-    about_gains: str
-
-
-def glance_of(report: RunReport) -> Glance:
-    """Return the first screen of a run."""
+def tiles_of(report: RunReport) -> list[Tile]:
+    """Return the result of each task, on the first split that has its own metric."""
     base = report.against
-    label = "" if base is None else base.label
-    changes = {} if base is None else base.delta_of
     each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
-    by_task = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
-    rounds = max((max(c.mean, default=0) for c in report.curves), default=0)
+    changes = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
+    judged, constant = primary(report.curves), report.constant if base is None else {}
+    lines = report.constant_lines if base is None else base.over_rounds
     first: dict[str, Score] = {}
-    for score in report.scores:  # each task's own metric, on the first split that has it
+    for score in report.scores:
         if score.primary:
             first.setdefault(score.task, score)
-    results = words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in first.values()])
-    judged = primary(report.curves)
-    constant = report.constant if base is None else {}
+    return [
+        Tile(score, constant.get(task), changes.get(task),
+             spark(judged[task].mean if task in judged else {}, lines.get(task, {})))
+        for task, score in first.items()
+    ]  # fmt: skip
+
+
+def sentences(report: RunReport, tiles: Sequence[Tile]) -> list[str]:
+    """Say the results of a run, and whether it still improves."""
+    base, rounds = report.against, max((max(c.mean, default=0) for c in report.curves), default=0)
+    each = [f"{number(t.score.mean)} {words.metric(t.score.metric)} on {t.score.task}" for t in tiles]
+    said = f"After {words.count(rounds, 'round')}: {words.listed(each)}." if each else ""
     if base is not None and base.each:
-        results = words.ahead(rounds, label, changes)
-    elif constant:
-        results = words.beats(rounds, {t: is_better(s, constant[t]) for t, s in first.items() if t in constant})
-    sentences = [results, words.trend(slope(report.curves))]
-    lines = report.constant_lines if base is None else base.over_rounds
-    return Glance(
-        tuple(text for text in sentences if text),
-        words.about_base(label, report.base_found, bool(report.others), bool(constant)),
-        tuple(_tile(s, judged.get(s.task), lines, by_task, constant.get(s.task)) for s in first.values()),
-        words.about_changes(label) if by_task else "",
-        "" if base is None else _about_gains(label, changes, any(len(set(of)) > 1 for of in base.by_client.values())),
-    )
+        said = words.ahead(rounds, base.label, base.delta_of)
+    elif any(t.constant is not None for t in tiles):
+        said = words.beats(
+            rounds, {t.score.task: is_better(t.score, t.constant) for t in tiles if t.constant is not None}
+        )
+    return [text for text in (said, words.trend(slope(report.curves))) if text]
 
 
-def conflict_of(report: RunReport) -> str:
+def conflict_of(agreement: UpdateAgreement) -> str:
     """Say which updates conflict; '' where the files do not say."""
-    agreement = report.agreement or UpdateAgreement()
     furthest = min(((*pair, value) for pair, value in cosines(agreement).items()), key=lambda e: e[2], default=None)
     shares = {
         group: mean_of(known)
@@ -211,43 +142,6 @@ def is_better(score: Score, constant: float) -> bool:
     return score.mean > constant if score.direction == "max" else score.mean < constant
 
 
-def _tile(
-    score: Score,
-    curve: Curves | None,
-    base: Mapping[str, Series],
-    changes: Mapping[str, Estimate],
-    constant: float | None,
-) -> Tile:
-    of = changes.get(score.task)
-    best, worst = (None if c is None else (c[0], words.number(c[1])) for c in (score.best, score.worst))
-    return Tile(
-        score.task,
-        words.axis(score.metric, score.direction, score.unit),
-        words.number(score.mean),
-        "" if constant is None else words.number(constant),
-        "" if of is None else words.change(of.mean),
-        "" if of is None else words.interval(of),
-        words.excludes_zero(of),
-        best,
-        worst,
-        spark({} if curve is None else curve.mean, base.get(score.task, {})),
-    )
-
-
-def _about_gains(base: str, changes: Mapping[str, float], several: bool) -> str:
-    """Explain the dots; `several`: a client has several tasks, with other changes."""
-    if not changes:
-        return ""
-    of = Estimate.of(list(changes.values()))
-    ends = words.interval(of)
-    return (
-        f"One dot per client: its change against {base}"
-        + (", the mean of its tasks; the line goes from its worst task to its best." if several else ".")
-        + f" All clients: {words.change(of.mean)}"
-        + (f" ({ends}, 95 % t-interval over clients)." if ends else ".")
-    )
-
-
 def spark(series: Series, base: Series) -> tuple[str, str]:
     """Return the SVG paths of a run's line and of its baseline's in a box of 100 x 30."""
     known = [{r: v for r, v in of.items() if not math.isnan(v)} for of in (series, base)]
@@ -265,17 +159,29 @@ def spark(series: Series, base: Series) -> tuple[str, str]:
 
 WORST = 5
 """Clients with a worse model that are named, at most."""
+_NAMED = 3  # worst clients that are named, at most
+
+
+def _table(name: str, head: Iterable[str], lines: Iterable[Sequence[str]], *text: int) -> Table | None:
+    """Return a table of a page; `text` are its columns that are no numbers. None without a line."""
+    found = tuple(map(tuple, lines))
+    return Table("", tuple(head), found, name=name, text=text) if found else None
 
 
 def of_run(report: RunReport) -> str:
-    """Return the HTML of a run's report. Raises UserError where Jinja2 or vl-convert is absent."""
+    """Return the HTML of a run's report. Raises UserError where vl-convert is absent."""
     views = [_view(report, 0)]
     figures = figures_of(report)
     for at, other in enumerate(report.others, 1):
         against = replace(report, against=other, base_found=False)
         views.append(_view(against, at))
         figures |= dict(against_of(against, views[at]["end"]))
-    primary = [s for s in report.scores if s.primary]
+    judging = [s for s in report.scores if s.primary]
+    sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
+    events = [
+        (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
+        for h in report.happened
+    ]
     return render(
         "run",
         report.title,
@@ -284,11 +190,16 @@ def of_run(report: RunReport) -> str:
         report=report,
         lead=_lead(report),
         views=views,
-        conflict=conflict_of(report),
-        equal=any(s.clients > 1 for s in primary) and all(s.worst is None for s in primary),
+        conflict=conflict_of(report.agreement or UpdateAgreement()),
+        equal=any(s.clients > 1 for s in judging) and all(s.worst is None for s in judging),
         federation=_federation(report),
-        sent=_bytes(report),
-        events=_events(report),
+        sent=_table(
+            "bytes-table",
+            ("role", "task", "sent by clients", "sent to clients"),
+            [*sent, ("all", "", *map(human_bytes, report.sent))] if sent else (),
+            1,
+        ),
+        events=_table("events-table", ("what", "client", "times", "rounds"), events, 1),
     )
 
 
@@ -297,20 +208,25 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
 
     `end` is the end of the names of their figures and tables, because a page may have none of a name.
     """
-    base = report.against
+    base, tiles = report.against, tiles_of(report)
     own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
     end = f"-{at}" if at else ""
     return {
         "base": base,
         "name": base.label if base else "the constant prediction" if report.constant else "nothing",
-        "glance": glance_of(report),
+        "found": report.base_found,
+        "sentences": sentences(report, tiles),
+        "tiles": tiles,
+        "gains": base and base.delta_of and Estimate.of(list(base.delta_of.values())),
+        "several": base is not None and any(len(set(of)) > 1 for of in base.by_client.values()),
         "final": _scores(f"final-table{end}", own, base) if own else None,
         "others": _scores(f"others-table{end}", others, base) if others else None,
-        "deltas": "" if base is None else _deltas(base),
+        "deltas": base
+        and [(percent(delta), split, words.count(n, "task")) for split, (delta, n) in base.deltas.items()],
         "lowest": _lowest(report.scores, base),
-        "about": base and Table("", ("the baseline", ""), base.facts, name=f"base-table{end}", text=(1,)),
+        "about": base and _table(f"base-table{end}", ("the baseline", ""), base.facts, 1),
         "worse": _worse(f"worse-table{end}", base) if base is not None and base.each else None,
-        "losses": () if base is None else _losses(base),
+        "losses": _losses(base) if base is not None and base.each else [],
         "end": end,
     }
 
@@ -384,60 +300,52 @@ def _scores(name: str, scores: Sequence[Score], base: Against | None) -> Table:
 def _lowest(scores: Sequence[Score], base: Against | None) -> str:
     """Say which task has the lowest change; without a baseline the worst one of each metric that judges several."""
     if base is None:
-        return words.worst_tasks([(s.metric, s.split, s.task, number(s.mean)) for s in worst_tasks(scores)])
-    changes = {(s.task, s.metric): base.means.get((base.split, s.task, s.metric)) for s in scores if s.primary}
-    return words.lowest(
-        {key: of.percent for key, of in changes.items() if of is not None and not math.isnan(of.percent)}, base.split
-    )
+        tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(scores)]
+        return f"Worst task by {'; by '.join(tasks)}." if tasks else ""
+    named = {(s.task, s.metric): base.means.get((base.split, s.task, s.metric)) for s in scores if s.primary}
+    changes = {key: of.percent for key, of in named.items() if of is not None and not math.isnan(of.percent)}
+    if len(changes) < 2:
+        return ""
+    task, name = min(changes, key=lambda key: changes[key])
+    return f"Lowest change on {base.split}: {task} ({name}), {percent(changes[task, name])}."
 
 
-def _deltas(base: Against) -> str:
-    each = [(percent(delta), split, words.count(count, "task")) for split, (delta, count) in base.deltas.items()]
-    return words.deltas(base.label, each)
-
-
-def _worse(name: str, base: Against) -> Table:
+def _worse(name: str, base: Against) -> Table | None:
     """Return how many clients of each task have a worse model than with the baseline, and which."""
     lines = []
     for e in base.each:
         named = [f"{name} {percent(e.clients[name].percent)}" for name in e.worse[:WORST]]
         counts = [len(e.clients), len(e.worse), len(e.better), len(e.clients) - len(e.compared)]
         lines.append((str(e.row), *map(str, counts), ", ".join(named)))
-    head = ("task", "clients", "worse", "better", "not defined", "worst changes")
-    return Table("", head, tuple(lines), name=name, text=(5,))
+    return _table(name, ("task", "clients", "worse", "better", "not defined", "worst changes"), lines, 5)
 
 
-def _losses(base: Against) -> tuple[str, ...]:
+def _losses(base: Against) -> list[str]:
+    """Say how many clients have a worse model for one of their tasks, and over all of them."""
     worse, clients = {name for e in base.each for name in e.worse}, {name for e in base.each for name in e.clients}
-    over_all = words.worse_over_all(base.delta_of) if len(base.each) > 1 else ""
-    return (words.worse(len(worse), len(clients), base.split), over_all) if clients else ()
+    said = [
+        f"{len(worse)} of {len(clients)} clients have a worse model than with the base for at least one of their tasks "
+        f"({base.split})."
+    ]
+    if len(base.each) > 1 and (means := base.delta_of):
+        lost = sum(mean < -words.NOTHING for mean in means.values())
+        said.append(f"For {lost} of {len(means)} clients the mean change over all their tasks is below 0.")
+    return said
 
 
-def _federation(report: RunReport) -> Table:
-    lines = []
-    domains = any(about.get("domain") for about in report.clients.values())
-    for name, about in report.clients.items():
-        tasks = ", ".join(t if w == 1 else f"{t} (weight {w:g})" for t, w in about["tasks"].items())
-        sizes = [str(about.get(part, "")) for part in ("train", "val")]
-        lines.append((name, tasks, *((str(about.get("domain") or ""),) if domains else ()), *sizes))
-    head = ("client", "tasks", *(("domain",) if domains else ()), "train examples", "validation")
-    return Table("", head, tuple(lines), name="clients-table", text=(1, 2) if domains else (1,))
-
-
-def _bytes(report: RunReport) -> Table | None:
-    lines = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
-    total = ("all", "", *map(human_bytes, report.sent))
-    head = ("role", "task", "sent by clients", "sent to clients")
-    return Table("", head, (*lines, total), name="bytes-table", text=(1,)) if lines else None
-
-
-def _events(report: RunReport) -> Table | None:
-    lines = tuple(
-        (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
-        for h in report.happened
-    )
-    head = ("what", "client", "times", "rounds")
-    return Table("", head, lines, name="events-table", text=(1,)) if lines else None
+def _federation(report: RunReport) -> Table | None:
+    domains = ("domain",) if any(about.get("domain") for about in report.clients.values()) else ()
+    lines = [
+        (
+            name,
+            ", ".join(t if w == 1 else f"{t} (weight {w:g})" for t, w in about["tasks"].items()),
+            *(str(about.get(key) or "") for key in domains),
+            *(str(about.get(key, "")) for key in ("train", "val")),
+        )
+        for name, about in report.clients.items()
+    ]
+    text = (1, 2) if domains else (1,)
+    return _table("clients-table", ("client", "tasks", *domains, "train examples", "validation"), lines, *text)
 
 
 def of_grid(report: GridReport) -> str:
@@ -448,7 +356,10 @@ def of_grid(report: GridReport) -> str:
     for at, methods in enumerate(report.methods.values()):
         figures |= dict(compared(methods, report.palette, at))
     seeds = f"seeds {facts['seeds']}" if "," in facts["seeds"] else f"seed {facts['seeds']}"
-    ranks = None if report.ranks is None else report.ranks.as_table()
+    ranks = report.ranks and report.ranks.as_table()
+    by_data = {
+        data: [m for m in report.worst if m.data == data] for data in dict.fromkeys(m.data for m in report.worst)
+    }
     return render(
         "grid",
         report.title,
@@ -456,13 +367,20 @@ def of_grid(report: GridReport) -> str:
         figures,
         report=report,
         lead=f"runs: {facts['runs']} · {seeds}",
-        table=report.table.as_table().fragment() if report.table else "",
+        table=report.table.as_table() if report.table else None,
         key=_key(report),
-        worst=[part for at, data in enumerate(_by_data(report.worst)) if (part := _worst(report.worst, data, at))],
-        cells=Table("", head, report.cells, name="cells-table") if report.cells else None,
+        worst=[
+            (data if len(by_data) > 1 else "", sheet)
+            for at, (data, several) in enumerate(by_data.items())
+            if (sheet := _worst(several, f"worst-{at}"))
+        ],
+        cells=_table("cells-table", head, report.cells),
         bases=[name or "nothing" for name in report.methods],
         views=[
-            [_compared(f"{at}-{place}", *of, report.smallest) for place, of in enumerate(_by_data(methods).items())]
+            [
+                _compared(f"{at}-{place}", data, [m for m in methods if m.data == data], report.smallest)
+                for place, data in enumerate(dict.fromkeys(m.data for m in methods))
+            ]
             for at, methods in enumerate(report.methods.values())
         ],
         ranks=ranks and (replace(ranks, title="", notes=(), name="ranks-table", text=(2,)), ranks.notes),
@@ -511,13 +429,6 @@ def _estimate(of: Estimate) -> dict[str, float | int | None]:
     return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
-def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
-    by_data: dict[str, list[Method]] = {}
-    for method in methods:
-        by_data.setdefault(method.data, []).append(method)
-    return by_data
-
-
 def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) -> dict[str, Any]:
     """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
@@ -536,32 +447,25 @@ def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) 
     return {"name": name, "data": data, "sentence": sentence, "costs": costs}
 
 
-def _worst(methods: Sequence[Method], data: str, at: int) -> tuple[str, Table] | None:
-    """Return the table of a data set with its heading: the task with the lowest change, and the worst clients."""
-    mine = [m for m in methods if m.data == data]
-    changed = any(m.worst_task for m in mine)
-    rows = list(dict.fromkeys(row for m in mine for row in m.worst_clients))
+def _worst(methods: Sequence[Method], name: str) -> Table | None:
+    """Return the table of a data set: the task with the lowest change, and the worst clients."""
+    changed = any(m.worst_task for m in methods)
+    rows = list(dict.fromkeys(row for m in methods for row in m.worst_clients))
     if not changed and not rows:
         return None
     head = ["method", *(("worst task", "change", "against") if changed else ()), *(f"worst client: {r}" for r in rows)]
     lines = []
-    for m in mine:
-        cells = [_with_names(*m.worst_clients[row]) if row in m.worst_clients else "" for row in rows]
-        if changed:
-            cells = [*_lowest_of(m), *cells]
+    for m in methods:
+        cells = [""] * len(rows)
+        for at, row in enumerate(rows):
+            if row in m.worst_clients:
+                of, names = m.worst_clients[row]
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                cells[at] = f"{of} ({', '.join(names[:_NAMED]) or 'all the same'}{more})"
+        if changed and m.worst_task is not None:
+            cells = [str(m.worst_task[0]), f"{m.worst_task[1].signed}\u00a0%", m.reference, *cells]
+        elif changed:
+            cells = ["", *(("base", "") if m.label == m.reference else ("", m.reference)), *cells]
         lines.append((m.label, *cells))
-    text = [i for i in range(len(head)) if i != 2 or not changed]  # names of clients need to break
-    heading = data if len(_by_data(methods)) > 1 else ""
-    return heading, Table("", tuple(head), tuple(lines), name=f"worst-{at}", text=text)
-
-
-def _lowest_of(m: Method) -> tuple[str, str, str]:
-    if m.worst_task is None:
-        return ("", "base", "") if m.label == m.reference else ("", "", m.reference)
-    row, change = m.worst_task
-    return str(row), f"{change.signed}\u00a0%", m.reference
-
-
-def _with_names(estimate: Estimate, names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{estimate} ({', '.join(names[:most]) or 'all the same'}{more})"
+    text = [at for at in range(len(head)) if at != 2 or not changed]  # names of clients need to break
+    return _table(name, head, lines, *text)

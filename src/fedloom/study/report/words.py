@@ -113,12 +113,6 @@ def beats(rounds: int, better: Mapping[str, bool]) -> str:
     return f"After {count(rounds, 'round')} the model is better than the constant prediction {on}."
 
 
-def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
-    """Say the results without a baseline; from (task, metric, number)."""
-    each = [f"{value} {metric(name)} on {task}" for task, name, value in values]
-    return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
-
-
 def of_methods(verdicts: Mapping[str, Verdict], references: Collection[str], smallest: float, seeds: int) -> str:
     """Say which methods of a grid gain over their baseline: the three verdicts in a sentence."""
     base = listed(sorted(references)) or "their base"
@@ -161,14 +155,6 @@ def alike(most: Sequence[tuple[str, ...]], least: Sequence[tuple[str, ...]]) -> 
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def about_changes(base: str) -> str:
-    """Explain the numbers of a tile."""
-    return (
-        f"A change is the mean over the clients of the task, each compared with itself under {base}, with its 95 % "
-        f"t-interval over clients, not corrected for the number of tasks. The dashed line is {base}."
-    )
-
-
 def trend(slope: float) -> str:
     """Say how the training loss changes in the last rounds; `slope` in percent per round, nan for unknown."""
     if math.isnan(slope):
@@ -190,52 +176,3 @@ def conflict(groups: Mapping[str, float], pair: tuple[str, str, float] | None) -
     elif pair is not None:
         text += " No two clients conflict over all layers and rounds."
     return text.strip()
-
-
-def about_base(base: str, found: bool, named: bool, constant: bool) -> str:
-    """Say what a page compares a run with if nobody named it, and how to get a better baseline.
-
-    Args:
-        base: The baseline's method; '' without one.
-        found: True if the baseline was found, and not named.
-        named: True if the page itself names the baseline.
-        constant: True if the page shows the constant prediction's scores.
-    """
-    run = "Run: fedloom run ... method=local, with all other keys the same"
-    dashed = "The dashed line is the constant prediction, which ignores the input. " if constant else ""
-    if not base:
-        return f"{dashed}No run of training alone was found. {run}, into a folder beside this one."
-    if found and base == "constant":
-        return f"No run of training alone with the same clients and data was found. {run}."
-    return f"Compared with {base}, which was found beside this run." if found and not named else ""
-
-
-def worst_tasks(named: Sequence[tuple[str, str, str, str]]) -> str:
-    """Say which tasks are worst, from (metric, split, task, its number)."""
-    tasks = [f"{metric} on {split}: {task} ({value})" for metric, split, task, value in named]
-    return f"Worst task by {'; by '.join(tasks)}." if tasks else ""
-
-
-def lowest(changes: Mapping[tuple[str, str], float], split: str) -> str:
-    """Say which of several tasks has the lowest change; (task, metric) -> percent."""
-    if len(changes) < 2:
-        return ""
-    task, name = min(changes, key=lambda key: changes[key])
-    return f"Lowest change on {split}: {task} ({name}), {percent(changes[task, name])}."
-
-
-def deltas(base: str, each: Sequence[tuple[str, str, str]]) -> str:
-    """Say the mean change, from (change, split, how many tasks)."""
-    parts = [f"{change} on {split} (mean change of {tasks})" for change, split, tasks in each]
-    return f"Δm against {base}: {'; '.join(parts)}. Positive is better."
-
-
-def worse(worse: int, of: int, split: str) -> str:
-    """Say how many clients have a worse model for at least one of their tasks."""
-    return f"{worse} of {of} clients have a worse model than with the base for at least one of their tasks ({split})."
-
-
-def worse_over_all(means: Mapping[str, float]) -> str:
-    """Say how many clients lost over all their tasks; client -> mean change in percent."""
-    lost = sum(mean < -NOTHING for mean in means.values())
-    return f"For {lost} of {len(means)} clients the mean change over all their tasks is below 0." if means else ""
