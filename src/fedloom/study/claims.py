@@ -23,7 +23,7 @@ from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.results import STILL, Seeds, at_constant, deltas, of_seeds, read_seeds
-from fedloom.study.statistics import NOISE, Estimate, Paired, Verdict, against_zero, delta_terms, holm, judge, p_text
+from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
 
 ALONE = "Local"
 """The base of a benchmark's grid in which every client trains alone."""
@@ -218,21 +218,11 @@ def file_of(claims: Path, grid: Grid, kind: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One comparison of a grid's family: what its seeds say."""
-
-    change: Paired | None
-    holm: float
-    ratio: float
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
 class Judged:
     """All comparisons that a grid's family names."""
 
     grid: Grid
-    comparisons: Mapping[tuple[str, str, str], Comparison]
+    comparisons: Mapping[tuple[str, str, str], Tested]
     """(data, method, the one that it is compared with) -> the comparison."""
     sensitivity: Mapping[str, Sensitivity]
 
@@ -248,7 +238,7 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None) -> Judged:
     None is yes or no where a row has not converged, or where the validation numbers `rule` do not show that the
     benchmark is sensitive.
     """
-    found: dict[tuple[str, str, str], Paired | None] = {}
+    gains: dict[tuple[str, str, str], list[float]] = {}
     why: dict[tuple[str, str, str], str] = {}
     known: dict[str, Sensitivity] = {}
     for data in grid.data:
@@ -259,16 +249,14 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None) -> Judged:
         directions = _counted(grid, seeds, data)
         for cell in grid.combinations:
             for other in grid.compared(*cell):
-                key = data, together(*cell), together(*other)
-                found[key] = _paired(seeds, key, directions)
-                moving = [name for name in key[1:] if seeds.is_moving(data, name)]
-                why[key] = barred or (f"not converged: {', '.join(moving)}" if moving else "")
-    ps = dict(zip(found, holm([math.nan if of is None else of.p for of in found.values()]), strict=True))
-    comparisons = {
-        key: Comparison(of, ps[key], seeds.ratio(key[0]), judge(of, grid.smallest, ps[key], why[key]))
-        for key, of in found.items()
-    }
-    return Judged(grid, comparisons, known)
+                names = method, over = together(*cell), together(*other)
+                gains[data, method, over] = list(
+                    deltas(seeds.values(data, method), seeds.values(data, over), directions).values()
+                )
+                moving = [name for name in names if seeds.is_moving(data, name)]
+                why[data, method, over] = barred or (f"not converged: {', '.join(moving)}" if moving else "")
+    ratios = {key: seeds.ratio(key[0]) for key in gains}
+    return Judged(grid, family(gains, ratios, why, grid.smallest), known)
 
 
 def _counted(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
@@ -283,15 +271,6 @@ def _counted(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
     return {task: direction for task, direction in directions.items() if task not in out}
 
 
-def _paired(seeds: Seeds, key: tuple[str, str, str], directions: Mapping[str, str]) -> Paired | None:
-    """Return the test of the gains over the seeds that both methods have; None without two finite ones."""
-    data, method, over = key
-    gains = list(deltas(seeds.values(data, method), seeds.values(data, over), directions).values())
-    if len(gains) < 2 or not all(map(math.isfinite, gains)):
-        return None
-    return against_zero(gains, NOISE * 100, seeds.ratio(data))
-
-
 @dataclass(frozen=True)
 class Verdicts(HasTable):
     """The verdict on each claim of a file."""
@@ -300,7 +279,7 @@ class Verdicts(HasTable):
     grids: Mapping[str, Judged]
     """Those whose seeds are there."""
 
-    def _of(self, claim: Claim) -> tuple[str, str, str, Comparison | None]:
+    def _of(self, claim: Claim) -> tuple[str, str, str, Tested | None]:
         """Return (data, method, the one it is compared with, the comparison)."""
         grid = self.grids[claim.grid].grid if claim.grid in self.grids else load_grid(claim.grid)
         data = claim.data or next(iter(grid.data))

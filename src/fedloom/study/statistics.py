@@ -23,6 +23,7 @@ from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import POOLED
 
 Name = TypeVar("Name", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 CUT = "of fractions cut off at 0 and 1"
 FRACTIONS = frozenset(
     {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
@@ -415,6 +416,33 @@ def judge(found: Paired | None, smallest: float, p: float | None = None, reason:
     if found.high < smallest:
         return Verdict("no", is_significant and found.mean <= -smallest, detectable)
     return Verdict("cannot tell", detectable=detectable)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One comparison of a family: its test (None without two finite gains), Holm's p over the family, the verdict."""
+
+    change: Paired | None
+    holm: float
+    ratio: float
+    verdict: Verdict
+
+
+def family(
+    gains: Mapping[Key, Sequence[float]], ratios: Mapping[Key, float], reasons: Mapping[Key, str], smallest: float
+) -> dict[Key, Tested]:
+    """Test each comparison's gains over seeds, which are percentages, and judge them with Holm's correction over all.
+
+    `ratios` are as in `against_zero`, `reasons` and `smallest` as in `judge`.
+    """
+    found = {  # rounded as numbers of about 100 are
+        key: against_zero(of, NOISE * 100, ratios[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
+        for key, of in gains.items()
+    }
+    ps = dict(zip(found, holm([math.nan if of is None else of.p for of in found.values()]), strict=True))
+    return {
+        key: Tested(of, ps[key], ratios[key], judge(of, smallest, ps[key], reasons[key])) for key, of in found.items()
+    }
 
 
 def detectable_gain(half: float, n: int) -> float:

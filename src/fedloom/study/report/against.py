@@ -27,14 +27,11 @@ from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
 from fedloom.study.results import Combination, Results, Side, change, deltas
 from fedloom.study.statistics import (
-    NOISE,
     Estimate,
     Verdict,
-    against_zero,
     delta_m,
     delta_terms,
-    holm,
-    judge,
+    family,
     without_base,
 )
 
@@ -421,19 +418,14 @@ def _methods(
 def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:
     """Return the methods with their verdicts."""
     every = tuple(methods)
-    found = {
-        (m.data, m.label): against_zero(m.seeds, NOISE * 100, m.ratio)
-        for m in every
-        if m.is_method and len(m.seeds) > 1 and all(map(math.isfinite, m.seeds))
-    }
-    ps: dict[tuple[str, str], float] = {}
+    verdicts: dict[tuple[str, str], Verdict] = {}
     for data in {m.data for m in every}:
-        mine = [key for key in found if key[0] == data]
-        ps |= zip(mine, holm([found[key].p for key in mine]), strict=True)
-    return tuple(
-        replace(m, verdict=judge(found[key], smallest, ps[key], m.reason)) if (key := (m.data, m.label)) in found else m
-        for m in every
-    )
+        mine = {m.label: m for m in every if m.data == data and m.is_method and len(m.seeds) > 1}
+        mine = {name: m for name, m in mine.items() if all(map(math.isfinite, m.seeds))}
+        gains, ratios = {n: m.seeds for n, m in mine.items()}, {n: m.ratio for n, m in mine.items()}
+        tested = family(gains, ratios, {n: m.reason for n, m in mine.items()}, smallest)
+        verdicts |= {(data, name): of.verdict for name, of in tested.items()}
+    return tuple(replace(m, verdict=verdicts.get((m.data, m.label))) for m in every)
 
 
 def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
