@@ -16,19 +16,15 @@ from fedloom.core.outline import Outline
 from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
-from fedloom.study.papers import HYPER, HyperWeights, weights_of
 from fedloom.study.report import predictions, records, words
 from fedloom.study.report.against import Against, Method, bases_of, methods_of
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import (
     Curves,
-    Happening,
-    Matrices,
     Score,
     Series,
     UpdateAgreement,
     curves,
-    quality,
     scores,
 )
 from fedloom.study.results import of_grid as results_of
@@ -43,55 +39,29 @@ Facts = tuple[tuple[str, str], ...]
 class RunReport:
     """The contents of the page of a run."""
 
+    run: Run
     folder: Path
     title: str
     facts: Facts
-    method: str
     outline: Outline | None
-    recipe: str
     clients: Mapping[str, Mapping[str, Any]]
     """Client -> tasks (with weights) and, where stated, domain, train and val (examples), labels (class counts)."""
-    tasks: Mapping[str, Mapping[str, Any]]
     curves: tuple[Curves, ...]
     scores: tuple[Score, ...]
-    traffic: Mapping[tuple[str, str], Mapping[str, Series]]
-    """('up' or 'down', 'role', 'task' or 'client') -> name -> bytes of each round."""
-    totals: tuple[tuple[str, str, int, int], ...]
-    """(role, task, bytes from clients, bytes to clients) over all rounds."""
-    seconds: Mapping[str, Series]
-    """Phase -> seconds of each round."""
-    weights: HyperWeights | None
-    matrices: tuple[Matrices, ...]
-    happened: tuple[Happening, ...]
-    clock: Mapping[str, Series] = field(default_factory=dict)
-    """A simulated time -> its seconds in each round; empty where time was not simulated."""
-    agreement: UpdateAgreement | None = None
-    quality: Mapping[str, Series] = field(default_factory=dict)
-    """Agreement of neighbours with tasks: name -> share or index of each round."""
-    peers: bool = False
-    """True if peers mix the updates, not a server."""
-    against: Against | None = None
+    agreement: UpdateAgreement | None
+    predictions: Predictions
+    against: Against | None
     """The run compared with its baseline, where one was named or detected."""
-    others: tuple[Against, ...] = ()
+    others: tuple[Against, ...]
     """The run compared with other runs."""
-    predictions: Predictions = Predictions()
-    trained: Mapping[str, Series] = field(default_factory=dict)
-    """Client -> seconds of its local training in each round."""
-    base_found: bool = False
+    base_found: bool
     """True if the baseline was not named, but detected beside the run."""
-    constant: Mapping[str, float] = field(default_factory=dict)
-    """Task -> the score of the constant prediction, as the run recorded it."""
 
     @property
     def constant_lines(self) -> dict[str, Series]:
         """Return task -> the constant prediction's score in each round that measured the task."""
         rounds = {c.task: c.mean for c in self.curves if c.is_primary}
-        return {task: dict.fromkeys(rounds[task], value) for task, value in self.constant.items() if task in rounds}
-
-    @property
-    def sent(self) -> tuple[int, int]:
-        """Return the bytes from and to clients over all rounds."""
-        return sum(up for *_, up, _ in self.totals), sum(down for *_, down in self.totals)
+        return {task: dict.fromkeys(rounds[task], v) for task, v in self.run.constant.items() if task in rounds}
 
 
 @dataclass(frozen=True)
@@ -141,32 +111,19 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         for name, about in run.info["clients"].items()
     }
     return RunReport(
+        run,
         run.folder,
         f"{run.recipe['name']}: {run.label}",
         _facts(run),
-        str(run.info.get("recipe_text", "")),
         _outline(run),
-        (run.folder / "recipe.yaml").read_text("utf-8"),
         clients,
-        run.info["tasks"],
         curves(run),
         scores(run),
-        records.traffic(run),
-        records.totals(run),
-        records.timed(run),
-        weights_of(run) if any(run.records(HYPER)) else None,
-        records.matrices(run),
-        records.happened(run),
-        records.clock(run),
         records.agreement_of(run),
-        _quality(run),
-        run.recipe.get("peers") is not None,
+        predictions.of_run(run),
         compared,
         others,
-        predictions.of_run(run),
-        records.timed(run, "seconds_of"),
         base is None and compared is not None,
-        run.constant,
     )
 
 
@@ -299,9 +256,3 @@ def _labels(folder: Path) -> Mapping[str, Any]:
         if isinstance(by_task, dict)
     }
     return {client: by_task for client, by_task in several.items() if by_task}
-
-
-def _quality(run: Run) -> dict[str, dict[int, float]]:
-    with suppress(UserError):  # without scikit-learn the page leaves this out
-        return quality(run)
-    return {}

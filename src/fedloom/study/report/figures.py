@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import writing
+from fedloom.core.errors import UserError, writing
 from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.study import charts
 from fedloom.study.charts import Chart, plain, tenths, thinned
 from fedloom.study.figures import of_ranks
 from fedloom.study.output import Records
-from fedloom.study.papers import HyperWeights, used
-from fedloom.study.report import words
+from fedloom.study.papers import HYPER, HyperWeights, used, weights_of
+from fedloom.study.report import records, words
 from fedloom.study.report.against import Against, Method
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.predictions import ConfusionViews
@@ -90,25 +91,27 @@ def _of_run(report: RunReport) -> Iterator[tuple[str, Figure]]:
     points = max(20, min(POINTS, BUDGET // (2 * LINES * max(1, len(report.curves)))))
     for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
         yield f"curves-{number}", curves(task, [c for c in report.curves if c.task == task], points)
-    if report.traffic:
+    run = report.run
+    if traffic := records.traffic(run):
         ways = {
             f"sent {'by' if way == 'up' else 'to'} clients, by {kind}": _largest(names)
-            for (way, kind), names in report.traffic.items()
+            for (way, kind), names in traffic.items()
         }
         yield "bytes", over_rounds("Bytes", ways, "bytes per round", zero=True)
     times = {
-        "seconds by phase": report.seconds,
-        "local training by client": _largest(report.trained),
-        "simulated seconds": report.clock,
+        "seconds by phase": records.timed(run),
+        "local training by client": _largest(records.timed(run, "seconds_of")),
+        "simulated seconds": records.clock(run),
     }
     if any(times.values()):
         yield "seconds", over_rounds("", times, "seconds", zero=True)
-    if report.quality:
-        yield "task-groups", over_rounds("", {"peers and task groups": report.quality}, "share or index")
-    if report.weights is not None:
-        yield from _hyper_weights(report.weights)
+    with suppress(UserError):  # without scikit-learn the page leaves this out
+        if quality := records.quality(run):
+            yield "task-groups", over_rounds("", {"peers and task groups": quality}, "share or index")
+    if any(run.records(HYPER)):
+        yield from _hyper_weights(weights_of(run))
     tasks = {name: about["tasks"] for name, about in report.clients.items()}
-    for m in report.matrices:
+    for m in records.matrices(run):
         if m.rounds:
             yield m.name, matrices(m)
         if m.graph and (graph := circle(m, tasks)):
@@ -318,7 +321,9 @@ def _examples(report: RunReport) -> Figure:
         name: {task: report.clients[name].get("train") for task in report.clients[name]["tasks"]}
         for name in thinned(list(report.clients), SIDE)
     }
-    chart = charts.heat(cells, list(report.tasks), down="client", along="task", value="train examples", low=0)
+    chart = charts.heat(
+        cells, list(report.run.info["tasks"]), down="client", along="task", value="train examples", low=0
+    )
     return Figure("", [View("train examples", chart)])
 
 
@@ -326,7 +331,7 @@ def _labels(report: RunReport) -> Figure:
     """Draw clients by classes, one view per task that has classes."""
     names = thinned([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
-    for task in report.tasks:
+    for task in report.run.info["tasks"]:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if width := max(map(len, rows.values()), default=0):
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}

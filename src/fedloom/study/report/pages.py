@@ -26,7 +26,10 @@ from fedloom.study.report.records import (
     Series,
     UpdateAgreement,
     cosines,
+    happened,
+    matrices,
     primary,
+    totals,
     worst_tasks,
 )
 from fedloom.study.report.words import number, percent
@@ -84,7 +87,7 @@ def tiles_of(report: RunReport) -> list[Tile]:
     base = report.against
     each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
     changes = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
-    judged, constant = primary(report.curves), report.constant if base is None else {}
+    judged, constant = primary(report.curves), report.run.constant if base is None else {}
     lines = report.constant_lines if base is None else base.over_rounds
     first: dict[str, Score] = {}
     for score in report.scores:
@@ -177,10 +180,10 @@ def of_run(report: RunReport) -> str:
         views.append(_view(against, at))
         figures |= dict(against_of(against, views[at]["end"]))
     judging = [s for s in report.scores if s.primary]
-    sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
+    sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in totals(report.run)]
     events = [
         (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
-        for h in report.happened
+        for h in happened(report.run)
     ]
     return render(
         "run",
@@ -192,11 +195,15 @@ def of_run(report: RunReport) -> str:
         views=views,
         conflict=conflict_of(report.agreement or UpdateAgreement()),
         equal=any(s.clients > 1 for s in judging) and all(s.worst is None for s in judging),
+        matrices=matrices(report.run),
+        method=str(report.run.info.get("recipe_text", "")),
+        recipe=(report.folder / "recipe.yaml").read_text("utf-8"),
+        peers=report.run.recipe.get("peers") is not None,
         federation=_federation(report),
         sent=_table(
             "bytes-table",
             ("role", "task", "sent by clients", "sent to clients"),
-            [*sent, ("all", "", *map(human_bytes, report.sent))] if sent else (),
+            [*sent, ("all", "", *map(human_bytes, report.run.bytes_total().values()))] if sent else (),
             1,
         ),
         events=_table("events-table", ("what", "client", "times", "rounds"), events, 1),
@@ -213,7 +220,7 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
     end = f"-{at}" if at else ""
     return {
         "base": base,
-        "name": base.label if base else "the constant prediction" if report.constant else "nothing",
+        "name": base.label if base else "the constant prediction" if report.run.constant else "nothing",
         "found": report.base_found,
         "sentences": sentences(report, tiles),
         "tiles": tiles,
@@ -244,9 +251,9 @@ def _run_data(report: RunReport) -> dict[str, Any]:
         for c in report.curves
         if c.best is not None
     ]
-    totals = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in report.totals]
+    sent = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in totals(report.run)]
     base = {} if report.against is None else {"base": _base_data(report.against)}
-    return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": totals, **base}
+    return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": sent, **base}
 
 
 def _base_data(base: Against) -> dict[str, Any]:
@@ -266,11 +273,11 @@ def _base_data(base: Against) -> dict[str, Any]:
 def _lead(report: RunReport) -> str:
     """Say how far the run is, and what it took."""
     facts = dict(report.facts)
-    up, down = report.sent
+    (up, down), tasks = report.run.bytes_total().values(), len(report.run.info["tasks"])
     state = facts["status"]
     parts = [
         state if "round" in state else f"{state}, {words.count(int(facts['rounds']), 'round')}",
-        f"{words.count(len(report.clients), 'client')}, {words.count(len(report.tasks), 'task')}",
+        f"{words.count(len(report.clients), 'client')}, {words.count(tasks, 'task')}",
         f"seed {facts['seed']}",
         f"{human_bytes(up)} sent by clients, {human_bytes(down)} to them",
     ]
