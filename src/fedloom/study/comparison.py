@@ -162,17 +162,22 @@ def compare(
     for run in read:
         groups[run.group].append(run)
     ordered = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
-    for group in ordered:
-        for one, two in pairwise(group):
-            if one.seed == two.seed:
-                raise StateError(
-                    f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them"
-                )
+    for one, two in (pair for group in ordered for pair in pairwise(group)):
+        if one.seed == two.seed:
+            raise StateError(f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them")
     notes = _comparable(ordered)
     rows = read[0].judged_by(metric).judged
     finals = [{run.seed: run.final(split) for run in group} for group in ordered]
     lines = _lines(rows, [final for by_seed in finals for final in by_seed.values()])
-    columns = [_column(*of, rows, lines) for of in zip(labels_of(ordered), ordered, finals, strict=True)]
+
+    def number(final: Final, row: TaskMetric) -> float:
+        return final.values.get(row.task, {}).get(row.metric, math.nan)
+
+    columns = []
+    for label, group, by_seed in zip(labels_of(ordered), ordered, finals, strict=True):
+        values = {seed: {row.task: number(final, row) for row in rows} for seed, final in by_seed.items()}
+        each = {line: Estimate.of([number(final, line) for final in by_seed.values()]) for line in lines}
+        columns.append(RunSet(label, {run.seed: run for run in group}, by_seed, values, cells=each))
     notes += _finals_notes(columns)
     reference = columns[0] if base is None else _find(columns, base)
     about_delta: list[str] = []
@@ -215,21 +220,6 @@ def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetr
     return lines
 
 
-def _column(
-    label: str,
-    runs: Sequence[Run],
-    finals: Mapping[int, Final],
-    rows: Sequence[TaskMetric],
-    lines: Sequence[TaskMetric],
-) -> RunSet:
-    def number(final: Final, row: TaskMetric) -> float:
-        return final.values.get(row.task, {}).get(row.metric, math.nan)
-
-    values = {seed: {row.task: number(final, row) for row in rows} for seed, final in finals.items()}
-    cells = {line: Estimate.of([number(final, line) for final in finals.values()]) for line in lines}
-    return RunSet(label, {run.seed: run for run in runs}, finals, values, cells=cells)
-
-
 def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
     """Return the column with Delta_m per seed; tasks that have no change go to the notes."""
     average = {row.task: of.mean for row, of in base.cells.items()}
@@ -252,9 +242,8 @@ def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], not
 
 def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
     for column in columns:
-        if column.label == str(base) or any(
-            run.folder.resolve() == Path(base).resolve() for run in column.runs.values()
-        ):
+        folders = [run.folder.resolve() for run in column.runs.values()]
+        if column.label == str(base) or Path(base).resolve() in folders:
             return column
     labels = [column.label for column in columns]
     raise StateError(f"no run called {str(base)!r}.{choices('Here are', str(base), labels)}")
@@ -264,9 +253,8 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Refuse runs with other tasks; return notes on what else makes numbers hard to compare."""
     runs = [run for group in groups for run in group]
     first, notes = runs[0], []
-    kinds = {task: (t["kind"], t["primary"]) for task, t in first.info["tasks"].items()}
-    for run in runs[1:]:
-        other = {task: (t["kind"], t["primary"]) for task, t in run.info["tasks"].items()}
+    kinds, *others = ({t: (of["kind"], of["primary"]) for t, of in run.info["tasks"].items()} for run in runs)
+    for run, other in zip(runs[1:], others, strict=True):
         if other != kinds:
             raise StateError(
                 f"not comparable, because the tasks differ: {first.folder} has {', '.join(kinds)}; "

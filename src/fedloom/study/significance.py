@@ -200,13 +200,13 @@ class Contrasts(HasTable):
         for t in self.tests:
             row = ("", "delta_m", "max") if t.row is None else (t.row.task, t.row.metric, t.row.direction)
             f = t.change
-            numbers: list[float] = [math.nan] * 11
+            numbers: list[float] = [math.nan] * 14
             if f is not None:
                 numbers = [f.low, f.high, t.percent, f.t, f.n - 1, f.p, t.holm]
-                numbers += [self.families["Δm" if t.row is None else "tasks"], f.wilcoxon, f.least, f.d_z]
-            tail = [f.g_z, f.d_av, f.g_av] if f is not None else [math.nan] * 3
+                numbers += [self.families["Δm" if t.row is None else "tasks"], f.wilcoxon, f.least]
+                numbers += [f.d_z, f.g_z, f.d_av, f.g_av]
             pairs = (self.over, len(t.gains), tuple(t.seeds))
-            numbers += [*tail, t.better, t.worst]
+            numbers += [t.better, t.worst]
             v = t.verdict
             found = ("", t.smallest, math.nan) if v is None else (v.label, t.smallest, v.detectable)
             lines.append((t.data, t.method, t.base, *row, *pairs, t.mean, *numbers, self.split, t.state, *found))
@@ -242,8 +242,13 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
             corrected[i] = replace(lines[i], holm=p)
     if over == "seeds":
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
-        corrected = [replace(test, verdict=_verdict(test, moving)) for test in corrected]
-        notes += [_about_fall(moving)] if moving else []
+        for i, test in enumerate(corrected):
+            names = [name for name in (test.method, test.base) if (test.data, name) in moving]
+            reason = f"not converged: {', '.join(names)}" if names else ""
+            corrected[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
+        each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
+        about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"
+        notes += [f"{about}: {', '.join(each)}."] if moving else []
     title = WORDS[over]["title"]
     title = f"{results.title}: {title}" if results.title else title.capitalize()
     notes += _notes(corrected, results, over)
@@ -352,19 +357,6 @@ def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]
         notes += [CORRECTED.format(ratio=ratio) for ratio in ratios]
         notes += _about_training(results.sides)
     return notes
-
-
-def _verdict(test: Contrast, moving: Mapping[tuple[str, str], float]) -> Verdict:
-    """Return the verdict of a line; none is possible where a row's training loss still falls (`moving`)."""
-    names = [name for name in (test.method, test.base) if (test.data, name) in moving]
-    reason = f"not converged: {', '.join(names)}" if names else ""
-    return judge(test.change, test.smallest, test.holm, reason)
-
-
-def _about_fall(moving: Mapping[tuple[str, str], float]) -> str:
-    """Return the note on methods whose training loss still falls."""
-    each = ", ".join(f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items())
-    return f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds: {each}."
 
 
 def _about_training(sides: Mapping[Combination, Side]) -> list[str]:
@@ -501,13 +493,8 @@ class Ranks(HasTable):
         """Return one line per method, in full precision."""
         r = self.ranking
         test = (r.chi2, len(r.ranks) - 1, r.p, r.critical)
-        return Records(
-            CSV_RANKS,
-            [
-                (name, rank, self._groups(name), len(r.ranks), r.blocks, *test, self.split)
-                for name, rank in r.ranks.items()
-            ],
-        )
+        lines = [(n, rank, self._groups(n), len(r.ranks), r.blocks, *test, self.split) for n, rank in r.ranks.items()]
+        return Records(CSV_RANKS, lines)
 
     def _groups(self, name: str) -> tuple[int, ...]:
         return tuple(number for number, group in enumerate(self.ranking.groups, 1) if name in group)
@@ -530,18 +517,15 @@ def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
     if len(names) < 2:
         raise StateError(f"ranks need two methods, found {', '.join(names)}")
     if not complete:
-        raise StateError(
-            f"ranks need a block of which all methods have a number, found none among {len(by_block)}: "
-            f"{', '.join(names)}"
-        )
+        need = "ranks need a block of which all methods have a number"
+        raise StateError(f"{need}, found none among {len(by_block)}: {', '.join(names)}")
     result = ranking(complete)
     more = []
     if len(complete) < len(by_block):
         more.append(f"Blocks left out, because not every method has a number there: {len(by_block) - len(complete)}.")
     if blocks == "tasks":
-        if len({(data, frozenset(s.values)) for (data, *_), s in results.sides.items()}) > len(
-            {data for data, *_ in results.sides}
-        ):
+        seeds = {(data, frozenset(side.values)) for (data, *_), side in results.sides.items()}
+        if len(seeds) > len({data for data, *_ in results.sides}):
             more.append("The means are not over the same seeds for all methods.")
         more.append(
             "Tasks of one data set share its examples, and a run's tasks its model: blocks are not independent."

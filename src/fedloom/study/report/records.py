@@ -124,26 +124,22 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
     weights: dict[int, dict[str, Mapping[str, float]]] = defaultdict(dict)
     for round, record in run.records("mixing"):
         weights[round].update(record["weights"])
-    by_peer: dict[str, dict[int, dict[str, Mapping[str, float]]]] = {"peer": {}, "similarity": {}, "conflict": {}}
-    for key, kind, part in (
-        ("peer", "peer", "weights"),
-        ("similarity", "peer", "similarity"),
-        ("conflict", "conflict-averse", "weights"),
-    ):
+
+    def by_peer(kind: str, part: str) -> dict[int, dict[str, Mapping[str, float]]]:
+        found: dict[int, dict[str, Mapping[str, float]]] = defaultdict(dict)
         for round, record in run.records(kind):
-            by_peer[key].setdefault(round, {})[record["peer"]] = record.get(part) or {}
+            found[round][record["peer"]] = record.get(part) or {}
+        return found
+
     for name, title, records in (
         ("mixing", "Mixing weights", weights),
-        ("neighbours", "Neighbours and their weights", by_peer["peer"]),
-        ("conflict-weights", "Conflict-averse weights", by_peer["conflict"]),
-        ("peer-similarity", "Similarity as peers found it", by_peer["similarity"]),
+        ("neighbours", "Neighbours and their weights", by_peer("peer", "weights")),
+        ("conflict-weights", "Conflict-averse weights", by_peer("conflict-averse", "weights")),
+        ("peer-similarity", "Similarity as peers found it", by_peer("peer", "similarity")),
     ):
         if any(row for rows in records.values() for row in rows.values()):
-            result.append(
-                Matrices(
-                    name, title, "receiver", "sender", tuple(run.info["clients"]), records, graph=name == "neighbours"
-                )
-            )
+            peers = tuple(run.info["clients"])
+            result.append(Matrices(name, title, "receiver", "sender", peers, records, graph=name == "neighbours"))
     return tuple(result)
 
 
@@ -277,18 +273,11 @@ def scores(run: Run) -> tuple[Score, ...]:
                 direction = run.direction(task, metric)
                 mine = {c: value for (c, t, m), value in each.items() if (t, m) == (task, metric)}
                 several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
-                ends = [
-                    worst(mine, of) if several else None for of in (direction, {"max": "min", "min": "max"}[direction])
-                ]
-                score = Score(
-                    *(task, metric, direction, split, final.round, final.model, ", ".join(final.data), mean),
-                    len(mine),
-                    ends[0],
-                    metric == run.info["tasks"][task]["primary"],
-                    ends[1],
-                    run.unit(task, metric),
-                )
-                scores.append(score)
+                low, high = (worst(mine, of) if several else None for of in ("max", "min"))
+                ends = (low, high) if direction == "max" else (high, low)
+                judging, data = metric == run.info["tasks"][task]["primary"], ", ".join(final.data)
+                about = (task, metric, direction, split, final.round, final.model, data, mean, len(mine))
+                scores.append(Score(*about, ends[0], judging, ends[1], run.unit(task, metric)))
     return tuple(sorted(scores, key=lambda score: not score.primary))
 
 
@@ -310,9 +299,10 @@ def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
     for score in scores:
         if score.primary and not math.isnan(score.mean):
             groups[score.split, score.metric, score.direction].append(score)
-    pick = {"max": min, "min": max}
     return tuple(
-        pick[direction](group, key=lambda s: s.mean) for (_, _, direction), group in groups.items() if len(group) > 1
+        (min if direction == "max" else max)(group, key=lambda s: s.mean)
+        for (*_, direction), group in groups.items()
+        if len(group) > 1
     )
 
 
@@ -388,18 +378,13 @@ def _clusters(
 
 def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: int) -> dict[str, int]:
     """Return peer -> cluster; empty where no similarity is known."""
-    place = {name: i for i, name in enumerate(names)}
-    total = np.zeros((len(names), len(names)))
-    count = np.zeros_like(total)
-    for name, record in records.items():
-        for other, value in (record.get("similarity") or {}).items():
-            if other in place and value is not None:
-                for a, b in ((place[name], place[other]), (place[other], place[name])):
-                    total[a, b] += value
-                    count[a, b] += 1
+    found = {name: records[name].get("similarity") or {} for name in names}
+    one = np.array([[found[a].get(b) for b in names] for a in names], dtype=np.float64)
+    both = np.stack([one, one.T])
+    count = (~np.isnan(both)).sum(0)
     if not count.any() or len(names) <= groups:
         return {}
-    similar = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    similar = np.nansum(both, axis=0) / np.maximum(count, 1)
     distance = similar.max() - similar
     np.fill_diagonal(distance, 0.0)
     cluster = need("sklearn.cluster", "report").AgglomerativeClustering(

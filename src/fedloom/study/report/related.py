@@ -152,13 +152,10 @@ class Relatedness(HasRecords):
     @cached_property
     def ranks(self) -> dict[str, list[int | None]]:
         """Return metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
-        ranks: dict[str, list[int | None]] = {}
-        for name, v in self.values.items():
-            near = -v if name in self.distances else v
-            known = np.sort(near[np.isfinite(near)])
-            above = len(known) - np.searchsorted(known, near, side="right")
-            ranks[name] = [int(n) + 1 if np.isfinite(x) else None for n, x in zip(above, near, strict=True)]
-        return ranks
+        from pandas import Series
+
+        ranked = {name: Series(v).rank(method="min", ascending=name in DISTANCES) for name, v in self.values.items()}
+        return {name: [None if math.isnan(rank) else int(rank) for rank in of] for name, of in ranked.items()}
 
     def ends(self, metric: str) -> list[int]:
         """Return the `ENDS` most and least related pairs by a metric, as places in `pairs`, in its order."""
@@ -174,9 +171,9 @@ class Relatedness(HasRecords):
             tables.append(_sheet(title, self.tasks, M))
         if len(self.scores) > 1:
             both = self.agreement
-            pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
             for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
-                tables.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
+                title = f"{title}'s correlation of metrics over {len(self.pairs)} pairs of tasks"
+                tables.append(_sheet(title, both.names, M))
         return tables
 
     def to_text(self) -> str:
@@ -231,12 +228,11 @@ class Relatedness(HasRecords):
             ).to_csv()
             for name, R in self.scores.items()
         }
-        pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
         rows = [
-            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
-             int(both.pairs[i, j]))
-            for i, j in pairs
-        ]  # fmt: skip
+            (a, b, float(both.pearson[i, j]), float(both.spearman[i, j]), int(both.pairs[i, j]))
+            for i, b in enumerate(both.names)
+            for j, a in enumerate(both.names[:i])
+        ]
         files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
         files[FILE] = self.to_json()
         with writing(folder):
@@ -337,12 +333,10 @@ def _correlations(agreement: Agreement) -> Figure:
     """Draw the agreement of the metrics: blue is with, orange is against, as in all maps of agreement."""
     over = span(agreement.pairs[np.tril_indices(len(agreement.names), -1)].tolist())
     views = []
-    for name, M in (
-        ("Pearson's correlation", agreement.pearson),
-        ("Spearman's correlation, of ranks", agreement.spearman),
-    ):
+    both = {"Pearson's correlation": agreement.pearson, "Spearman's correlation, of ranks": agreement.spearman}
+    for name, M in both.items():
         cells = {
-            a: dict(zip(agreement.names, row.tolist(), strict=True)) for a, row in zip(agreement.names, M, strict=True)
+            a: dict(zip(agreement.names, row, strict=True)) for a, row in zip(agreement.names, M.tolist(), strict=True)
         }
         value = f"{name}, over {over} pairs"
         chart = charts.heat(cells, agreement.names, value=value, low=-1, high=1, middle=0.0, numbers=".2f")
@@ -392,15 +386,9 @@ def _ends(study: Relatedness, place: int, metric: str) -> Table | None:
 
 def _data(study: Relatedness) -> dict[str, Any]:
     """Return the numbers of the page's tables, for programs."""
-    ends = {
-        metric: [
-            {
-                "tasks": [study.tasks[place] for place in study.pairs[at]],
-                "score": float(study.values[metric][at]),
-                "ranks": {m: ranks[at] for m, ranks in study.ranks.items()},
-            }
-            for at in study.ends(metric)
-        ]
-        for metric in study.scores
-    }
+    ends: dict[str, list[dict[str, Any]]] = {metric: [] for metric in study.scores}
+    for metric, rows in ends.items():
+        for at in study.ends(metric):
+            score, ranks = float(study.values[metric][at]), {m: ranks[at] for m, ranks in study.ranks.items()}
+            rows.append({"tasks": [study.tasks[i] for i in study.pairs[at]], "score": score, "ranks": ranks})
     return {"about": dict(study.facts), "distances": study.distances, "agreement": study.correlations(), "ends": ends}
