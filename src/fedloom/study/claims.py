@@ -148,10 +148,9 @@ def sentences(found: Sequence[Sensitivity]) -> list[str]:
     """Return the lines to print below the tables."""
     lines = []
     for one in found:
-        lines += [f"{one.data}: {reason}" for reason in one.reasons]
-        if not one.reasons:
-            seeds = ", ".join(map(str, one.seeds))
-            lines.append(f"{one.data}: this benchmark is sensitive (validation data, seeds {seeds})")
+        seeds = ", ".join(map(str, one.seeds))
+        said = one.reasons or [f"this benchmark is sensitive (validation data, seeds {seeds})"]
+        lines += [f"{one.data}: {reason}" for reason in said]
     return lines
 
 
@@ -288,9 +287,8 @@ class Verdicts(HasTable):
             return data, method, over, None
         family = self.grids[claim.grid].comparisons
         if (data, method, over) not in family:
-            names = [f"{m} over {o} on {d}" for d, m, o in family]
             asked = f"{method} over {over} on {data}"
-            hint = nearest(asked, names)
+            hint = nearest(asked, [f"{m} over {o} on {d}" for d, m, o in family])
             raise RecipeError(f"claim {claim.claim!r}: {asked} is not in the family of grid {claim.grid}.{hint}")
         return data, method, over, family[data, method, over]
 

@@ -155,19 +155,16 @@ class Grid(Section):
         for label in self.cells:
             if label not in cells:
                 yield f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}"
-        for data, by_label in self.tuned.items():
-            for label in by_label:
-                if data not in self.data or label not in cells:
-                    hint = nearest(label, cells)
-                    yield f"tuned.{data}.{label}", f"no such data set and cell, expected DATA and BASE/ADDON.{hint}"
-        for label, row in self.data.items():
-            for base in row.bases or ():
-                if base not in self.bases:
-                    yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
-        for label, others in self.family.items():
-            for each in (label, *others):
-                if each not in cells:
-                    yield f"family.{label}", f"no cell {each!r}, expected BASE/ADDON.{nearest(each, cells)}"
+        for data, label in ((data, label) for data, by_label in self.tuned.items() for label in by_label):
+            if data not in self.data or label not in cells:
+                hint = nearest(label, cells)
+                yield f"tuned.{data}.{label}", f"no such data set and cell, expected DATA and BASE/ADDON.{hint}"
+        for label, base in ((label, base) for label, row in self.data.items() for base in row.bases or ()):
+            if base not in self.bases:
+                yield f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}"
+        for label, each in ((name, each) for name, of in self.family.items() for each in (name, *of)):
+            if each not in cells:
+                yield f"family.{label}", f"no cell {each!r}, expected BASE/ADDON.{nearest(each, cells)}"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
             yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
@@ -368,13 +365,13 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
     wrong: dict[str, str] = {}
     same: dict[str, Cell] = {}
     for cell in cells(grid):
-        row, single = grid.data[cell.data], grid.cells.get(f"{cell.base}/{cell.addon}", {})
+        row, label = grid.data[cell.data], f"{cell.base}/{cell.addon}"
+        parts = [row.set, grid.set, CHANGES.get(cell.base, {})]
         if cell.base in grid.bases:
+            single = grid.cells.get(label, {})
             parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
-        else:
-            parts = [row.set, grid.set, CHANGES[cell.base]]
+        parts.append(grid.tuned.get(cell.data, {}).get(label, {}))
         changes = [text for part in parts for text in texts(part)]
-        changes += texts(grid.tuned.get(cell.data, {}).get(f"{cell.base}/{cell.addon}", {}))
         try:
             recipe = load(row.recipe, [*changes, f"seed={cell.seed}"], grid._origin)
         except RecipeError as error:
@@ -400,11 +397,8 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
     Raises RecipeError for an unknown label.
     """
-    kinds: dict[str, Collection[str]] = {
-        "data": grid.data,
-        "base": [base for base, _ in grid.combinations],
-        "addon": grid.addons,
-    }
+    bases = [base for base, _ in grid.combinations]
+    kinds: dict[str, Collection[str]] = {"data": grid.data, "base": bases, "addon": grid.addons}
     for label in labels:
         known = list(dict.fromkeys(one for kind in kinds.values() for one in kind))
         if label not in known:
@@ -498,8 +492,8 @@ def ran() -> list[str]:
 
 def _folder(source: str | Path) -> Path:
     """Return the folder itself, or that of the grid that ran under this name in its default place."""
-    folder = Path(source)
-    return GRIDS / folder if not folder.exists() and (GRIDS / folder / FILE).is_file() else folder
+    home = GRIDS / source
+    return home if not Path(source).exists() and (home / FILE).is_file() else Path(source)
 
 
 def runs_in(source: Path) -> list[Path]:

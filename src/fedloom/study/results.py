@@ -489,30 +489,22 @@ def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, Do
     for number, by_client in run.scores(task, metric, split).items():
         for client, value in by_client.items():
             each[number][domains[client]].append(value)
-    order = _order(run)
+    stated = run.recipe.get("partition", {}).get("clients", {})
+    named = list(stated) if isinstance(stated, Mapping) else []  # as the partition names them, then the others
+    order = [*named, *sorted({*domains.values()} - {*named})]
     return {
         number: DomainScores(number, {d: fmean(each[number][d]) for d in sorted(each[number], key=order.index)})
         for number in sorted(each)
     }
 
 
-def _order(run: Run) -> list[str]:
-    """Return all domains: as the partition names them, then those it does not name."""
-    stated = run.recipe.get("partition", {}).get("clients", {})
-    named = list(stated) if isinstance(stated, Mapping) else []
-    return [*named, *sorted({about["domain"] for about in run.info["clients"].values()} - {*named})]
-
-
 def losses(run: Run) -> dict[str, list[float]]:
     """Return task -> its training loss in each round that trained it, mean over clients; empty where unknown."""
     found: dict[str, list[float]] = {}
     for line in run.rounds:
-        each: dict[str, list[float]] = {}
-        for record in line.get("train", ()):
-            if record["loss"] is not None:
-                each.setdefault(record["task"], []).append(record["loss"])
-        for task, of_round in each.items():
-            found.setdefault(task, []).append(fmean(of_round))
+        known = [record for record in line.get("train", ()) if record["loss"] is not None]
+        for task in dict.fromkeys(record["task"] for record in known):
+            found.setdefault(task, []).append(fmean(record["loss"] for record in known if record["task"] == task))
     return found
 
 

@@ -98,7 +98,7 @@ def _of_run(report: RunReport) -> Iterator[tuple[str, Figure]]:
             for (way, kind), names in traffic.items()
         }
         yield "bytes", over_rounds("Bytes", ways, "bytes per round", zero=True)
-    times = {
+    times: dict[str, Mapping[str, Series]] = {
         "seconds by phase": records.timed(run),
         "local training by client": _largest(records.timed(run, "seconds_of")),
         "simulated seconds": records.clock(run),
