@@ -431,7 +431,7 @@ def test_a_correlation_is_between_minus_one_and_one() -> None:
 
 
 def test_ranks_of_pairs_multiply_to_spearman_in_any_order_of_the_tasks() -> None:
-    from fedloom.study.relatedness import pair_ranks
+    from fedloom.study.agreement import pair_ranks
 
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 4, (6, 6)), rng.normal(size=(6, 6))  # with ties

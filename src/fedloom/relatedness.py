@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.study.relatedness import Agreement as Agreement
+    from fedloom.study.agreement import Agreement as Agreement
+    from fedloom.study.agreement import agreement as agreement
+    from fedloom.study.agreement import symmetrised as symmetrised
     from fedloom.study.relatedness import EtranScore as EtranScore
-    from fedloom.study.relatedness import agreement as agreement
     from fedloom.study.relatedness import cosine as cosine
     from fedloom.study.relatedness import etran as etran
     from fedloom.study.relatedness import etran_totals as etran_totals
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fedloom.study.relatedness import fisher_diagonal as fisher_diagonal
     from fedloom.study.relatedness import logme as logme
     from fedloom.study.relatedness import sign as sign
-    from fedloom.study.relatedness import symmetrised as symmetrised
     from fedloom.study.relatedness import wte as wte
     from fedloom.study.relatedness import wte_embeddings as wte_embeddings
 

@@ -48,10 +48,8 @@ def activated(round: int, rows: tuple[str, ...] = ("a", "b"), overlap: tuple[flo
         10,
         rows,
         ("e.a", "e.b"),
-        ("encoder", "encoder"),
         (4, 6),
         ((2, 0), (1, 1), (0, 2))[: len(rows)],
-        ((1, 0),),
         ((2, 0, 0), (1, 1, 0), (0, 2, 0))[: len(rows)],
         {"encoder": {"overlap": overlap, "expected": (0.2,) * len(overlap), "jaccard": (1 / 3,) * len(overlap)}},
     )

@@ -17,9 +17,9 @@ from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
+from fedloom.study.agreement import pair_ranks
 from fedloom.study.grid import Grid, load_grid, write
 from fedloom.study.output import HasTable, Records, Table
-from fedloom.study.relatedness import pair_ranks
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import of_grid
 from fedloom.study.statistics import LEVEL, Paired, against_zero, delta_terms, holm, p_text

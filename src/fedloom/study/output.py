@@ -152,7 +152,7 @@ class Table:
 
     def to_html(self) -> str:
         """Return a page of its own that looks like a report, without scripts and without anything to load."""
-        return filled("table", title=self.title, table=self)
+        return filled("table", title=self.title, table=self) + "\n"
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -207,10 +207,8 @@ def environment() -> Any:
     """Return the templates of all pages; they escape every text that is put into them."""
     import jinja2
 
-    loader = jinja2.PackageLoader("fedloom.study.report")
-    made = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    look: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True}
+    made = jinja2.Environment(loader=jinja2.FunctionLoader(text_of), lstrip_blocks=True, **look)
     made.filters["beside"] = beside
     made.tests |= {"best": lambda text: isinstance(text, Best), "absent": lambda text: isinstance(text, Absent)}
     return made

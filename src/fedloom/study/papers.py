@@ -47,12 +47,9 @@ class Activated:
     columns: int
     rows: tuple[str, ...]
     blocks: tuple[str, ...]
-    parts: tuple[str, ...]
     sizes: tuple[int, ...]
     active: tuple[tuple[int, ...], ...]
     """Rows x blocks: how many activated dimensions lie in a block."""
-    shared: tuple[tuple[int, ...], ...]
-    """Pairs x blocks: how many are activated by both."""
     bins: tuple[tuple[int, ...], ...]
     """Rows x bins along the flat vector."""
     groups: Mapping[str, Mapping[str, Sequence[float]]]

@@ -19,19 +19,8 @@ from fedloom.experiments.papers.features import BATCH, encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.relatedness import (
-    DISTANCES,
-    EtranScore,
-    cosine,
-    etran,
-    etran_totals,
-    fim,
-    fisher_diagonal,
-    logme,
-    sign,
-    symmetrised,
-    wte,
-)
+from fedloom.study.agreement import DISTANCES, symmetrised
+from fedloom.study.relatedness import EtranScore, cosine, etran, etran_totals, fim, fisher_diagonal, logme, sign, wte
 from fedloom.study.report.related import About, Relatedness
 from fedloom.training.flat import FlatModel
 

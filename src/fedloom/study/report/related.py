@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedloom.core.errors import StateError, writing
 from fedloom.study import charts
+from fedloom.study.agreement import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.grid import write
 from fedloom.study.output import HasRecords, Records, Table, json_text, span
-from fedloom.study.relatedness import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.report import pages, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
