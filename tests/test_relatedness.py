@@ -422,7 +422,7 @@ def test_agreement() -> None:
 
 
 def test_a_correlation_is_between_minus_one_and_one() -> None:
-    from fedloom.study.relatedness import _correlation
+    from fedloom.study.agreement import _correlation
 
     for seed in range(100):
         x = np.random.default_rng(seed).normal(size=7)
