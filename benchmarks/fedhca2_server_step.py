@@ -50,7 +50,7 @@ class Work:
         )
         clients = without_data({c: dict.fromkeys(held) for c, held in CLIENTS.items()})
         self.federation = BuiltFederation((), clients, unified=False)
-        self.present: list[Any] = [self.federation.present(client, self.layout) for client in clients.values()]
+        self.present: list[Any] = [self.federation.presence(self.layout, [(client, None)]) for client in clients]
         self.method = fedhca2(average_identical=False)
         self.rows = tuple((c, None) for c in CLIENTS)
         self.ctx = Ctx(2, 0, self.rows)

@@ -212,8 +212,10 @@ class Ledger:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent inside to a phase."""
         start = time.perf_counter()
-        yield
-        self.add(name, time.perf_counter() - start)
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to a phase."""
