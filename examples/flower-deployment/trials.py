@@ -23,12 +23,14 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from fedloom.engines.flower.deployment import Deployment, deployment, prepare
+from fedloom.core.settings.yaml import to_yaml
+from fedloom.engines.flower.deployment import Deployment, deployment, prepare, provision
 from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import verified
 
 ROUNDS, DEADLINE = 14, 240
 LOOP = """\
+#!/bin/sh
 until flwr run '{app}' tls --stream --run-config '{settings}'; test -f '{run}/run.json' &&
     ! grep -q 'status.: .running' '{run}/run.json'
 do sleep 10; done
@@ -68,11 +70,7 @@ Node.train = train
 """
 
 
-TERMS = """\
-terms:
-  code: none
-  changes: [training.rounds, evaluation.every, runtime.flower]
-"""
+TERMS = {"code": "none", "changes": ["training.rounds", "evaluation.every", "runtime.flower"]}
 
 
 def trusted(out: Path) -> Path:
@@ -121,21 +119,32 @@ def say(text: str) -> None:
 
 
 def main(out: Path) -> None:
-    configs = prepare(out)
-    client = out / "sites" / "sites" / "client_app.py"
+    value = prepare(out, ROUNDS)
+    value["sites"] |= {name: {} for name in ("careful", "stranger", "impostor")}
+    for name, site in value["sites"].items():
+        site["terms"] = TERMS if name == "clinic" else None
+    (out / "sites.yaml").write_text(to_yaml(value))
+    kits = out / "kits"
+    provision(out / "sites.yaml", kits)
+    (kits / "server" / "sites" / "stranger.pub").unlink()
+    (kits / "impostor" / "home" / "node.yaml").write_text((kits / "office" / "home" / "node.yaml").read_text())
+    client = kits / "server" / "app" / "app" / "client_app.py"
     client.write_text(client.read_text() + ROGUE)
     run = out / "runs" / "trials"
     waits = f"runtime.flower={{nodes: 3, min_clients: 1, deadline: {DEADLINE}, wait: 300}}"
     changes = f"training.rounds={ROUNDS}; evaluation.every={ROUNDS}; {waits}"
-    configs["clinic"] += TERMS
+    (out / "run.toml").write_text(f"folder = '{run}'\nchanges = '{changes}'\n")
+    (kits / "loop").mkdir()
+    (kits / "loop" / "start.sh").write_text(
+        LOOP.format(app=kits / "server" / "app", settings=out / "run.toml", run=run)
+    )
+    (kits / "loop" / "start.sh").chmod(0o755)
     with deployment(out) as here:
-        for site, config in configs.items():
-            here.start_node(site, config)
-        here.start_node("careful", "client: careful\n", options=("--trusted-entities", trusted(out)))
-        here.start_node("stranger", "client: stranger\n", register=False)
-        stranger = here.processes["stranger"]
-        (out / "run.toml").write_text(f"folder = '{run}'\nchanges = '{changes}'\n")
-        here.start("loop", "/bin/sh", "-c", LOOP.format(app=out / "sites", settings=out / "run.toml", run=run))
+        for site in ("clinic", "lab", "office"):
+            here.start(site)
+        here.start("careful", "--trusted-entities", trusted(out))
+        stranger = here.start("stranger")
+        here.start("loop")
         say(f"a node with a key that is not registered: exit code {stranger.wait(timeout=300)}")
         here.processes.pop("stranger")
         wait(here, run, 3)
@@ -145,25 +154,25 @@ def main(out: Path) -> None:
         say("node 'office' killed in round 4")
         wait(here, run, 4)
         say("round 4 is over; a node with another key, which is registered, says that it is 'office'")
-        here.start_node("impostor", configs["office"])
+        here.start("impostor")
         while not any("first showed" in event.get("why", "") for line in lines(run) for event in line["events"]):
             wait(here, run, rounds_of(run) + 1)
         here.stop("impostor")
-        here.start_node("office")
+        here.start("office")
         say("'office' is started again; 'lab' will answer a minute after the deadline")
-        (here.homes / "lab" / "slow").touch()
+        (kits / "lab" / "home" / "slow").touch()
         wait(here, run, rounds_of(run) + 3)
-        killed = kill_inside(here.processes["superlink"].pid, "flwr-serverapp")
+        killed = kill_inside(here.processes["server"].pid, "flwr-serverapp")
         say(f"server app killed ({killed} process) in round {rounds_of(run) + 1}")
         wait(here, run, max(rounds_of(run) + 1, ROUNDS - 1))
         say(f"server app and SuperLink killed in round {rounds_of(run) + 1}")
-        here.stop("superlink", signal.SIGKILL)
-        here.start_superlink()
+        here.stop("server", signal.SIGKILL)
+        here.start_server()
         code = here.processes["loop"].wait(timeout=1200)
         here.processes.pop("loop")
         about = json.loads((run / "run.json").read_text())
         say(f"the loop ended with code {code}: {about['status']} after {about['rounds']} rounds")
-        noted = [line["what"] for line in verified(here.homes / "clinic" / AUDIT)]
+        noted = [line["what"] for line in verified(kits / "clinic" / "home" / AUDIT)]
         say(f"audit of 'clinic': {', '.join(f'{count} {what}' for what, count in sorted(Counter(noted).items()))}")
     for line in lines(run)[1:]:
         trained = sorted({each["client"] for each in line["train"]})

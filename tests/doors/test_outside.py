@@ -21,8 +21,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.trust import ALLOW
 from fedloom.data import DATASETS
-from fedloom.engines.flower.deployment import new
-from fedloom.federation.recipes import load
+from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.rounds.build import build
 from fedloom.methods import METHODS
 from tests_support import assert_same
@@ -167,16 +166,20 @@ def test_workers_and_a_cluster_have_it_too(here: Path) -> None:
 def test_a_deployment_has_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SuperLink and three SuperNodes, which are processes of their own: they have the installed package."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    from fedloom.engines.flower.deployment import deployment
+    from fedloom.engines.flower.deployment import deployment, free_port, provision
 
     changes = ["method.codec=raw", "training.rounds=2"]
-    new(here / "sites", "signs.yaml", changes)
+    (here / "mine.yaml").write_text(dump(load("signs.yaml", changes)))
+    sites = ", ".join(f"school-{k}: {{terms: null}}" for k in range(3))
+    (here / "sites.yaml").write_text(
+        f"recipe: mine.yaml\naddress: 127.0.0.1\nport: {free_port()}\nsites: {{{sites}}}\n"
+    )
+    provision(here / "sites.yaml", here / "kits")
     with deployment(here) as place:
         for k in range(3):
-            place.start_node(f"site-{k}", f"client: school-{k}\n")
-        number = place.submit(here / "sites", here / "run")
-        assert place.finished(number, here / "run", 240)["status"] == "finished"
-    assert_same(here / "run", fl.run("signs.yaml", here / "one", overrides=changes), models_only=True)
+            place.start(f"school-{k}")
+        run = place.run(280)
+    assert_same(run, fl.run("signs.yaml", here / "one", overrides=changes), models_only=True)
 
 
 def test_the_folder_says_what_it_was_and_a_changed_source_is_told(here: Path) -> None:

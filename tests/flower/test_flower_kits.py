@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ pytest.importorskip("flwr")
 from cryptography import x509
 
 from fedloom.engines.flower.check import findings
-from fedloom.engines.flower.deployment import _RECIPE, free_port, prepare
+from fedloom.engines.flower.deployment import deployment, free_port, prepare
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import Run
 
@@ -35,13 +33,10 @@ def told(*command: str) -> tuple[int, str]:
 
 def sites_file(home: Path, **changes: Any) -> Path:
     """sites.yaml beside a recipe, for two of the demo's sites."""
-    configs = {name: yaml.safe_load(text) for name, text in prepare(home).items() if name != "office"}
-    recipe = {**_RECIPE, "training": {"rounds": 1, "epochs": 1}}
-    recipe["runtime"] = {"engine": "flower", "flower": {"deadline": 200}}
-    (home / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    sites = {name: {"data": config["data"]} for name, config in configs.items()}
-    sites["lab"]["terms"] = {"rounds": 5}
-    value = {"recipe": "mine.yaml", "address": "fl.clinic.example", "port": 9191, "sites": sites, **changes}
+    value = prepare(home, 1)
+    del value["sites"]["office"]
+    value["sites"]["lab"]["terms"] = {"rounds": 5}
+    value |= {"address": "fl.clinic.example", "port": 9191, **changes}
     (home / "sites.yaml").write_text(yaml.safe_dump(value))
     return home / "sites.yaml"
 
@@ -95,31 +90,17 @@ def test_what_is_wrong_with_sites_is_said(tmp_path: Path, changes: dict[str, Any
 
 
 @pytest.mark.slow
-def test_the_kits_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kits_run_and_nothing_outlives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server and the sites start with their one command each; a third runs the recipe."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    port = free_port()
-    told("provision", str(sites_file(tmp_path, address="127.0.0.1", port=port)), "--out", str(tmp_path / "k"))
-    started = []
-    try:
-        for name in ("server", "clinic", "lab"):
-            monkeypatch.setenv("PORT", str(free_port()))
-            with (tmp_path / f"{name}.log").open("wb") as log:
-                command = [str(tmp_path / "k" / name / "start.sh")]
-                started.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
-            while name == "server" and "The server runs" not in (tmp_path / "server.log").read_text():
-                assert started[0].poll() is None, (tmp_path / "server.log").read_text()
-                time.sleep(1)
-        subprocess.run([tmp_path / "k" / "server" / "run.sh"], check=True, timeout=280, capture_output=True)
-        run = Run.read(tmp_path / "k" / "server" / "runs" / "sites")
-        assert run.info["status"] == "finished"
-        assert run.final().values.keys() == {"digit", "parity"}
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in started:
-            process.wait(timeout=30)
+    told("provision", str(sites_file(tmp_path, address="127.0.0.1", port=free_port())), "--out", str(tmp_path / "kits"))
+    with deployment(tmp_path) as here:
+        for name in ("clinic", "lab"):
+            here.start(name)
+        run = Run.read(here.run(280))
+    assert run.final().values.keys() == {"digit", "parity"}
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in left
 
 
 @pytest.mark.slow

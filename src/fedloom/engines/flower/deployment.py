@@ -1,8 +1,8 @@
 """The files of a deployment, and a deployment on one machine.
 
 An app of Flower comes from a recipe (`new`), and start kits for a server and its sites from sites.yaml (`provision`):
-keys, certificates, terms, and one command to start each. On one machine a SuperLink and SuperNodes run on loopback with
-TLS and a key for each node (`deployment`). Everything lies in one folder, and everything that is started is stopped.
+keys, certificates, terms, and one command to start each. `deployment` starts kits on one machine, and stops everything
+that it started.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
-import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,13 +40,13 @@ from fedloom.engines.flower.nodes import NodeConfig, checked
 from fedloom.engines.flower.wire import public_key
 from fedloom.engines.result import Result
 from fedloom.federation.recipes.loader import dump, load, read
+from fedloom.federation.runs.recorded import json_of
 
 x509, ec = need("cryptography.x509", "flower"), need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
 hashes, serialization = (
     need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
 )
 
-AUTH, CA = "auth", "ca.crt"
 _TERMS = {"code": "none", "changes": []}
 """A site's terms where sites.yaml has none."""
 
@@ -100,7 +98,7 @@ class Authority:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
         signed = builder.add_extension(issuer, critical=False).sign(self.key, hashes.SHA256())
-        for file, each in ((CA, self.certificate), (f"{name}.pem", signed)):
+        for file, each in (("ca.crt", self.certificate), (f"{name}.pem", signed)):
             (folder / file).write_bytes(each.public_bytes(serialization.Encoding.PEM))
         form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         _secret(folder / f"{name}.key", key.private_bytes(*form))
@@ -120,27 +118,6 @@ def _secret(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read."""
     with naming(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def superlink(port: int | str, host: str = "127.0.0.1") -> list[str]:
-    """Return the command that starts a server in its folder."""
-    tls = ["--ssl-ca-certfile", CA, "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-    state = ["--enable-supernode-auth", "--database", "superlink.db", "--disable-runtime-dependency-installation"]
-    return ["flower-superlink", "--host", host, "--port", str(port), *tls, *state]
-
-
-def supernode(server: str, port: int | str) -> list[str]:
-    """Return the command that starts a node in its folder, but for its `--node-config`."""
-    tls = ["--ssl-ca-certfile", CA, "--ssl-certfile", "own.pem", "--ssl-keyfile", "own.key"]
-    own = ["--auth-supernode-private-key", AUTH, "--host", "127.0.0.1", "--port", str(port), *tls]
-    return ["flower-supernode", "--superlink", server, "--root-certificates", CA, *own]
-
-
-def connection(folder: Path, port: int) -> None:
-    """Write the folder that Flower's own commands on the server's machine read (FLWR_HOME)."""
-    (folder / "flwr").mkdir(parents=True, exist_ok=True)
-    text = _filled("config.toml", port=port, root=folder.resolve() / CA)
-    (folder / "flwr" / "config.toml").write_text(text)
 
 
 def _filled(name: str, **values: object) -> str:
@@ -168,34 +145,28 @@ def provision(file: Path, out: Path) -> list[Path]:
     load(recipe)  # what is wrong with it is said before anything is written
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
-    env = " ".join(f"{key}={value}" for key, value in QUIET.items())
+    values = {"env": " ".join(f"{key}={value}" for key, value in QUIET.items())}
+    values |= {"address": about.address, "port": str(about.port)}
     keys = {}
     for name, node in nodes.items():
         kit = out / name
         (kit / "home").mkdir(parents=True)
         authority.issue(kit, "own")
-        (server / "sites" / f"{name}.pub").write_bytes(private_key(kit / AUTH))
+        (server / "sites" / f"{name}.pub").write_bytes(private_key(kit / "auth"))
         (kit / "home" / "node.yaml").write_text(to_yaml(node), "utf-8")
         keys[name] = public_key(kit / "home")
-        command = shlex.join(supernode(f"{about.address}:{about.port}", "PORT")).replace("PORT", '"${PORT:-9100}"')
-        start = _filled(
-            "start.sh", about=f"Start the node of {name}; Ctrl-C stops it. Nothing listens outside.", env=env
-        )
-        _script(kit / "start.sh", f'{start}exec {command} --node-config "home=\\"$PWD/home\\""\n')
+        _script(kit / "start.sh", "site.sh", site=name, **values)
     listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
     app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
     authority.issue(server, "server", [about.address])
-    connection(server, about.port)
-    start = _filled("start.sh", about="Start the server (a SuperLink) and admit the sites; Ctrl-C stops it.", env=env)
-    _script(server / "start.sh", start + _filled("server.sh", command=shlex.join(superlink(about.port, "0.0.0.0"))))
-    start = _filled("start.sh", about="Run the recipe over the sites; run it again after a crash to continue.", env=env)
+    _script(server / "start.sh", "server.sh", **values)
     name = load(next(path for path in app if path.name == "recipe.yaml")).name
-    _script(server / "run.sh", f"{start}exec flwr run app tls --stream --run-config \"folder='$PWD/runs/{name}'\"\n")
+    _script(server / "run.sh", "run.sh", recipe=name, **values)
     return [server, *(out / name for name in nodes)]
 
 
-def _script(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
+def _script(path: Path, template: str, **values: str) -> None:
+    path.write_text(_filled(template, **values), "utf-8")
     path.chmod(0o755)
 
 
@@ -238,9 +209,6 @@ def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str =
     return [folder / name for name in texts]
 
 
-BIN = Path(sys.executable).parent
-
-
 def free_port() -> int:
     """Return a port that nobody uses now."""
     with socket.socket() as s:
@@ -249,97 +217,46 @@ def free_port() -> int:
 
 
 class Deployment:
-    """A SuperLink and nodes in a folder of their own."""
+    """The start kits in `folder`/kits, started on this machine; what they print goes to `folder`/logs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        self.keys, self.logs, self.homes = (self.folder / name for name in ("keys", "logs", "nodes"))
-        for path in (self.keys, self.logs, self.homes):
-            path.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.kits, self.logs = (folder.resolve() / name for name in ("kits", "logs"))
+        self.logs.mkdir(exist_ok=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.env = {
-            **os.environ,
-            **QUIET,
-            "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
-            "FLWR_HOME": str(self.folder / "flwr"),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.authority = Authority(30)
-        self.authority.issue(self.folder, "server")
-        connection(self.folder, self.port)
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        self.env = {**os.environ, "PATH": path, "FLWR_HOME": f"{self.kits / 'server' / 'flwr'}", "OMP_NUM_THREADS": "1"}
 
-    def start(self, name: str, *command: object, at: Path | None = None) -> None:
-        """Start a process in a group of its own, in the folder `at`; its output goes to logs/NAME.log."""
+    def start(self, name: str, *options: object, script: str = "start.sh") -> subprocess.Popen[bytes]:
+        """Start a script of the kit `name` in a group of processes of its own."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / str(command[0])), *map(str, command[1:])],
+                [str(self.kits / name / script), *map(str, options)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self.env,
-                cwd=at or self.folder,
+                env={**self.env, "PORT": str(free_port())},
             )
+        return self.processes[name]
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink; its state is in a file, so that it survives a restart."""
-        self.start("superlink", *superlink(self.port))
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            if self.processes["superlink"].poll() is not None:
-                break
+    def start_server(self) -> None:
+        """Start the server, and wait until it has admitted the sites; its state is in a file, so it may start again."""
+        log = self.logs / "server.log"
+        before = log.stat().st_size if log.is_file() else 0
+        server = self.start("server")
+        while b"The server runs" not in log.read_bytes()[before:]:
+            if server.poll() is not None:
+                raise UserError(f"the SuperLink does not answer; see its log, {log}")
             time.sleep(0.2)
-        raise UserError(f"the SuperLink does not answer; see its log, {self.logs / 'superlink.log'}")
 
-    def start_node(self, name: str, config: str = "", register: bool = True, options: Sequence[object] = ()) -> None:
-        """Start a node with the key in keys/NAME and the folder nodes/NAME; node.yaml there is `config`."""
-        home = self.homes / name
-        home.mkdir(exist_ok=True)
-        if config:
-            (home / "node.yaml").write_text(config)
-        kit = self.keys / name
-        if not kit.exists():
-            kit.mkdir()
-            self.authority.issue(kit, "own")
-            private_key(kit / AUTH)
-            if register:
-                self.flwr("supernode", "register", kit / f"{AUTH}.pub", "tls")
-        command = supernode(f"127.0.0.1:{self.port}", free_port())
-        self.start(name, *command, "--node-config", f'home="{home}"', *options, at=kit)
-
-    def flwr(self, *command: object) -> str:
-        """Run a flwr command, and return its output."""
-        done = subprocess.run(
-            [str(BIN / "flwr"), *map(str, command)], env=self.env, cwd=self.folder, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise UserError(f"flwr {shlex.join(map(str, command))}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def submit(self, app: Path, out: Path, changes: str = "") -> str:
-        """Begin a run of an app, or its continuation, with the run folder `out`. Returns Flower's id of the run."""
-        settings = f"folder='{out.resolve()}' changes='{changes}'"
-        answer = self.flwr("run", app.resolve(), "tls", "--run-config", settings, "--format", "json")
-        return str(json.loads(answer)["run-id"])
-
-    def status(self, run: str) -> tuple[str, str]:
-        """Return (status, details) of a run as Flower sees it."""
-        listed = json.loads(self.flwr("list", "--run-id", run, "tls", "--format", "json"))["runs"][0]
-        return listed["status"], listed.get("status-details", "")
-
-    def finished(self, run: str, out: Path, seconds: float) -> Mapping[str, object]:
-        """Wait for the end of a run, and return its run.json: `flwr run --stream` does not say how a run ended."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            status, details = self.status(run)
-            if status.startswith("finished"):
-                if status != "finished:completed":
-                    raise UserError(f"{status}: {details}; see `flwr log {run}`")
-                return dict(json.loads((out / "run.json").read_text()))
-            time.sleep(2)
-        raise UserError(f"{out} has not finished after {seconds} s; see the logs in {self.logs}")
+    def run(self, seconds: float) -> Path:
+        """Run the recipe to its end, and return the run folder: `flwr run --stream` does not say how a run ended."""
+        with (self.logs / "run.log").open("ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
+            script = self.kits / "server" / "run.sh"
+            subprocess.run([script], stdout=log, stderr=subprocess.STDOUT, env=self.env, timeout=seconds)
+        for file in self.kits.glob("server/runs/*/run.json"):
+            if json_of(file)["status"] == "finished":
+                return file.parent
+        raise UserError(f"the run has not finished; see the logs in {self.logs}")
 
     def stop(self, name: str, kind: signal.Signals = signal.SIGTERM) -> None:
         """End a process and all that it started."""
@@ -349,46 +266,34 @@ class Deployment:
                 os.killpg(process.pid, each)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=15)
-        process.wait()
-
-    def close(self) -> None:
-        """Stop all processes."""
-        for name in reversed(list(self.processes)):
-            self.stop(name)
 
 
 @contextlib.contextmanager
 def deployment(folder: Path) -> Iterator[Deployment]:
-    """Run a SuperLink; it and all nodes are stopped in the end, also where this process is terminated."""
+    """Run the server of a folder's kits; all that is started is stopped, also where this process is terminated."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     here = Deployment(folder)
     try:
-        here.start_superlink()
+        here.start_server()
         yield here
     finally:
-        here.close()
+        for name in reversed(list(here.processes)):
+            here.stop(name)
 
 
 SITES = {"clinic": ("digit",), "lab": ("parity",), "office": ("digit", "large")}
-_RECIPE = {
-    "name": "sites",
-    "data": "nodes",
-    "partition": "nodes",
-    "model": "small-cnn",
-    "method": "fedavg",
-    "training": {"rounds": 3, "epochs": 5},
-    "runtime": {"engine": "flower", "flower": {"nodes": 3, "min_clients": 2, "deadline": 300}},
-}
 
 
-def prepare(out: Path) -> dict[str, str]:
-    """Write the app and a third of the digits for each site into a folder; return the text of node.yaml by site."""
+def prepare(out: Path, rounds: int) -> dict[str, Any]:
+    """Write a recipe and a third of the digits for each site into a folder; return the value of a sites.yaml there."""
     (out / "data").mkdir(parents=True, exist_ok=True)
-    (out / "recipe.yaml").write_text(to_yaml(_RECIPE))
-    new(out / "sites", str(out / "recipe.yaml"))
+    recipe: dict[str, Any] = {"name": "sites", "data": "nodes", "partition": "nodes"}
+    recipe |= {"model": "small-cnn", "method": "fedavg", "training": {"rounds": rounds, "epochs": 5}}
+    recipe |= {"runtime": {"engine": "flower", "flower": {"min_clients": 2, "deadline": 300}}}
+    (out / "recipe.yaml").write_text(to_yaml(recipe))
     dataset = digits(0, tasks=["digit", "parity", "large"])
-    configs = {}
+    sites = {}
     for number, (site, tasks) in enumerate(SITES.items()):
         arrays = {}
         for split, part in (("train", dataset.train), ("test", dataset.test)):
@@ -397,27 +302,28 @@ def prepare(out: Path) -> dict[str, str]:
             arrays |= {f"{task}_{split}": part.labels_of(task)[mine] for task in tasks}
         file = out / "data" / f"{site}.npz"
         np.savez(file, **arrays)
-        data = {"name": "arrays", "path": str(file), "labels": {task: f"{task}_{{split}}" for task in tasks}}
-        configs[site] = to_yaml({"client": site, "data": data})
-    return configs
+        labels = {task: f"{task}_{{split}}" for task in tasks}
+        sites[site] = {"data": {"name": "arrays", "path": str(file), "labels": labels}}
+    return {"recipe": "recipe.yaml", "address": "127.0.0.1", "port": free_port(), "sites": sites}
 
 
 def demo(out: Path | None, rounds: int, tell: Callable[[str], None]) -> str:
-    """Run the sites over Flower, with TLS and node keys, and return the table; everything that starts is stopped.
+    """Provision and start a server and three sites, and return the table; everything that starts is stopped.
 
     Without `out` the files are deleted in the end.
     """
     home = Path(tempfile.mkdtemp(prefix="fedloom-flower-")) if out is None else out.resolve()
     try:
-        configs = prepare(home)
+        check_empty(home)
+        sites = prepare(home, rounds)
+        (home / "sites.yaml").write_text(to_yaml(sites))
+        provision(home / "sites.yaml", home / "kits")
         with deployment(home) as here:
-            for site, config in configs.items():
-                tell(f"start site {site}: {', '.join(SITES[site])}")
-                here.start_node(site, config)
+            for site, tasks in SITES.items():
+                tell(f"start site {site}: {', '.join(tasks)}")
+                here.start(site)
             tell(f"run {rounds} rounds of FedAvg over TLS; logs are in {here.logs}")
-            run = here.submit(home / "sites", home / "run", f"training.rounds={rounds}")
-            here.finished(run, home / "run", 600 + 60 * rounds)
-        return Result(home / "run", "finished").table()
+            return Result(here.run(600 + 60 * rounds), "finished").table()
     finally:
         if out is None:
             shutil.rmtree(home, ignore_errors=True)
