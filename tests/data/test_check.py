@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
 from fedloom.data.folders import check
-from fedloom.errors import RecipeError
 from folders_support import SIZE, nyud, pascal, save
 
 
@@ -70,9 +70,30 @@ def test_large_images_are_noted(tmp_path):
     assert "train: images of up to 500 x 600; set `size` to multiples of 32 that hold them" in report.notes
 
 
-def test_an_empty_folder_and_an_unknown_name(tmp_path):
+def test_an_empty_folder(tmp_path):
     report = check("nyud", str(tmp_path))
     assert len(report.problems) == 1
     assert "gt_sets is not in" in report.problems[0]
-    with pytest.raises(RecipeError, match=r"'nyudd' has no folder of files.* Did you mean 'nyud'"):
-        check("nyudd", str(tmp_path))
+
+
+def test_folders_of_classes(tmp_path):
+    for split, count in (("train", 3), ("test", 1)):
+        for kind in ("a", "b"):
+            (tmp_path / "fruit" / split / kind).mkdir(parents=True)
+            for i in range(count):
+                save(tmp_path / f"fruit/{split}/{kind}/{i}.png", np.zeros((9, 9, 3), np.uint8))
+    (tmp_path / "fruit/train/b/2.png").write_bytes(b"no image")
+
+    def checked(*parameters: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["data", "check", "class-folders", *parameters, "--root", str(tmp_path)])
+        return done.exit_code, done.output
+
+    code, text = checked("sets=[fruit]", "size=8")
+    assert code == 2
+    assert "6 of 6 images, 2 classes" in text
+    assert "2.png: cannot be read as an image" in text
+    (tmp_path / "fruit/train/b/2.png").unlink()
+    assert checked("sets=[fruit]")[0] == 0
+    code, text = checked("sets=[fruit, cars]")
+    assert code == 2
+    assert "The address of Stanford Cars no longer answers" in text

@@ -188,15 +188,19 @@ def preview(
 
 @data.command()
 def check(
-    name: Annotated[str, argument("A data set of files: nyud, nyud-labeled or pascal-context.", "NAME")],
+    name: NameArgument,
     root: Annotated[Path, option("The folder that holds the data set.", file_okay=False)],
+    parameters: Parameters = None,
     limit: Annotated[int, option("The number of images to read per part; 0 reads all.", min=0)] = 100,
     as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
-    from fedloom.data.folders import check as look
+    from fedloom.data import folders
 
-    report = look(name, str(root), limit or None)
+    if name in folders.CHECKABLE:
+        report = folders.check(name, str(root), limit or None)
+    else:
+        report = folders.check_classes(lambda: build(name, [f"root={root}", *(parameters or ())]), limit or None)
     shared.answer({"usable": report.usable, **vars(report)}, as_json, report.text())
     if not report.usable:
         raise typer.Exit(2)

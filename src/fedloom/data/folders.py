@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError, RecipeError, choices, parsing
+from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
 from fedloom.data.inputs import FORMATS
 from fedloom.data.prepare import Array, Augment, DenseKind, Reader, no_repeats, resolve, subset
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from fedloom.data.dataset import Dataset
+    from fedloom.data.dataset import Dataset, Examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,15 +263,38 @@ class Report:
         return "\n".join([*lines, "usable" if self.usable else "not usable"])
 
 
-def check(name: str, root: str, limit: int | None = None) -> Report:
-    """Look at the data set `name` in the folder `root`, reading `limit` images of each part (None: all).
+def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Report:
+    """Build a data set of classes and read `limit` images of each part (None: all), as `check` does."""
+    report = Report()
+    try:
+        dataset = build()
+    except DataError as error:
+        report.problems.append(str(error))
+        return report
+    for split, part in (("train", dataset.train), ("test", dataset.test)):
+        total = len(part)
+        for task in dataset.tasks:
+            known = (labels := part.labels_of(task.name))[labels >= 0]
+            found = f"{len(known):,} of {total:,} images, {len(np.unique(known))} classes"
+            report.rows.append((split, task.name, found, ""))
+        for _ in _some(report, split, total, limit, partial(_batch, part)):
+            pass
+    return report
 
-    The images read are spread evenly. Deviations from the published counts, missing label files and large images are
-    notes; what would stop a run is a problem. RecipeError for a name that is not in a folder of files.
+
+def _batch(part: Examples, position: int) -> Any:
+    """Return one example."""
+    import torch
+
+    return part.batch(torch.tensor([position]), torch.device("cpu"))
+
+
+def check(name: str, root: str, limit: int | None = None) -> Report:
+    """Look at the data set `name`, one of CHECKABLE, in the folder `root`, reading `limit` images of each part.
+
+    None reads all; the images read are spread evenly. Deviations from the published counts, missing label files and
+    large images are notes; what would stop a run is a problem.
     """
-    if name not in CHECKABLE:
-        known_names = choices("Known", name, CHECKABLE)
-        raise RecipeError(f"data set {name!r} has no folder of files, so there is nothing to check.{known_names}")
     known, report = CHECKABLE[name], Report()
     for split, expected in known.expected.items():
         try:
@@ -297,23 +321,13 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
 def _read(report: Report, known: Checkable, split: str, part: FileSplit, limit: int | None) -> None:
     """Read images and labels of a part, and report sizes and ranges, or the images that cannot be used."""
     total = len(part.names)
-    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int)).tolist()
-    report.rows.append((split, "images read", f"{len(chosen):,}", ""))
     labels = {task: _LabelSummary(task) for task in known.tasks}
-    sizes, failures = [], []
-    for i in chosen:
-        try:
-            example = part.reader(i, known.tasks)
-        except DataError as error:
-            failures.append(str(error))
-            continue
+    sizes = []
+    for example in _some(report, split, total, limit, lambda i: part.reader(i, known.tasks)):
         sizes.append(np.asarray(example["image"]).shape[:2])
         for task, summary in labels.items():
             if (label := example.get(task)) is not None:
                 summary.add(label)
-    report.problems += [f"{split}: {failure}" for failure in failures[:PROBLEMS]]
-    if len(failures) > PROBLEMS:
-        report.problems.append(f"{split}: {len(failures) - PROBLEMS} more images cannot be used")
     if not sizes:
         return
     smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
@@ -325,6 +339,23 @@ def _read(report: Report, known: Checkable, split: str, part: FileSplit, limit: 
     for task, summary in labels.items():
         annotated = f"{int(part.annotated[task].sum()):,} of {total:,} images"
         report.rows.append((split, task, f"{annotated}, {summary.text()}", ""))
+
+
+def _some(report: Report, split: str, total: int, limit: int | None, one: Callable[[int], Any]) -> Iterator[Any]:
+    """Yield examples that are spread evenly over a part, and report how many, and those that cannot be read."""
+    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int)).tolist()
+    report.rows.append((split, "images read", f"{len(chosen):,}", ""))
+    failures = []
+    for i in chosen:
+        try:
+            example = one(i)
+        except DataError as error:
+            failures.append(f"{split}: {error}")
+        else:
+            yield example
+    report.problems += failures[:PROBLEMS]
+    if len(failures) > PROBLEMS:
+        report.problems.append(f"{split}: {len(failures) - PROBLEMS} more images cannot be used")
 
 
 class _LabelSummary:
