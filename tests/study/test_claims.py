@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError, StateError
 from fedloom.experiments import tune as experiment
-from fedloom.experiments.grid_run import prepare
+from fedloom.experiments.grid_run import Runner, prepare
 from fedloom.experiments.tune import rule_grid
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
@@ -204,7 +204,7 @@ def test_claims_run_from_an_empty_folder_and_go_on(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID.replace("recipe: digits-tasks", f"recipe: digits-tasks, {tiny}"))
     told: list[str] = []
     for _ in range(2):
-        experiment.claimed(file, tmp_path / "runs", tell=told.append)
+        experiment.claimed(file, tmp_path / "runs", runner=Runner(tell=told.append))
     assert {path.name for path in tmp_path.rglob("small.csv")} == {"small.csv"}
     assert sorted(path.parent.name for path in tmp_path.rglob("small.csv")) == ["rules", "seeds", "tuning"]
     found = verdicts(file)

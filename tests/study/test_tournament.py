@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
+from fedloom.experiments import grid_run
 from fedloom.experiments import tournament as experiment
-from fedloom.experiments import tune
-from fedloom.experiments.grid_run import Outcome, Prepared
+from fedloom.experiments.grid_run import Outcome, Prepared, Runner
 from fedloom.experiments.tournament import Standings, Tournament, opened, save
 from fedloom.experiments.tune import BENCHMARK, RATE
 from fedloom.federation.recipes import load
@@ -63,9 +63,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, numbers: Any, ran: list[str]) -> No
             write_run(folder, cell, other if tuning else values, val={1: values if tuning else other})
         return Outcome()
 
-    for module in (tune, experiment):
-        monkeypatch.setattr(module, "prepare", prepare)
-        monkeypatch.setattr(module, "run_prepared", run)
+    monkeypatch.setattr(grid_run, "prepare", prepare)
+    monkeypatch.setattr(grid_run, "run_prepared", run)
 
 
 def _method(grid: Any, cell: Any) -> str:
@@ -88,7 +87,7 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_signific
     pretend(monkeypatch, numbers, ran)
     told: list[str] = []
     tournament = plan("fedprox", "fedper")
-    made = experiment.play(tournament, tmp_path, lambda: experiment.Watch(), told.append)
+    made = experiment.play(tournament, tmp_path, Runner(tell=told.append))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "standings.csv").read_text())))
     assert [row["method"] for row in rows] == [
         *("fedprox", "local", "centralised", "centralised-by-task", "separate", "simple", "constant")
@@ -104,7 +103,7 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_signific
     before = set(ran)
     ran.clear()
     joined = tournament.model_copy(update={"methods": ("fedprox", "fedper", "fedavg")})
-    experiment.play(joined, tmp_path, lambda: experiment.Watch(), told.append)
+    experiment.play(joined, tmp_path, Runner(tell=told.append))
     assert ran
     assert not before & set(ran)
     assert all("fedavg" in cell or cell.endswith(("s2", "s3")) for cell in ran), ran
@@ -122,7 +121,7 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
     finals = []
     for tries in (3, 5, 5):
         ran.clear()
-        experiment.play(plan("fedprox", "fedavg", tries=tries), tmp_path, lambda: experiment.Watch(), told.append)
+        experiment.play(plan("fedprox", "fedavg", tries=tries), tmp_path, Runner(tell=told.append))
         finals.append([cell.removeprefix("final ") for cell in ran if cell.startswith("final ")])
     assert len(finals[0]) > len(finals[1])
     assert finals[1:] == [[f"benchmark / fedprox s{seed}" for seed in range(2)], []]
@@ -136,14 +135,14 @@ def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkey
     pretend(
         monkeypatch, lambda method, rate, seed: {"semseg": 0.2 + 0.01 * ((seed + len(method)) % 2), "depth": 2.0}, ran
     )
-    made = experiment.play(plan("fedavg", "scaffold"), tmp_path, lambda: experiment.Watch(), lambda text: None)
+    made = experiment.play(plan("fedavg", "scaffold"), tmp_path)
     assert (made.seeds, made.is_settled) == (4, False)
 
 
 def test_a_benchmark_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, lambda method, rate, seed: None, [])
     with pytest.raises(RecipeError, match="tournament t: local: no"):
-        experiment.play(plan("fedavg"), tmp_path, lambda: experiment.Watch(), lambda text: None)
+        experiment.play(plan("fedavg"), tmp_path)
 
 
 def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
-    from fedloom.experiments.grid_run import Outcome, Prepared
+    from fedloom.experiments.grid_run import Outcome, Prepared, Runner
     from fedloom.study.output import HasTable
 
 GridArgument = Annotated[
@@ -117,15 +116,14 @@ def tune(
     same command continues where it was stopped.
     """
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.experiments.grid_run import progress
     from fedloom.experiments.tune import Budget, as_grid, described, tune_grid
     from fedloom.study.grid import FILE, write
 
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
-    budget, watch = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds))), lambda: progress(quiet)
+    budget = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds)))
     with shared.interruptible(folder, "run the same command to continue"):
-        tuned, curves = tune_grid(grid, budget, folder, watch=watch, tell=_teller(quiet), jobs=jobs)
+        tuned, curves = tune_grid(grid, budget, folder, _runner(quiet, jobs))
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
         {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
@@ -175,7 +173,6 @@ def tournament(
     The folder stores everything: the same command continues where it was stopped, adds more trials and seeds, and with
     --methods a new method.
     """
-    from fedloom.experiments.grid_run import progress
     from fedloom.experiments.tournament import planned, play
 
     entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
@@ -185,7 +182,7 @@ def tournament(
         raise UserError(f"--most {plan.most} found, expected at least {plan.least} (--seeds)")
 
     with shared.interruptible(folder, f"continue with: fedloom study tournament {folder}"):
-        standings = play(plan, folder, lambda: progress(quiet), _teller(quiet), jobs)
+        standings = play(plan, folder, _runner(quiet, jobs))
     _show(
         standings,
         as_json,
@@ -211,13 +208,12 @@ def atlas(
     The same command continues where it was stopped.
     """
     from fedloom.experiments.atlas import make
-    from fedloom.experiments.grid_run import progress
     from fedloom.federation.recipes import load
 
     recipe = load(benchmark, changes or ())
     folder = out or Path("atlases") / recipe.name
     with shared.interruptible(folder, "run the same command to continue"):
-        result = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
+        result = make(recipe, seeds, folder, _runner(quiet, jobs))
     _show(result, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
 
 
@@ -245,20 +241,21 @@ def claims(
     from fedloom.study.claims import verdicts
 
     if run:
-        from fedloom.experiments.grid_run import progress
         from fedloom.experiments.tune import claimed
 
         with shared.interruptible(grids, "the same command goes on"):
-            claimed(file, grids, only or (), watch=lambda: progress(quiet), tell=_teller(quiet), jobs=jobs)
+            claimed(file, grids, only or (), _runner(quiet, jobs))
     elif only:
         raise UserError("--only says which grids to run: it needs --run")
     made = verdicts(file)
     shared.put(made.to_json() if as_json else getattr(made, f"to_{kind}")(), out)
 
 
-def _teller(quiet: bool) -> Callable[[str], None]:
-    """Return the observer that prints progress, or None where `quiet`."""
-    return lambda text: None if quiet else typer.echo(text, err=True)
+def _runner(quiet: bool, jobs: int | None) -> Runner:
+    """Return what runs the grids of a study, and prints its progress unless `quiet`."""
+    from fedloom.experiments.grid_run import Runner, progress
+
+    return Runner(lambda: progress(quiet), lambda text: None if quiet else typer.echo(text, err=True), jobs)
 
 
 def _show(table: HasTable, as_json: bool, more: str) -> None:

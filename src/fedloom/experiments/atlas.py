@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.core.errors import RecipeError, StateError, UserError
-from fedloom.experiments.grid_run import Watch, prepare, run_prepared
+from fedloom.experiments.grid_run import SILENT, Runner
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
 from fedloom.study.agreement import pair_ranks
@@ -350,7 +350,7 @@ def clients_of(built: Built) -> dict[str, list[str]]:
     return by_task
 
 
-def make(recipe: Recipe, seeds: int, folder: Path, watch: Callable[[], Watch], jobs: int | None = None) -> Atlas:
+def make(recipe: Recipe, seeds: int, folder: Path, runner: Runner = SILENT) -> Atlas:
     """Run what is missing, and write atlas.csv, cosines.csv, atlas.md and atlas.svg.
 
     Raises UserError where a run fails.
@@ -359,9 +359,8 @@ def make(recipe: Recipe, seeds: int, folder: Path, watch: Callable[[], Watch], j
 
     clients = clients_of(build(recipe))
     grid = atlas_grid(recipe.name, recipe.model_dump(mode="json"), clients, seeds)
-    prepared = prepare(grid, folder / GRID)
-    outcome = run_prepared(prepared, watch(), jobs)
-    for what in (prepared.refused, outcome.refused, outcome.failed):
+    outcome = runner.run(grid, folder / GRID)
+    for what in (outcome.refused, outcome.failed):
         for cell, reason in what.items():
             raise UserError(f"{folder / GRID}: {cell}: {reason}")
     atlas = read_atlas(grid, folder / GRID, clients)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -251,6 +251,24 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     if outcome.refused:
         save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
     return outcome
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a study runs its grids: what watches each, what hears of the steps, and how many cells run at once."""
+
+    watch: Callable[[], Watch] = Watch
+    tell: Callable[[str], None] = lambda text: None
+    jobs: int | None = None
+
+    def run(self, grid: Grid, folder: Path) -> Outcome:
+        """Run what is missing of a grid; the outcome names all that is refused, by combination."""
+        prepared = prepare(grid, folder)
+        outcome = run_prepared(prepared, self.watch(), self.jobs)
+        return replace(outcome, refused={**prepared.refused, **outcome.refused})
+
+
+SILENT = Runner()
 
 
 class _CellJob:

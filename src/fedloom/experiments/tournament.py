@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import read_section, to_yaml
-from fedloom.experiments.grid_run import Watch, prepare, run_prepared, until_decided
+from fedloom.experiments.grid_run import SILENT, Runner, until_decided
 from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
@@ -217,13 +217,7 @@ def planned(
     return before.model_copy(update={**about, **given}), folder
 
 
-def play(
-    tournament: Tournament,
-    folder: Path,
-    watch: Callable[[], Watch],
-    tell: Callable[[str], None],
-    jobs: int | None = None,
-) -> Standings:
+def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Standings:
     """Run what is missing, and give the standings, which are written to the folder as well.
 
     What was run before is not run again. A method whose run fails is left out, with the reason; raises UserError where
@@ -238,7 +232,7 @@ def play(
         try:
             change = CHANGES[method] if method in CHANGES else section(named(method))
             place = folder / "tuning" / method
-            curve = tune(tournament.recipe, change, budget, place, label=method, watch=watch, jobs=jobs)
+            curve = tune(tournament.recipe, change, budget, place, label=method, runner=runner)
         except RecipeError as error:
             refused[method] = " ".join(str(error).split())
             continue
@@ -248,7 +242,7 @@ def play(
             tuned[f"{method}/-"] = curve.best
         else:
             chosen[method] = {**change, **curve.best}
-        tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")
+        runner.tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")
     if ALONE in refused:
         raise RecipeError(f"tournament {tournament.name}: {ALONE}: {refused[ALONE]}")
     refused |= {
@@ -257,12 +251,14 @@ def play(
         if name in CHANGES
     }
     for method, where in _set_aside(final_grid(tournament, chosen, tuned, tournament.least), folder / "final"):
-        tell(f"{method}: the best settings have changed; the final runs with the earlier settings are now in {where}")
+        runner.tell(
+            f"{method}: the best settings have changed; the final runs with the earlier settings are now in {where}"
+        )
 
     def final(seeds: int) -> Standings:
         grid = final_grid(tournament, chosen, tuned, seeds)
-        tell(f"final: {len(chosen)} methods, {seeds} seeds")
-        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
+        runner.tell(f"final: {len(chosen)} methods, {seeds} seeds")
+        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", runner))
         write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
         return made
 
@@ -280,13 +276,11 @@ def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:
             yield cell.base, home.rename(earlier / f"{home.parent.name} {sum(1 for _ in earlier.iterdir()) + 1}")
 
 
-def _run(grid: Grid, folder: Path, watch: Callable[[], Watch], jobs: int | None) -> dict[str, str]:
+def _run(grid: Grid, folder: Path, runner: Runner) -> dict[str, str]:
     """Run what is missing. Base of the grid -> why it was refused, or failed."""
-    prepared = prepare(grid, folder)
-    outcome = run_prepared(prepared, watch(), jobs)
+    outcome = runner.run(grid, folder)
     failed = {cell.base: f"seed {cell.seed} failed: {message}" for cell, message in outcome.failed.items()}
-    reasons = {**prepared.refused, **outcome.refused}
-    return {base: reason for base in grid.bases if (reason := reasons.get(f"{BENCHMARK} / {base}"))} | failed
+    return {base: why for base in grid.bases if (why := outcome.refused.get(f"{BENCHMARK} / {base}"))} | failed
 
 
 def _code(methods: Sequence[str]) -> list[str]:

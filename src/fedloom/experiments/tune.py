@@ -25,7 +25,7 @@ from fedloom.core.errors import RecipeError, StateError
 from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
-from fedloom.experiments.grid_run import Watch, prepare, run_prepared, until_decided
+from fedloom.experiments.grid_run import SILENT, Runner, until_decided
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
@@ -170,8 +170,7 @@ def tune(
     *,
     label: str,
     origin: Origin = Origin.TYPED,
-    watch: Callable[[], Watch] = Watch,
-    jobs: int | None = None,
+    runner: Runner = SILENT,
 ) -> Curve:
     """Run one method's trials on validation data of the budget's seeds, and return their scores.
 
@@ -204,9 +203,7 @@ def tune(
             },
             origin=origin,
         )
-        prepared = prepare(grid, folder)
-        outcome = run_prepared(prepared, watch(), jobs)
-        if reason := next(iter({**prepared.refused, **outcome.refused}.values()), None):
+        if reason := next(iter(runner.run(grid, folder).refused.values()), None):
             raise RecipeError(reason)
         scores = scores_of(grid, folder, proposed)
     return Curve(label, scores, search.at_edge(scores))
@@ -256,13 +253,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
 
 
 def tune_grid(
-    grid: Grid,
-    budget: Budget,
-    folder: Path,
-    *,
-    watch: Callable[[], Watch] = Watch,
-    tell: Callable[[str], None] = lambda text: None,
-    jobs: int | None = None,
+    grid: Grid, budget: Budget, folder: Path, runner: Runner = SILENT
 ) -> tuple[Grid, list[tuple[str, Curve]]]:
     """Tune every combination of a grid, the references too, and return the tuned grid and the curves by data set.
 
@@ -275,12 +266,12 @@ def tune_grid(
         label, place = f"{cell.base}/{cell.addon}", cell.folder(folder / "trials").parent
         value = recipe.model_dump(mode="json")
         try:
-            curve = tune(value, {}, budget, place, label=label, origin=grid._origin, watch=watch, jobs=jobs)
+            curve = tune(value, {}, budget, place, label=label, origin=grid._origin, runner=runner)
         except RecipeError as error:
-            tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
+            runner.tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
             continue
         curves.append((cell.data, curve))
-        tell(f"{cell.data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
+        runner.tell(f"{cell.data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
         if curve.best:
             tuned.setdefault(cell.data, {})[label] = curve.best
     tuned_grid = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
@@ -305,15 +296,7 @@ def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
     return out.getvalue()
 
 
-def claimed(
-    file: Path,
-    folder: Path,
-    only: Collection[str] = (),
-    *,
-    watch: Callable[[], Watch] = Watch,
-    tell: Callable[[str], None] = lambda text: None,
-    jobs: int | None = None,
-) -> None:
+def claimed(file: Path, folder: Path, only: Collection[str] = (), runner: Runner = SILENT) -> None:
     """Run the grids of a file of claims, or those in `only`, and write their CSV files beside it.
 
     What ran before in `folder` is not run again, and a grid whose file has tuned settings is not tuned. Raises
@@ -326,24 +309,14 @@ def claimed(
     for name, effort in claims.grids.items():
         if not only or name in only:
             grid = load_grid(name)
-            _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), watch, tell, jobs)
+            _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
 
 
-def _claimed(
-    grid: Grid,
-    effort: Effort,
-    folder: Path,
-    file: Callable[[str], Path],
-    watch: Callable[[], Watch],
-    tell: Callable[[str], None],
-    jobs: int | None,
-) -> None:
+def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:
     """Run one grid in its folder; `file` gives the CSV file of each kind."""
 
     def measured(made: Grid, where: str, split: str) -> Seeds:
-        prepared = prepare(made, folder / where)
-        outcome = run_prepared(prepared, watch(), jobs)
-        for cell, reason in outcome.failed.items():
+        for cell, reason in runner.run(made, folder / where).failed.items():
             raise StateError(f"{cell} failed: {reason}")
         seeds = of_seeds(made, folder / where, split)
         kind = file("seeds" if split == "test" else "rules")
@@ -352,16 +325,16 @@ def _claimed(
 
     tuned = grid
     if not grid.tuned:
-        tell(f"{grid.name}: tuning with {effort.trials} trials per method")
+        runner.tell(f"{grid.name}: tuning with {effort.trials} trials per method")
         budget = Budget(trials=effort.trials, seeds=effort.tuning)
-        tuned, _ = tune_grid(grid, budget, folder / "tuning", watch=watch, tell=tell, jobs=jobs)
+        tuned, _ = tune_grid(grid, budget, folder / "tuning", runner)
         curves = file("tuning")
         write(curves.parent, {curves.name: (folder / "tuning" / "curves.csv").read_text("utf-8")})
     rule = measured(rule_grid(tuned, effort), "rule", "val")
 
     def final(seeds: int) -> Judged:
         made = tuned.model_copy(update={"seeds": tuple(range(seeds))})
-        tell(f"{grid.name}: {seeds} seeds on test data")
+        runner.tell(f"{grid.name}: {seeds} seeds on test data")
         return judged(made, measured(made, "test", "test"), rule)
 
     until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
