@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -144,8 +144,7 @@ class Round:
                 self._count(d.client, d.payload, messages[d.client])
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
-            nothing = Payload(d.payload.row, d.payload.n)
-            self.done.append(TrainDone(d.client, nothing, d.result, {}, d.seconds, d.trained))
+            self.done.append(replace(d, payload=Payload(d.payload.row, d.payload.n), state={}))
             self.progress.client(self.number, len(self.done), len(jobs))
             yield d.payload
             del d  # before the next client trains
