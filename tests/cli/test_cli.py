@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import fedloom.engines
 from fedloom import __version__
+from fedloom.cli.app import app
 from fedloom.engines import processes
 from fedloom.federation.recipes import Recipe, dump, load
 from fedloom.federation.rounds.progress import Lines, Progress, progress
@@ -211,6 +213,17 @@ def test_recipes_begins_with_a_few(fedloom_):
     assert "thesis/" not in first
     assert "thesis/nyud-mini" in every
     assert fedloom_("recipes", "--out", "s.json")[2].startswith("error: --out is only for --schema")
+
+
+def test_former_names_of_commands_work_and_say_the_new_name(fedloom_):
+    code, _, err = fedloom_("bed", "nothing")
+    assert code == 2
+    assert err.startswith("`fedloom bed` is now called `fedloom study benchmark`\nerror: ")
+    assert {name for name, command in get_command(app).commands.items() if command.hidden} >= {
+        "table",
+        "picture",
+        "audit",
+    }
 
 
 def test_methods_and_recipes(fedloom_):

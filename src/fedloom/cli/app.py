@@ -92,6 +92,12 @@ _ALL: dict[str, tuple[Any, ...]] = {
     "Data": (data.init, data.data),
     "Deploy": (deploy.export, deploy.predict, deploy.flower, deploy.doctor),
 }
+FORMER: dict[str, tuple[Any, str]] = {
+    "table": (tables.compare, "compare"),
+    "bed": (tables.benchmark, "study benchmark"),
+    "audit": (deploy.audit, "flower audit"),
+}
+"""Former name of a command -> its function and its present name. These work and are not listed."""
 PANELS: dict[str, list[str]] = {panel: [] for panel in _ALL}
 """The groups of the help in their order, with the names of their commands."""
 for panel, members in _ALL.items():
@@ -99,8 +105,16 @@ for panel, members in _ALL.items():
         if isinstance(member, typer.Typer):
             below: list[Any] = member.registered_commands
             for each in below:
+                if member in (plot, study, of_papers):
+                    FORMER[each.callback.__name__] = each.callback, f"{member.info.name} {each.callback.__name__}"
                 each.callback = shared.allowing_code(each.callback)
             app.add_typer(member, rich_help_panel=panel)
         else:
             app.command(rich_help_panel=panel)(shared.allowing_code(member))
         PANELS[panel].append(str(member.info.name if isinstance(member, typer.Typer) else member.__name__))
+
+recipe = typer.Typer(name="recipe", hidden=True, callback=lambda: None)
+recipe.command("schema")(shared.renamed(look.schema, "recipe schema", "recipes --schema"))
+app.add_typer(recipe)
+for former, (member, now) in FORMER.items():
+    app.command(former, hidden=True)(shared.renamed(shared.allowing_code(member), former, now))

@@ -233,10 +233,10 @@ def recipes(
 
     The minutes were measured once, on one core.
     """
-    from fedloom.federation.recipes.loader import catalogue, schema
+    from fedloom.federation.recipes.loader import catalogue
 
     if as_schema:
-        shared.put(json.dumps(schema(), indent=1) + "\n", out)
+        schema(out)
         return
     if out is not None:
         raise UserError("--out is only for --schema: add --schema, or leave --out out")
@@ -261,6 +261,15 @@ def recipes(
         return
     shown = [{**row, "needs": ", ".join(row["needs"]) or None} for row in rows]
     shared.answer(rows, as_json, shared.table_of(shown), about)
+
+
+def schema(
+    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
+) -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them."""
+    from fedloom.federation.recipes.loader import schema as made
+
+    shared.put(json.dumps(made(), indent=1) + "\n", out)
 
 
 def _begins(entry: Entry) -> bool:

@@ -150,6 +150,17 @@ def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
     return called
 
 
+def renamed(command: Callable[..., None], former: str, now: str) -> Callable[..., None]:
+    """Return the command under its former name; it prints its present name."""
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        typer.echo(f"`fedloom {former}` is now called `fedloom {now}`", err=True)
+        command(**given)
+
+    return called
+
+
 def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
     """Print the result of a command: all of it as JSON, or, for people, `shown`; by default its rows as a table.
 
