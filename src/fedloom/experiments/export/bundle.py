@@ -16,6 +16,7 @@ from string import Template
 from typing import Annotated, Any
 
 import torch
+from jinja2 import Environment
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -320,101 +321,72 @@ def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: 
 
 
 def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: str | None, hub: bool = False) -> str:
-    """Return the card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
+    """Return the card in Markdown; `about` is what export.json says, `tasks` are those of the model.
 
     `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
     """
-    names = {task.name for task in tasks}
+    names, table = {task.name for task in tasks}, built.dataset.table
     owners = {"client": about.client, "task": about.task}
-    owner = " and ".join(f"{what} {_plain(name)}" for what, name in owners.items() if name is not None)
-    shape = " x ".join(map(str, about.input_shape))
-    kind = "" if about.signal is None else f"{about.signal.kind}, "
-    mean, std = (None if of is None else ", ".join(f"{v:.4g}" for v in of) for of in (about.mean, about.std))
-    normalised = "as they are" if mean is None else f"normalised (mean {mean}; standard deviation {std})"
-    sent = run.bytes_total()
-    data = _plain(run.recipe["data"]["name"])
-    return "\n".join(
-        [
-            "---",
-            f"license: {about.licence}",
-            "library_name: fedloom",
-            "tags: [federated-learning, multi-task-learning]",
-            *(_index(run, about, names, client) if hub else []),
-            "---",
-            "",
-            f"# {_plain(about.recipe)}: {_plain(about.method)}",
-            "",
-            f"This is {f'the model of {owner}' if owner else 'the global model'} of a federated run of "
-            f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
-            "",
-            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in tasks)}",
-            f"- Input: {kind}{shape}, {'values of 0 to 1, ' if is_image(about.input_shape) else ''}{normalised}",
-            f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
-            f"- Method: {_plain(about.method)}; seed {about.seed}; fedloom {about.fedloom}; {RECIPE} says all",
-            f"- Sent over the run: {human_bytes(sent['up'])} by clients, {human_bytes(sent['down'])} to clients",
-            f"- Licence: {about.licence}. Weights inherit what the licence of the data asks for, and that of "
-            "pretrained weights where training began from some.",
-            "",
-            *(_columns(built.dataset.table, tasks) if built.dataset.table is not None else []),
-            "## Splits",
-            "",
-            *_splits(built.federation.clients, client),
-            "",
-            "## Measured",
-            "",
-            *_measured(run, about, names, client),
-            "",
-            "## Use",
-            "",
-            *_used(built.module, about, tasks),
-            "",
-            "No statement is made about other data than that, nor about what the weights reveal about the "
-            "clients' data.",
-            "",
-        ]
+    final = _final(run, about, client)
+    values = {} if final is None else _values(final, names)
+    measured = [["task", "value"]] + [
+        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
+        for task, of_task in values.items()
+        for metric, value in of_task.items()
+    ]
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"plain": _plain, "bytes": human_bytes, "rows": _table}
+    environment.filters["numbers"] = lambda several: ", ".join(f"{v:.4g}" for v in several)
+    return environment.from_string(Path(__file__).with_name("card.md.txt").read_text("utf-8")).render(
+        about=about,
+        run=run,
+        tasks=tasks,
+        client=client,
+        index=_index(run, about, final, values) if hub and final is not None else "",
+        owner=" and ".join(f"{what} {_plain(name)}" for what, name in owners.items() if name is not None),
+        is_image=is_image(about.input_shape),
+        recipe=RECIPE,
+        sent=run.bytes_total(),
+        table=table,
+        own_scale=table is not None and ALL not in table.scales,
+        columns=[] if table is None else _columns(table),
+        predicted=[] if table is None else _predicted(table, tasks),
+        splits=_splits(built.federation.clients, client),
+        final=final,
+        measured=measured,
+        loader=LOADER,
+        loads=loader_fits(built.module, tasks),
     )
 
 
-def _columns(table: Preprocessing, tasks: Sequence[Task]) -> list[str]:
-    """Return sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
-    own = ALL not in table.scales
-    scales = iter(() if own else table.scales[ALL])
+def _columns(table: Preprocessing) -> list[list[str]]:
+    """Return rows on how each column becomes inputs."""
+    scales = iter(table.scales.get(ALL, ()))
     rows = [["column", "kind", "becomes"]]
     for each in table.inputs:
         if each.kind == "category":
             how = f"one input for each of {', '.join(each.values)}"
-        elif own:
+        elif ALL not in table.scales:
             how = "less the site's mean, over its standard deviation"
         else:
             how = "less {:.6g}, over {:.6g}".format(*next(scales))
         rows.append([_plain(each.column), each.kind, _plain(how) + "; one for missing" * each.indicator])
-    labels = [["task", "column", "predicts"]]
+    return rows
+
+
+def _predicted(table: Preprocessing, tasks: Sequence[Task]) -> list[list[str]]:
+    """Return rows on what each task predicts in which unit."""
+    rows = [["task", "column", "predicts"]]
     for task in tasks:
         label = table.tasks[task.name]
-        real = "a number in the unit of the column"
-        what = "a probability of each" if label.columns else ", ".join(label.classes) or real
-        labels.append([task.name, _plain(", ".join(label.read_from(task.name))), _plain(what)])
-    missing = ", ".join(f"`{code}`" for code in ("empty", "NA", "NaN", *table.missing))
-    how = (
-        "by its own numbers; nothing was sent"
-        if own
-        else (f"by what all sites counted in their training rows, without counts of fewer than {table.minimum} rows")
-    )
-    return [
-        "## Columns",
-        "",
-        f"Missing are cells that are {missing}; a missing number becomes the mean. Each site is scaled {how}. The "
-        "units are those of the table.",
-        "",
-        *_table(rows),
-        "",
-        *_table(labels),
-        "",
-    ]  # fmt: skip
+        what = "a probability of each" if label.columns else ", ".join(label.classes)
+        shown = _plain(what or "a number in the unit of the column")
+        rows.append([task.name, _plain(", ".join(label.read_from(task.name))), shown])
+    return rows
 
 
-def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
-    """Return a table of how many examples the clients have; a part that several share counts once."""
+def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[list[str]]:
+    """Return rows of how many examples the clients have; a part that several share counts once."""
     rows = [["part", "examples", "of each client"]]
     for split in ("train", "val", "test"):
         parts = [c.part(split) for c in clients.values()]
@@ -427,24 +399,20 @@ def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]
             rows[-1].append(f"{len(clients[client].part(split)):,}")
     if client is not None:
         rows[0].append(f"of client {_plain(client)}")
-    return _table(rows)
+    return rows
 
 
-def _index(run: Run, about: About, tasks: set[str], client: str | None) -> list[str]:
-    """Return what was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
-    final = _final(run, about, client)
-    if final is None:
-        return []
+def _index(run: Run, about: About, final: Final, by_task: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what was measured as a line of the card's YAML. JSON is YAML."""
     results = [
         {
             "task": {"type": run.info["tasks"][task]["kind"], "name": task},
             "dataset": {"type": run.recipe["data"]["name"], "name": f"{run.recipe['data']['name']}, {final.data[0]}"},
             "metrics": [{"type": metric, "value": round(value, 6)} for metric, value in values.items()],
         }
-        for task, values in _values(final, tasks).items()
+        for task, values in by_task.items()
     ]
-    name = f"{about.recipe}: {about.method}"
-    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"]
+    return f"model-index: {json.dumps([{'name': f'{about.recipe}: {about.method}', 'results': results}])}"
 
 
 def _final(run: Run, about: About, client: str | None) -> Final | None:
@@ -465,33 +433,6 @@ def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
         for task, values in final.values.items()
         if task in tasks
     }
-
-
-def _measured(run: Run, about: About, tasks: set[str], client: str | None) -> list[str]:
-    """Return a table of what the run measured of this model."""
-    final = _final(run, about, client)
-    if final is None:
-        return ["The run did not measure this model on test data."]
-    rows = [["task", "value"]] + [
-        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
-        for task, values in _values(final, tasks).items()
-        for metric, value in values.items()
-    ]
-    whose = ":" if client is not None else ", mean over the clients with the task:"
-    return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]
-
-
-def _used(module: MultiTask, about: About, tasks: Sequence[Task]) -> list[str]:
-    """Return the lines on how to use the model."""
-    if about.table is not None:
-        return ["```console", "fedloom predict . table.csv --out predictions.csv", "```"]
-    if not is_image(about.input_shape):
-        return [
-            "`fedloom.experiments.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."
-        ]
-    loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
-    fits = loader_fits(module, tasks)
-    return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
 
 
 def loader_fits(module: MultiTask, tasks: Sequence[Task]) -> bool:
@@ -524,10 +465,10 @@ def is_image(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of a Markdown table; the first row is its head."""
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first row is its head."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|---" * len(rows[0]) + "|", *body]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
 def _plain(text: str) -> str:
