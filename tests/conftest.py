@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start many interpreters; each would compile the library again
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from fedloom.federation.rounds.progress import Progress
 from tests_support import Quick, load_recipe
 
 torch.set_num_threads(1)
+sys.dont_write_bytecode = False
 os.fsync = lambda file: None  # a run waits 20 times for the disk; what kills processes leaves the disk alone
 
 # How long an example takes says how busy the machine is, and nothing about what is tested.

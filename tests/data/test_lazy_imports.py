@@ -1,4 +1,4 @@
-"""Checking a recipe must not pay for torch."""
+"""Checking a recipe must not pay for torch, nor a run for torch's compiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_registries_are_filled_without_torch():
+def test_registries_are_filled_without_torch_and_a_run_needs_no_compiler():
     code = """
 import sys
 import fedloom.data, fedloom.models, fedloom.tasks
@@ -20,6 +20,9 @@ from fedloom.data import Dataset, TensorExamples
 from fedloom.models import MultiTask, build_model
 from fedloom.tasks import Classification
 assert "torch" in sys.modules
+import fedloom
+fedloom.run("digits-tasks", overrides=["data.size=8", "training.rounds=1", "training.epochs=null", "training.steps=1"])
+assert "torch._dynamo" not in sys.modules, "it takes 2 s to load"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

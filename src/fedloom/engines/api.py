@@ -42,7 +42,7 @@ from fedloom.federation.rounds.progress import Progress, shown
 from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.rounds import initial_state, run_rounds, status
 from fedloom.federation.rounds.showing import keep
-from fedloom.federation.rounds.worker import Executor, check_device, set_torch
+from fedloom.federation.rounds.worker import Executor, check_device, set_algorithms, set_torch
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import TEMPORARY
@@ -299,7 +299,7 @@ def _torch_as(runtime: Runtime) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        set_algorithms(before[1])
         torch.backends.cudnn.deterministic = before[2]
 
 

@@ -293,8 +293,14 @@ def set_torch(threads: int, deterministic: bool) -> None:
     torch.set_num_threads(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
-    torch.use_deterministic_algorithms(deterministic)
+    set_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
+
+
+def set_algorithms(deterministic: bool) -> None:
+    """Set torch's choice of algorithms, where it is another: torch loads its compiler for this, which takes 2 s."""
+    if torch.get_deterministic_debug_mode() != (2 if deterministic else 0):
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def with_index(name: str) -> str:
