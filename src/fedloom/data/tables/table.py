@@ -483,8 +483,9 @@ def ist(
 
     From 21 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or
     dependence and recovery after six months, an infarct on the CT scan, and home after 14 days and six months. Outcomes
-    are never inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients for training and
-    validation (null: 80 %); all others are for tests. `least` is how many patients a country needs to take part.
+    are never inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients (null: 80 %), two
+    thirds for training and one for validation; all others are for tests. `least` is how many patients a country needs
+    to take part.
     """
     table = replace(read(IST, None), where="ist", site="country")
     which, names = sites_of(table, "country")
@@ -494,5 +495,5 @@ def ist(
             outcome = _OUTCOMES[(place + step * (1 + place // len(_OUTCOMES))) % len(_OUTCOMES)]
             table.frame.loc[which == number, outcome] = np.nan
     tasks = {name: Label(kind="binary", classes=("0", "1"), metric="auc") for name in _OUTCOMES}
-    split = Split(limit=limit, least=least)
+    split = Split(val=1 / 3, limit=limit, least=least)  # of 15 patients, a tenth, no AUC says anything
     return replace(build(table, tasks, _KNOWN, "federated", 5, split, seed, _LEFT_OUT), notes=())
