@@ -16,6 +16,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 WRITTEN = Path(__file__).with_name("messages.txt")
 SAYS = {"warn", "echo", "carry", "tell", "fail", "problem", "event", "argument", "option", "flag", "out_option"}
 """Functions that print a sentence, collect one for an error, or have the help of a command's option."""
+YIELDS = {"_problems", "unfit"}
+"""Generators of what does not fit."""
 
 
 def text_of(node: ast.AST) -> str:
@@ -37,6 +39,9 @@ def text_of(node: ast.AST) -> str:
 def said_in(tree: ast.AST) -> Iterator[str]:
     """Yield the texts of errors, warnings, printed lines and help."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in YIELDS:
+            for each in (each.value for each in ast.walk(node) if isinstance(each, ast.Yield)):
+                yield from map(text_of, each.elts if isinstance(each, ast.Tuple) else [each] if each else [])
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

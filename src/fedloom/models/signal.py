@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from fedloom.core.settings.section import Count, Positive, Section, carry
+from fedloom.core.settings.section import Count, Positive, Problems, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,14 +38,12 @@ class Signal(Section):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     """Of tokens: what tells one list of words from another of the same size, where there is such a list."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Signal:
+    def _problems(self) -> Problems:
         for key, value in self.of_tokens.items():
             if self.kind != "tokens":
-                raise carry([(key, f"{value!r} found, but it is for tokens, and the kind is {self.kind!r}")])
+                yield key, f"{value!r} found, but it is for tokens, and the kind is {self.kind!r}"
         if self.vocabulary is not None and self.padding is not None and self.padding >= self.vocabulary:
-            raise carry([("padding", f"{self.padding} found, expected one below the vocabulary, {self.vocabulary}")])
-        return self
+            yield "padding", f"{self.padding} found, expected one below the vocabulary, {self.vocabulary}"
 
     @property
     def of_tokens(self) -> dict[str, Any]:

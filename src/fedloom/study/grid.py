@@ -16,11 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError
 
 from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
 from fedloom.core.settings import renamed
-from fedloom.core.settings.section import Section, carry, differs, explain, found, strict
+from fedloom.core.settings.section import Problems, Section, differs, explain, found, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.federation.recipes import loader
@@ -124,14 +124,7 @@ class Grid(Section):
     _origin: Origin = PrivateAttr(Origin.TYPED)
     """Where names of code in its recipes come from."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Grid:
-        if problems := [*self._problems()]:
-            raise carry(problems)
-        return self
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, message) of values that do not fit each other."""
+    def _problems(self) -> Problems:
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
         for key, several in (("bases", self.bases), ("cells", self.cells), ("addons", self.addons)):
             changes |= {f"{key}.{label}": keys for label, keys in several.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
 
 
 class Optimizer(Section):
@@ -23,13 +23,11 @@ class Optimizer(Section):
     eps: Positive = 1e-8
     fused: bool = False
 
-    @model_validator(mode="after")
-    def _belongs(self) -> Optimizer:
+    def _problems(self) -> Problems:
         if self.name != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"momentum and nesterov are only for sgd, found {self.name}")
+            yield f"momentum and nesterov are only for sgd, found {self.name}"
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs momentum > 0")
-        return self
+            yield "nesterov needs momentum > 0"
 
 
 class Schedule(Section):
@@ -48,11 +46,9 @@ class Schedule(Section):
     step_every: Count = 30
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
 
-    @model_validator(mode="after")
-    def _one_warmup(self) -> Schedule:
+    def _problems(self) -> Problems:
         if self.warmup and self.warmup_share:
-            raise ValueError("expected warmup (epochs) or warmup_share (of the run), found both")
-        return self
+            yield "expected warmup (epochs) or warmup_share (of the run), found both"
 
 
 class Training(Section):
@@ -78,11 +74,9 @@ class Training(Section):
     """Train clients together (torch.func.vmap): faster for many clients with tiny models, equal up to rounding. auto:
     where it can be done and is expected to be faster, whatever the number of workers."""
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Training:
+    def _problems(self) -> Problems:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("expected epochs or steps, found both")
-        return self
+            yield "expected epochs or steps, found both"
 
     def of(self, domain: str | None) -> Training:
         """Return the settings of a domain; None: of a client with the examples of all, which gets the most epochs."""

@@ -11,14 +11,14 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -26,6 +26,8 @@ from fedloom.core.errors import choices, nearest
 
 Problem = tuple[str, str]
 """(key path, message)."""
+Problems = Iterator[str | Problem]
+"""Messages about a section as a whole, or about keys of it."""
 
 WORDS: dict[Any, str] = {
     bool: "true or false",
@@ -207,6 +209,16 @@ class Section(BaseModel):
     """A recipe section: unknown keys are errors, values do not change once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def _problems(self) -> Problems:
+        """Yield what does not fit together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if problems := [("", each) if isinstance(each, str) else each for each in self._problems()]:
+            raise carry(problems)
+        return self
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -13,11 +13,11 @@ from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat
 
 from fedloom.core.context import draws
 from fedloom.core.errors import DataError
-from fedloom.core.settings.section import Natural, NonNegative, Positive, Section
+from fedloom.core.settings.section import Natural, NonNegative, Positive, Problems, Section
 from fedloom.data.prepare import Array
 from fedloom.data.tables.read import Column, Table
 
@@ -79,19 +79,17 @@ class Label(Section):
         """Return whether a mean or standard deviation is not known yet."""
         return self.kind == "regression" and (self.mean is None or self.std is None)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Label:
+    def _problems(self) -> Problems:
         known = METRICS[{"regression": "numbers", "ordinal": "ordered"}.get(self.kind, "classes")]
         for name in self.judge:
             if name not in known:
-                raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
+                yield f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}"
         if bool(self.columns) != (self.kind == "multilabel"):
-            raise ValueError(f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only")
+            yield f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only"
         few = 0 if self.kind in ("regression", "multilabel") else 2
         most = math.inf if self.kind in ("classification", "ordinal") else few
         if not few <= len(self.classes) <= most:
-            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}")
-        return self
+            yield f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}"
 
 
 class Statistics(Section):

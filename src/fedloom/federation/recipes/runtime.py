@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive, Section, carry
+from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive, Problems, Section, carry
 
 
 def cores() -> int:
@@ -34,11 +34,9 @@ class FlowerSettings(Section):
     """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
     not listed belongs to the node that says it first."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> FlowerSettings:
+    def _problems(self) -> Problems:
         if self.enough is not None and self.enough < self.min_clients:
-            raise carry([("enough", f"{self.enough} found, expected at least min_clients ({self.min_clients})")])
-        return self
+            yield "enough", f"{self.enough} found, expected at least min_clients ({self.min_clients})"
 
 
 class Runtime(Section):
@@ -123,11 +121,9 @@ class Evaluation(Section):
     to a few images, also those after evaluations 1, 2, 4, 8 and so on. What is counted comes from the last
     measurement, so it costs next to nothing; changes no result."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Evaluation:
+    def _problems(self) -> Problems:
         if self.costly_every and self.costly_every % self.every:
-            raise carry([("costly_every", f"{self.costly_every} found, expected a multiple of every ({self.every})")])
-        return self
+            yield "costly_every", f"{self.costly_every} found, expected a multiple of every ({self.every})"
 
     def in_full(self, round: int, rounds: int) -> bool:
         """Return whether an evaluation after this round of so many also measures costly metrics."""
@@ -186,16 +182,12 @@ class Privacy(Section):
             raise carry([("", f"secure-aggregation found, which is not offered: {why}")])
         return value
 
-    @model_validator(mode="after")
-    def _fits(self) -> Privacy:
+    def _problems(self) -> Problems:
         if (self.noise is None) == (self.epsilon is None):
             which = "neither" if self.noise is None else "both"
-            raise carry([("noise", f"{which} found, expected either noise or epsilon")])
+            yield "noise", f"{which} found, expected either noise or epsilon"
         if self.sampling == "fixed" and self.accountant == "pld":
-            raise carry(
-                [("accountant", "pld found, but it knows no sampling of a fixed number of clients, expected rdp")]
-            )
-        return self
+            yield "accountant", "pld found, but it knows no sampling of a fixed number of clients, expected rdp"
 
     @property
     def bound(self) -> float | None:

@@ -26,7 +26,7 @@ from pydantic import (
 from fedloom.core.errors import MANY, RecipeError
 from fedloom.core.settings.registry import Registered, Registry
 from fedloom.core.settings.renamed import hashed
-from fedloom.core.settings.section import Problem, Section, carry, explain, found, join, strict
+from fedloom.core.settings.section import Problem, Problems, Section, carry, explain, found, join, strict
 from fedloom.core.settings.trust import Code, Origin, admit, imported, is_import, located, names_in, source
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
 from fedloom.methods.peers.config import PeersBase
@@ -390,15 +390,13 @@ class Recipe(Section):
         super().__setstate__(state)
         admit(names_in(self.model_dump(mode="json")), Origin.TYPED, self.name)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Recipe:
+    def _problems(self) -> Problems:
         if self.early_stopping and "val" not in self.evaluation.splits:
             needs = "early_stopping needs 'val': a model is never chosen on the test split"
-            raise carry([("evaluation.splits", f"{list(self.evaluation.splits)} found, but {needs}")])
+            yield "evaluation.splits", f"{list(self.evaluation.splits)} found, but {needs}"
         if self.peers and "personal" not in self.evaluation.models:
             has = "peers have 'personal' ones"
-            raise carry([("evaluation.models", f"{list(self.evaluation.models)} found, but {has}")])
-        return self
+            yield "evaluation.models", f"{list(self.evaluation.models)} found, but {has}"
 
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:

@@ -222,7 +222,7 @@ class Run:
         # run.json has the kept round only after the run is over.
         kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
         for number in sorted(self._measured, reverse=True):
-            if number <= kept and (values := self._values(number, split)):
+            if number <= kept and (values := self.entries(number, split)):
                 return self._final(values, split, number)
         splits = sorted({name for of_split in self._measured.values() for name in of_split})
         quiet = f"; {', '.join(self.withheld)} withhold their scores" if self.withheld else ""
@@ -241,7 +241,7 @@ class Run:
 
         With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
         """
-        lines = [(v, number) for number in self._measured if (v := self._values(number, split, client))]
+        lines = [(v, number) for number in self._measured if (v := self.entries(number, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
@@ -260,7 +260,7 @@ class Run:
         by_round: dict[int, dict[str, float]] = {}
         for number in self._measured:
             for client in self.info["clients"]:
-                entry = self._values(number, split, client).get((client, task, metric))
+                entry = self.entries(number, split, client).get((client, task, metric))
                 if entry is not None:
                     by_round.setdefault(number, {})[client] = number_of(entry["value"])
         return by_round
@@ -296,7 +296,7 @@ class Run:
 
     def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
         at = self.final(split, at).round
-        values = self._values(at, split)
+        values = self.entries(at, split)
         by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
         for key, entry in values.items():
             if entry["model"] in models:
@@ -353,7 +353,7 @@ class Run:
                     by_split[entry["split"]][entry["client"]].append(entry)
         return rounds
 
-    def _values(
+    def entries(
         self, number: int, split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
         """Return (client, task, metric) -> the entry of a round that counts, for all holders of the task or one."""

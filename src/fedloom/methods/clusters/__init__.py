@@ -4,7 +4,7 @@ MaT-FL.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,10 +12,18 @@ from fedloom import stages, training
 from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
+First = Literal["groups", "noise"]
+Share = Literal["everything", "encoder"]
 BY_CLUSTER = """Batch norm statistics stay with the client. `share: encoder` leaves decoders and heads out, as clients
 with different tasks need.
 
 Couples tasks by design: clusters are made of all clients, whatever their tasks."""
+
+
+def _clustered(share: Share, name: str, stage: Any, *local: Any, **more: Any) -> m.Method:
+    """Return a method whose clusters share all of the model, or its encoder."""
+    private = m.ALL_BUT_ENCODER if share == "encoder" else None
+    return m.Method(name=name, local=local, stage=stage, private=private, buffers="local", **more)
 
 
 @m.METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021", note=BY_CLUSTER)
@@ -26,7 +34,7 @@ def cfl(
     start: Natural = 20,
     relative: bool = True,
     linkage: Literal["single", "complete"] = "single",
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Run FedAvg per cluster; split a cluster whose mean update is short although its members' are long.
 
@@ -53,12 +61,8 @@ def cfl(
     """
     defaults = (0.2, 0.4) if relative else (0.4, 1.6)
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]
-    return m.Method(
-        name="cfl",
-        stage=stages.SplittingClusters(eps[0], eps[1], start, relative, linkage),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        weights="uniform",
-        buffers="local",
+    return _clustered(
+        share, "cfl", stages.SplittingClusters(eps[0], eps[1], start, relative, linkage), weights="uniform"
     )
 
 
@@ -66,9 +70,9 @@ def cfl(
 def ifca(
     *,
     clusters: Count = 2,
-    first: Literal["groups", "noise"] = "groups",
+    first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Keep C models at the server; a client trains the one with the smallest loss on its training data.
 
@@ -99,13 +103,7 @@ def ifca(
     2, the selection also covers the displacement from one model to the other. A server step moves the clients' copies
     and not the C models: leave it at 1. With `privacy`: as rr-cluster with B = 1.
     """
-    return m.Method(
-        name="ifca",
-        local=(training.BestCluster(clusters),),
-        stage=stages.ChosenClusters(clusters, first, noise),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        buffers="local",
-    )
+    return _clustered(share, "ifca", stages.ChosenClusters(clusters, first, noise), training.BestCluster(clusters))
 
 
 @m.METHODS.register("rr-cluster", source="RR-Cluster: Yang, Hu, Kim, Li, 2025 (arXiv 2508.06183)", note=BY_CLUSTER)
@@ -113,9 +111,9 @@ def rr_cluster(
     *,
     clusters: Count = 2,
     least: Count = 2,
-    first: Literal["groups", "noise"] = "groups",
+    first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Run IFCA with at least `least` clients per model: large clusters lend random clients to small ones.
 
@@ -143,13 +141,8 @@ def rr_cluster(
     peer that never hears as many, is refused. B = 1 only keeps models that nobody chose from resting; where all
     clusters have B or more it is ifca, bit for bit.
     """
-    return m.Method(
-        name="rr-cluster",
-        local=(training.BestCluster(clusters),),
-        stage=stages.ChosenClusters(clusters, first, noise, least=least),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        buffers="local",
-    )
+    lent = stages.ChosenClusters(clusters, first, noise, least=least)
+    return _clustered(share, "rr-cluster", lent, training.BestCluster(clusters))
 
 
 @m.METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022", note=BY_CLUSTER)
@@ -159,9 +152,9 @@ def fedsoft(
     lam: NonNegative = 0.1,
     every: Count = 2,
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-4,
-    first: Literal["groups", "noise"] = "groups",
+    first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Pull each client's own model to C cluster models, to each by the share of data that it fits best.
 
@@ -183,14 +176,8 @@ def fedsoft(
     mean of what its neighbours say of it; for `first: groups` see ifca. Rules at the server would be lost and are
     refused; FedDEA at the client makes w_k = base_k + T(Delta_k).
     """
-    return m.Method(
-        name="fedsoft",
-        local=(training.SoftAnchors(clusters, lam, every, floor),),
-        stage=stages.SoftClusters(clusters, first, noise, floor),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=m.Own(),
-        buffers="local",
-    )
+    anchors = training.SoftAnchors(clusters, lam, every, floor)
+    return _clustered(share, "fedsoft", stages.SoftClusters(clusters, first, noise, floor), anchors, turn=m.Own())
 
 
 @m.METHODS.register("fedspd", source="FedSPD: Lin, Yagan, Joe-Wong, UAI 2025 (PMLR 286)", note=BY_CLUSTER)
@@ -200,7 +187,7 @@ def fedspd(
     least: Count = 10,
     tune: Natural = 5,
     noise: NonNegative = 1.0,
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Cluster examples, not clients: a client trains one of C models per round, on the examples that it fits.
 
@@ -220,14 +207,9 @@ def fedspd(
     C passes over the training data come before each round. Every evaluation tunes; tune = 0 measures the mix. Absent
     clients move with the models. clusters = 1 is FedAvg with equal weights. Add-ons and a server step as with ifca.
     """
-    return m.Method(
-        name="fedspd",
-        local=(training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])),
-        stage=stages.ChosenClusters(clusters, "noise", noise, mixed=True),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        weights="uniform",
-        buffers="local",
-    )
+    local = training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])
+    mixed = stages.ChosenClusters(clusters, "noise", noise, mixed=True)
+    return _clustered(share, "fedspd", mixed, *local, weights="uniform")
 
 
 @m.METHODS.register("fedmerge", source="FedMerge: 2025 (arXiv 2504.06768)", note=BY_CLUSTER)
@@ -236,9 +218,9 @@ def fedmerge(
     models: Count = 5,
     step: NonNegative = 0.1,
     mu: NonNegative = 0.02,
-    first: Literal["groups", "noise"] = "groups",
+    first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Literal["everything", "encoder"] = "everything",
+    share: Share = "everything",
 ) -> m.Method:
     """Send each client a mix of C models of the server, by weights of its own, which the server learns.
 
@@ -261,13 +243,8 @@ def fedmerge(
     rows weighed by the mixes; those that read no weights (robust rules) move all models alike. A server step moves the
     clients' copies and not the models: leave it at 1. Refused at peers, and with `privacy` but for `trust: local`.
     """
-    return m.Method(
-        name="fedmerge",
-        local=(training.Proximal(mu),) if mu else (),
-        stage=stages.MergedModels(models, first, noise, step),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        buffers="local",
-    )
+    local = (training.Proximal(mu),) if mu else ()
+    return _clustered(share, "fedmerge", stages.MergedModels(models, first, noise, step), *local)
 
 
 @m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")

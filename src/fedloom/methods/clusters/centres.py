@@ -323,18 +323,24 @@ def take(view: View, j: int) -> None:
 
 
 @dataclass(frozen=True)
-class BestCluster(LocalRule):
+class _OfModels(LocalRule):
+    """A rule that needs `count` broadcast models."""
+
+    count: int = 2
+
+    @property
+    def needs(self) -> Fields:
+        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
+
+
+@dataclass(frozen=True)
+class BestCluster(_OfModels):
     """Starts from the broadcast model with the smallest loss on the client's training data; sends its number (IFCA).
 
     Among equal losses the first counts. Blocks that are not shared stay the client's. Sends -1 if there were no models.
     """
 
-    count: int = 2
     provides = frozenset({"extra:cluster"})
-
-    @property
-    def needs(self) -> Fields:
-        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
         if "cluster0" not in view.broadcast:
@@ -348,7 +354,7 @@ class BestCluster(LocalRule):
 
 
 @dataclass(frozen=True)
-class DrawnCluster(LocalRule):
+class DrawnCluster(_OfModels):
     """Trains one broadcast model, another one in each round, on the examples that it fits best of all models (FedSPD).
 
     Drawn are, alike, those that fit at least `least` of the client's training examples best, or else the one that fits
@@ -356,12 +362,7 @@ class DrawnCluster(LocalRule):
     examples and sends -1, with equal shares.
     """
 
-    count: int = 2
     least: int = 10
-
-    @property
-    def needs(self) -> Fields:
-        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:
@@ -384,21 +385,16 @@ class DrawnCluster(LocalRule):
 
 
 @dataclass(frozen=True)
-class SoftAnchors(LocalRule):
+class SoftAnchors(_OfModels):
     """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s being the broadcast models; sends the shares u_s (FedSoft).
 
     u_s is the share of the client's training examples for which c_s has the smallest loss, at least `floor`. It is
     computed anew in every `every`-th round in which the client takes part and receives models.
     """
 
-    count: int = 2
     lam: float = 0.1
     every: int = 2
     floor: float = 1e-4
-
-    @property
-    def needs(self) -> Fields:
-        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
     def provides(self) -> Fields:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from fedloom.core.errors import RecipeError
-from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
 from fedloom.methods.peers.scenario import Scenario
 
 Scale = Literal["unit", "cosine"]
@@ -53,18 +53,16 @@ class Similarity(Section):
     """The validation examples on which peers measure cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
 
-    @model_validator(mode="after")
-    def _fits(self) -> Similarity:
+    def _problems(self) -> Problems:
         if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
-            raise ValueError(f"every names {unknown[0]!r}, which is not among signals")
+            yield f"every names {unknown[0]!r}, which is not among signals"
         if self.samples is not None and not self.measured:
-            raise ValueError("samples is about cross-loss and disparity, but signals has neither")
+            yield "samples is about cross-loss and disparity, but signals has neither"
         if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
-            raise ValueError(
+            yield (
                 "signals.gradient is the update of local training, so it does not exist for model 'received'; "
                 "set gradient: loss"
             )
-        return self
 
     def due(self, rounds: int) -> dict[str, float]:
         """Return the signals, with their weights, that peers send so many rounds after the first."""
@@ -90,11 +88,9 @@ class GroupsSection(Section):
     high: Annotated[int, Field(ge=2)] = 4
     fine: Annotated[float, Field(ge=0, le=1)] | None = 0.4
 
-    @model_validator(mode="after")
-    def _in_order(self) -> GroupsSection:
+    def _problems(self) -> Problems:
         if self.low > self.high:
-            raise ValueError(f"low must not exceed high, found {self.low} and {self.high}")
-        return self
+            yield f"low must not exceed high, found {self.low} and {self.high}"
 
 
 class Choose(Section):
@@ -107,11 +103,9 @@ class Choose(Section):
     """lambda of 1 - exp(-lambda t), by which similarities count in `top` and `threshold`, t being a peer's rounds since
     it last chose the candidate; one that it never chose counts fully (PFedDST: Fan et al., 2025). Null: no factor."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Choose:
+    def _problems(self) -> Problems:
         if self.recency is not None and self.top is None and self.threshold is None:
-            raise ValueError("recency applies to the peers that top or threshold choose; set one of them")
-        return self
+            yield "recency applies to the peers that top or threshold choose; set one of them"
 
 
 class Weights(Section):
@@ -126,13 +120,11 @@ class Weights(Section):
     step: Share = 1.0
     include_self: bool = True
 
-    @model_validator(mode="after")
-    def _fits(self) -> Weights:
+    def _problems(self) -> Problems:
         if self.kind != "soft" and self.step != 1:
-            raise ValueError(f"step is only for soft weights, found kind {self.kind}")
+            yield f"step is only for soft weights, found kind {self.kind}"
         if self.kind == "metropolis" and not self.include_self:
-            raise ValueError("metropolis weights always include the peer itself; leave include_self out")
-        return self
+            yield "metropolis weights always include the peer itself; leave include_self out"
 
 
 class Safeguards(Section):
@@ -157,11 +149,9 @@ class Safeguards(Section):
     clip_result: Positive | None = None
     """The result is shortened to this norm. What the release does in place of layer 1, with 5."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Safeguards:
+    def _problems(self) -> Problems:
         if self.bounds is not None and not 0 <= self.bounds[0] < self.bounds[1] <= 1:
-            raise ValueError(f"bounds: expected 0 <= low < high <= 1, or null, found {list(self.bounds)}")
-        return self
+            yield f"bounds: expected 0 <= low < high <= 1, or null, found {list(self.bounds)}"
 
 
 class ConflictAverse(Section):
@@ -179,11 +169,9 @@ class AdaptiveScope(Section):
     enter: Cosine = 0.6
     leave: Cosine = 0.3
 
-    @model_validator(mode="after")
-    def _in_order(self) -> AdaptiveScope:
+    def _problems(self) -> Problems:
         if self.leave > self.enter:
-            raise ValueError(f"leave must not exceed enter, found {self.leave} and {self.enter}")
-        return self
+            yield f"leave must not exceed enter, found {self.leave} and {self.enter}"
 
 
 class Warmup(Section):
@@ -196,11 +184,9 @@ class Warmup(Section):
     scope: Literal["encoder", "full"] = "encoder"
     alone: Count = 1
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Warmup:
+    def _problems(self) -> Problems:
         if self.alone > self.until:
-            raise ValueError(f"alone must not exceed until, found {self.alone} and {self.until}")
-        return self
+            yield f"alone must not exceed until, found {self.alone} and {self.until}"
 
 
 class PeersBase(Section):
@@ -252,50 +238,46 @@ class PeersBase(Section):
         scopes = {self.scope, "full" if self.warmup is None else self.warmup.scope}
         return scopes != {"full"} or (groups is not None and groups.fine is not None)
 
-    @model_validator(mode="after")
-    def _fits(self) -> PeersBase:
+    def _problems(self) -> Problems:
         negative = self.similarity.cross_loss == "negative" and self.similarity.normalise == "none"
         if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
-            raise ValueError(
+            yield (
                 "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
                 "set similarity.normalise to 'min-max', or weights.kind to 'uniform'"
             )
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
-            raise ValueError("scope 'adaptive' reads cosines of updates: add 'gradient' to similarity.signals")
+            yield "scope 'adaptive' reads cosines of updates: add 'gradient' to similarity.signals"
         groups = self.choose.groups
         if groups is not None:
             for signal in self.similarity.measured:
-                raise ValueError(
+                yield (
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
                 )
             negative = self.similarity.scale == "cosine" and self.similarity.normalise == "none"
             if negative and "gradient" in self.similarity.signals:
-                raise ValueError(
+                yield (
                     "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
                     "similarity.normalise: min-max"
                 )
             if self.similarity.normalise == "z-score":
-                raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
+                yield "choose.groups needs similarities of at least 0, but similarity.normalise is z-score"
             if groups.fine is not None and self.scope != "full":
-                raise ValueError(
-                    f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
-                )
+                yield f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
             if self.mode == "asynchronous":
-                raise ValueError(
+                yield (
                     "choose.groups compares all candidates at once, but mode 'asynchronous' judges them one by "
                     "one, as their messages arrive"
                 )
         if self.choose.recency is not None and self.similarity.normalise == "z-score":
-            raise ValueError("choose.recency needs similarities of at least 0, but similarity.normalise is z-score")
+            yield "choose.recency needs similarities of at least 0, but similarity.normalise is z-score"
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
-                raise ValueError("mode 'asynchronous' needs scenario.speed, which determines who finishes first")
+                yield "mode 'asynchronous' needs scenario.speed, which determines who finishes first"
             if isinstance(self.similarity.every, dict):
-                raise ValueError("similarity.every per signal needs peers in one round, but mode is asynchronous")
+                yield "similarity.every per signal needs peers in one round, but mode is asynchronous"
             if self.similarity.normalise != "none":
-                raise ValueError(
+                yield (
                     f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
                     "'asynchronous' judges them one by one, as their messages arrive"
                 )
-        return self

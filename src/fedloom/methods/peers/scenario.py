@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
@@ -35,16 +35,14 @@ class Presence(Section):
     joins: Count = 1
     away: tuple[Away, ...] = ()
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Presence:
+    def _problems(self) -> Problems:
         last: int | None = self.joins
         for first, back in self.away:
             if last is None or first < last or (back is not None and back <= first):
-                raise ValueError(
+                yield (
                     f"expected ordered absences that do not overlap, none before round {self.joins}, found {self.away}"
                 )
             last = back
-        return self
 
     def there(self, round: int) -> bool:
         """Return whether the peer is there in a round (from 1)."""

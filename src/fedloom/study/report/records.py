@@ -266,12 +266,12 @@ def scores(run: Run) -> tuple[Score, ...]:
             final = run.final(split)
         except StateError:
             continue
-        at = next(line for line in run.rounds if line["round"] == final.round)
-        each = _counted(run, at, split)
+        each = run.entries(final.round, split)
         for task, metrics in final.values.items():
             for metric, mean in metrics.items():
                 direction = run.direction(task, metric)
-                mine = {c: value for (c, t, m), value in each.items() if (t, m) == (task, metric)}
+                entries = {c or EVERYBODY: e for (c, t, m), e in each.items() if (t, m) == (task, metric)}
+                mine = {client: number_of(entry["value"]) for client, entry in entries.items()}
                 several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
                 low, high = (worst(mine, of) if several else None for of in ("max", "min"))
                 ends = (low, high) if direction == "max" else (high, low)
@@ -279,18 +279,6 @@ def scores(run: Run) -> tuple[Score, ...]:
                 about = (task, metric, direction, split, final.round, final.model, data, mean, len(mine))
                 scores.append(Score(*about, ends[0], judging, ends[1], run.unit(task, metric)))
     return tuple(sorted(scores, key=lambda score: not score.primary))
-
-
-def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, str, str], float]:
-    """Return (client, task, metric) -> one round's value, of a client's personal model before the global one."""
-    counts: dict[tuple[str, str, str], float] = {}
-    for model in ("global", "personal"):
-        for e in line["metrics"]:
-            client = e["client"] or EVERYBODY
-            has_task = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
-            if e["split"] == split and e["model"] == model and has_task:
-                counts[client, e["task"], e["metric"]] = number_of(e["value"])
-    return counts
 
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
