@@ -78,8 +78,9 @@ def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCo
         return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
     bytes_: ByteCount = {}
     have = torch.ones(len(like), len(like.layout.blocks)).bool() if like.present is None else like.present
-    for there, block, s in zip(have.T, like.layout.blocks, like.layout.slices, strict=True):
-        if total := int(there.sum()) * block.size if sent is None else int(sent[there, s].sum()):
+    rows = have.sum(0).tolist()
+    for there, count, block, s in zip(have.T, rows, like.layout.blocks, like.layout.slices, strict=True):
+        if total := count * block.size if sent is None else int(sent[there, s].sum()):
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + total * itemsize
     return bytes_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -240,6 +240,7 @@ class Trained:
     update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
     round    the peer's round in which it trained
     ended    simulated time at which training ended, of peers that do not wait for each other
+    digests  scope -> `digest` of where training started, once it was worked out
     """
 
     payload: Payload
@@ -247,6 +248,7 @@ class Trained:
     update: Tensor
     round: int
     ended: float | None = None
+    digests: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(context: PeerContext, payload: Payload, start: Tensor, round: int, ended: float | None = None) -> Trained:

@@ -96,10 +96,12 @@ def model_message(context: PeerContext, trained: Trained, same: bool, scope: str
     return write(context, trained, "model", tensors, about)
 
 
-def digest(context: PeerContext, vector: Tensor, scope: str) -> str:
+def digest(context: PeerContext, trained: Trained, scope: str) -> str:
     """Return a hash by which two peers see whether they started from the same model, in scope."""
-    values = context.shared.take(vector, context.part(scope)).contiguous()
-    return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
+    if scope not in trained.digests:
+        values = context.shared.take(trained.start, context.part(scope)).contiguous()
+        trained.digests[scope] = hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
+    return trained.digests[scope]
 
 
 def acquainted(context: PeerContext, messages: Iterable[PeerMessage]) -> BuiltFederation:
@@ -166,6 +168,8 @@ def count(context: PeerContext, message: PeerMessage) -> ByteCount:
     """Count the bytes of a message's tensors by (role, task); they add up to `nbytes`."""
     if message.kind != "model":
         return {("signal", None): message.nbytes} if message.nbytes else {}
+    if message.counted:
+        return message.counted
     about = join_tree(message.values["payload"], message.tensors)
     part = context.part(message.values["scope"])
     rows = tuple((message.sender, task) for task in about["tasks"]) or ((message.sender, None),)
@@ -176,7 +180,8 @@ def count(context: PeerContext, message: PeerMessage) -> ByteCount:
         bytes_["buffer", None] = sum(t.nbytes for t in buffers)
     if beside := message.nbytes - sum(bytes_.values()):
         bytes_["side", None] = bytes_.get(("side", None), 0) + beside
-    return bytes_
+    message.counted.update(bytes_)
+    return message.counted
 
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]

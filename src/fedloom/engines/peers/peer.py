@@ -275,7 +275,7 @@ class Peer:
             if trained is None or not self._wanted(trained, request):
                 continue
             scope = str(request.values["scope"])
-            same = self.context.by_task or request.values["base"] == digest(self.context, trained.start, scope)
+            same = self.context.by_task or request.values["base"] == digest(self.context, trained, scope)
             if (same, scope) not in messages:
                 messages[same, scope] = model_message(self.context, trained, same, scope)
             self._send([request.sender], messages[same, scope])
@@ -315,7 +315,7 @@ class Peer:
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         scope = self.context.scope(self.round, self.state["scope"])
-        about = {"base": digest(self.context, trained.start, scope), "scope": scope}
+        about = {"base": digest(self.context, trained, scope), "scope": scope}
         self._send(names, write(self.context, trained, "request", {}, about))
 
     def _wanted(self, trained: Trained, request: PeerMessage) -> bool:

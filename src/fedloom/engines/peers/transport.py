@@ -33,6 +33,7 @@ class PeerMessage:
     layout   hash of the sender's model layout (`Layout.hash`): tensors mean the same only where it is the same
     tensors  bytes are counted on these
     values   anything JSON can hold
+    counted  bytes of tensors by (role, task), once somebody has counted them for all who share the message
     """
 
     kind: str
@@ -41,6 +42,7 @@ class PeerMessage:
     layout: str
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    counted: dict[Any, int] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:

@@ -102,7 +102,8 @@ class Evaluation(Section):
     """Recipe section `evaluation`: the measurements after a round."""
 
     every: Count = 1
-    """Evaluate after every `every` rounds, and after the last."""
+    """Evaluate after every `every` rounds, and after the last; default 5 for peers without early_stopping and
+    costly_every."""
     costly_every: Count | None = None
     """Measure what takes long, such as odsF of edges, after every so many rounds, a multiple of `every`. It is always
     measured after the last round and of the model that is kept; null: only then."""

@@ -398,6 +398,13 @@ class Recipe(Section):
             has = "peers have 'personal' ones"
             yield "evaluation.models", f"{list(self.evaluation.models)} found, but {has}"
 
+    @model_validator(mode="after")
+    def _sparing(self) -> Recipe:
+        if self.peers and not (self.early_stopping or self.evaluation.model_fields_set & {"every", "costly_every"}):
+            # each has a model of its own, and to measure all of them takes as long as to train them
+            return self.model_copy(update={"evaluation": self.evaluation.model_copy(update={"every": 5})})
+        return self
+
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits over what determines results: not the name, the engine, the workers or the
