@@ -23,7 +23,6 @@ from fedloom.taskvectors import (
     unify,
     unpack_mask,
 )
-from tests_support import loaded
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 values = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, 1.0, -1.0, 1e-20, -1e-20])
@@ -470,7 +469,3 @@ def test_a_float32_sum_with_the_wrong_sign_does_not_elect() -> None:
         vector, masks, _ = unify(x[:, None].expand(-1, 2).contiguous())
         assert vector.sign().tolist() == [-float(x[0])] * 2
         assert masks[0].tolist() == [False, False]
-
-
-def test_import_of_the_package_stays_free_of_torch() -> None:
-    assert not loaded("import fedloom, fedloom.relatedness", "torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,13 +63,6 @@ def test_where_it_is_written(quick: Callable[..., Result]) -> None:
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert result.output.strip() == str(folder / "report.html")
     assert (folder / "report.html").is_file()
-
-
-def test_without_torch() -> None:
-    imports = "import sys, fedloom.cli.look, fedloom.study.report"
-    code = f"{imports}; print('torch' in sys.modules, 'vl_convert' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 def test_figures_as_files_and_their_extra(

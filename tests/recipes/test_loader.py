@@ -12,10 +12,9 @@ from pydantic import Field
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.yaml import parse
 from fedloom.errors import RecipeError
-from fedloom.federation.recipes import Recipe, dump, load, names, recipe_hash, without_seed
+from fedloom.federation.recipes import Recipe, dump, load, recipe_hash, without_seed
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, Named, PartitionSection
 from fedloom.methods import CODECS
-from tests_support import loaded
 
 DATA, PARTITION, MODEL = (Registry(kind, gives=("builtins:object",)) for kind in ("data set", "partition", "encoder"))
 METHOD, ADDON = (Registry(kind, gives=("builtins:object",)) for kind in ("method", "add-on"))
@@ -414,17 +413,3 @@ SECTIONS = [DataSection, PartitionSection, ModelSection, MethodSection]
 def test_no_registered_parameter_hides_a_common_key(section: type[Named]):
     for entry in section.registry():
         assert not set(entry.params.model_fields) & {*section.common(), "params"}, entry.name
-
-
-def test_checking_a_recipe_does_not_import_torch():
-    code = f"""
-from fedloom.federation.recipes import load
-from fedloom.errors import RecipeError
-for name in {names()!r}:
-    load(name)
-    try:
-        load(name, ["training.rouds=1"])
-    except RecipeError:
-        pass
-"""
-    assert not loaded(code, "torch", "sklearn", "scipy", "torchvision")

@@ -64,12 +64,12 @@ ADDED = {
 
 NAMES = sorted(METHODS.entries)
 # Pairs of a method and an add-on, and whether they run (2), run each night (1) or are built only (0): each method is
-# built with an add-on of each kind, each add-on runs with methods of two kinds, and each night with a method of each.
+# built with an add-on of each kind, each add-on runs with a method of one kind, and each night with a method of each.
 # Methods of each kind run with an add-on of each kind.
 PAIRS: dict[str, dict[str, int]] = {name: {} for name in NAMES}
 for (number, kind), added in product(enumerate(KINDS.values()), ADDED.values()):
     for i in range(max(len(kind), len(added))):
-        always = len(added) < 4 or (i - number) % len(KINDS) in (0, 3)
+        always = len(added) < 4 or (i - number) % len(KINDS) == 0
         PAIRS[kind[i % len(kind)]][added[i % len(added)]] = (1 + always) * (i < len(added))
 MODULES = ("feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
 # Each method alone, and, each night, each module with one method of each kind, in turn.

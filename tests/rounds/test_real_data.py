@@ -34,7 +34,9 @@ RECIPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "pacs" else []) for name in RECIPES]
+)
 def test_real_images_train(name: str, tmp_path: Path) -> None:
     if not (REAL / f"{name}.npz").exists():
         pytest.skip(f"{name}.npz is not here")

@@ -24,7 +24,6 @@ from fedloom.study.statistics import Estimate
 from fedloom.study.table import tabulate
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import panels
-from tests_support import loaded
 
 
 def test_intervals_and_deltas_are_over_seeds(tmp_path):
@@ -206,18 +205,6 @@ def test_latex_compiles(tmp_path: Path) -> None:
     page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "t.tex").write_text(page)
     subprocess.run(["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True)
-
-
-def test_reading_grids_does_not_import_torch(tmp_path: Path) -> None:
-    folder = write_grid(tmp_path, paper_grid(), {("NYUD", "FedAvg", "-", 0): FEDAVG})
-    code = f"""
-from fedloom.study import open_folder, tabulate
-table = tabulate(*open_folder({str(folder)!r}))
-for kind in ("text", "markdown", "latex", "html", "csv", "json"):
-    getattr(table, f"to_{{kind}}")()
-import fedloom.experiments.grid_run, fedloom.study.figures, fedloom.study.papers
-"""
-    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas", "scipy")
 
 
 def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ LOST = {"sign-flip, factor: 10", "fake", "sign-flip", "scaled", "ipm, factor: 2"
 @cache
 def accuracy(folder: Path, *changes: str) -> dict[str, float]:
     """Task -> mean test accuracy (points) of its honest clients after the last round."""
-    run = fedloom.run(load("robust/digits", changes), folder / str(len(list(folder.iterdir()))))
+    run = fedloom.run(
+        load("robust/digits", (f"training.rounds={cases(5, 10)}", *changes)), folder / str(len(list(folder.iterdir())))
+    )
     last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
     values: dict[str, list[float]] = {}
     for row in last["metrics"]:

@@ -97,7 +97,7 @@ def test_a_damaged_run_folder(
         if reader not in SLOW
     }
     run, out, tally = tmp_path / "damaged", tmp_path / "out", Tally(record_property)
-    for number in range(cases(12, 500)):
+    for number in range(cases(8, 500)):
         rng = random.Random(number)
         name = rng.choice(list(runs))
         shutil.rmtree(run, ignore_errors=True)
