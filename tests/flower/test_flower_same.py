@@ -25,6 +25,7 @@ HARD = (
     "training.keep_optimizer=true",
     "training.participation=0.6",
     "model.heads=own",
+    "evaluation={every: 3, splits: [test]}",
 )
 # What differs in how it travels and in what stays with a client; all methods are below.
 CASES = [

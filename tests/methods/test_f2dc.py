@@ -182,12 +182,12 @@ def test_each_part_changes_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scope", ["identity", "local"])
 def test_private_modules_stay_with_their_client_and_survive_a_stop(tmp_path: Path, scope: str) -> None:
     method = f"method={{name: fedavg, add: {{feature-modules: {{scope: {scope}}}}}}}"
-    whole = run(tmp_path / "whole", method, "training.rounds=3")
+    whole = run(tmp_path / "whole", method, "training.rounds=2")
     sent = [e for line in lines(whole, "bytes.jsonl") for e in line["up"] + line["down"]]
-    plain = run(tmp_path / "plain", "method=fedavg", "training.rounds=3")
+    plain = run(tmp_path / "plain", "method=fedavg", "training.rounds=2")
     expected = [e for line in lines(plain, "bytes.jsonl") for e in line["up"] + line["down"]]
     assert sent == expected  # as if there were no modules
-    assert_same(whole, fedloom.resume(stopped_after(2, tmp_path / "parts", tiny(method, "training.rounds=3"))))
+    assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "parts", tiny(method, "training.rounds=2"))))
 
 
 def test_modules_differ_between_clients_where_they_are_local(tmp_path: Path) -> None:
