@@ -10,11 +10,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start many interpreters; each would compile the library again
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 
 import fedloom
@@ -25,6 +27,7 @@ from tests_support import Quick, load_recipe
 
 torch.set_num_threads(1)
 sys.dont_write_bytecode = False
+typer.main.get_command = cache(typer.main.get_command)  # nearly all of the time of most command lines
 os.fsync = lambda file: None  # a run waits 20 times for the disk; what kills processes leaves the disk alone
 
 # How long an example takes says how busy the machine is, and nothing about what is tested.

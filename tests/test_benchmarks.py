@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,22 +16,13 @@ from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
 
 HOME = Path(__file__).parents[1] / "benchmarks"
-SLOW = [
-    "cluster_scaling",
-    "diagnostics_cost",
-    "f2dc_cost",
-    "flower_simulation",
-    "method_costs",
-    "peers",
-    "peers_growth",
-    "sketch_choices",
-    "table",
-]
+QUICK = ["gpu", "sketch"]
+"""The others start each night; by default they are only imported."""
 SCRIPTS = [HOME / "peers", *sorted(HOME.glob("[!_]*.py"))]
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(s, marks=[pytest.mark.slow] if s.stem in SLOW else [], id=s.stem) for s in SCRIPTS]
+    "script", [pytest.param(s, marks=[] if s.stem in QUICK else [pytest.mark.slow], id=s.stem) for s in SCRIPTS]
 )
 def test_every_benchmark_starts(script: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(script), "--quick"]
@@ -40,6 +32,12 @@ def test_every_benchmark_starts(script: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stdout
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s.suffix == ".py"], ids=lambda s: s.stem)
+def test_every_benchmark_is_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HOME)
+    runpy.run_path(str(script), run_name="imported")
 
 
 def test_all_are_listed() -> None:

@@ -184,9 +184,14 @@ def counts(value: Any) -> bool:
     return isinstance(value, bool | int | float)
 
 
+@pytest.fixture(scope="module")
+def written() -> Any:
+    return yaml.safe_load(WRITTEN.read_text("utf-8"))
+
+
 @pytest.mark.parametrize("kind", EVERY)
-def test_they_are_those_written_down(kind: str) -> None:
-    assert described(kind) == yaml.safe_load(WRITTEN.read_text("utf-8"))[kind]
+def test_they_are_those_written_down(kind: str, written: Any) -> None:
+    assert described(kind) == written[kind]
 
 
 if __name__ == "__main__":

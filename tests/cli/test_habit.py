@@ -210,6 +210,9 @@ def test_changes_are_completed(before: list[str], word: str, expected: list[str]
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_printed(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(
+        "typer.testing._get_command", get_command.__wrapped__
+    )  # commands as they are with this variable
     done = CliRunner().invoke(app, ["--show-completion", shell], prog_name="fedloom")
     assert "_FEDLOOM_COMPLETE" in done.output
 

@@ -244,7 +244,9 @@ FLOWS = {
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the tables are not here")
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "beijing" else []) for name in FLOWS]
+)
 def test_real_tables_from_file_to_prediction(name: str, tmp_path: Path) -> None:
     file, labels, site, _ = FLOWS[name]
     before = time.process_time()

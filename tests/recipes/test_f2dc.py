@@ -49,7 +49,14 @@ def test_the_papers_federations(name: str, classes: int, clients: dict[str, int]
     assert set(result.run.final().values) == {"label"}
 
 
-@pytest.mark.parametrize(("name", "clients"), [("pacs-real", 10), ("office-real", 10), ("digits-real", 20)])
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    [
+        ("pacs-real", 10),
+        pytest.param("office-real", 10, marks=pytest.mark.slow),
+        pytest.param("digits-real", 20, marks=pytest.mark.slow),
+    ],
+)
 def test_the_real_twins_train(name: str, clients: int, tmp_path: Path) -> None:
     if not (SHARED / "pacs.npz").exists():
         pytest.skip("the small real sets are not here")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,13 +37,25 @@ TWINS["fedhca2/scenes-outside-st-rooms-mt-2c"] = (
 MINI = {"feddea/nyud-mini": "data.path", "thesis/nyud-mini": "data.path", "fedhca2/nyud-mini": "data.sets.nyud.path"}
 
 
-@pytest.mark.parametrize("name", TWINS)
+NIGHTLY = (
+    "feddea/scenes-pascal", "thesis/scenes-c2", "thesis/scenes-pairwise", "thesis/scenes-weak-pairwise",
+    "fedhca2/scenes-rooms-st-outside-mt", "fedhca2/scenes-outside-st-rooms-mt-2c",
+    "thesis/nyud-mini", "fedhca2/nyud-mini",
+)  # fmt: skip
+"""Twins that differ from another one in their partition or method."""
+
+
+def often(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in NIGHTLY else []) for name in names]
+
+
+@pytest.mark.parametrize("name", often(TWINS))
 def test_scenes_twin_trains(name: str, tmp_path: Path) -> None:
     result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, *TWINS[name]])
     assert set(result.run.final().values) == set(result.run.info["tasks"])
 
 
-@pytest.mark.parametrize("name", MINI)
+@pytest.mark.parametrize("name", often(MINI))
 def test_real_twin_trains(name: str, tmp_path: Path) -> None:
     if not REAL.exists():
         pytest.skip("the small NYU v2 is not here")
