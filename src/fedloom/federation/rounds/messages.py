@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +21,21 @@ from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.methods.method import Method
 
 ALL = EVERYONE[0]
+
+
+def form(value: Any) -> Any:
+    """Return what the bytes of a message or a payload depend on: all but its client and its values.
+
+    Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
+    """
+    if value is None or isinstance(value, Tensor | tuple | bool):
+        return getattr(value, "nbytes", value)
+    if isinstance(value, Message | Payload):
+        parts = [each for each in vars(value).items() if each[0] not in ("row", "n")]
+        return tuple([(name, form(part)) for name, part in parts if isinstance(part, Tensor) or part])
+    if isinstance(value, dict | Mapping):  # to ask for a Mapping alone takes ten times as long
+        return tuple([(name, form(part)) for name, part in value.items()]) if value else ()
+    return tuple(map(form, value)) if isinstance(value, list) else 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +53,9 @@ class Message:
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
+
+    form = cached_property(form)
+    """Its form, worked out once for all clients that are sent the same message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,21 +163,6 @@ def pack_tasks(
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a matrix of zeros that is only looked at: it takes no memory."""
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
-
-
-def form(value: Any) -> Any:
-    """Return what the bytes of a message or a payload depend on: all but its client and its values.
-
-    Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
-    """
-    if value is None or isinstance(value, Tensor | tuple | bool):
-        return getattr(value, "nbytes", value)
-    if isinstance(value, Message | Payload):
-        parts = [each for each in vars(value).items() if each[0] not in ("row", "n")]
-        return tuple([(name, form(part)) for name, part in parts if isinstance(part, Tensor) or part])
-    if isinstance(value, dict | Mapping):  # to ask for a Mapping alone takes ten times as long
-        return tuple([(name, form(part)) for name, part in value.items()]) if value else ()
-    return tuple(map(form, value)) if isinstance(value, list) else 8
 
 
 def count_bytes(

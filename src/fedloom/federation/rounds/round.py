@@ -159,7 +159,7 @@ class Round:
 
     def _count(self, client: str, payload: Payload, message: Message) -> None:
         """Count a client's bytes up and down, once for all with the same tasks and messages of the same form."""
-        alike = (*self.built.federation.clients[client].tasks,), form(payload), form(message)
+        alike = (*self.built.federation.clients[client].tasks,), form(payload), message.form
         if alike not in self.counted or self.built.method.codec.varies:
             self.counted[alike] = tuple([count_bytes(*self.built.parts, client, sent) for sent in (payload, message)])
         self.ledger.up[client], self.ledger.down[client] = self.counted[alike]

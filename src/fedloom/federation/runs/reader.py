@@ -204,7 +204,7 @@ class Run:
             raise StateError(f"{self.folder / 'recipe.yaml'}, method: field required")
         return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
 
-    @property
+    @cached_property
     def last_round(self) -> int:
         """The last finished round."""
         return max((int(line["round"]) for line in self.rounds), default=0)
