@@ -376,6 +376,12 @@ def test_hash_covers_what_determines_results(toys):
     assert len(recipe_hash(recipe)) == 16
 
 
+def test_peers_are_measured_after_every_fifth_round_unless_something_else_is_said():
+    said = ((), ("evaluation.every=2",), ("evaluation.costly_every=3",), ("early_stopping={patience: 3}",))
+    assert [load("digits-tasks", ["peers={}", *more]).evaluation.every for more in said] == [5, 2, 1, 1]
+    assert load("digits-tasks").evaluation.every == 1
+
+
 # With another value each, or None where that is more than a word.
 LATER = {
     "attack": "replay",
