@@ -97,7 +97,6 @@ WHY = (
 )
 ONCE = "evaluation={every: 3, splits: [test], predictions: false}"
 HARD = (
-    "training.batch_size=8",
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
     "training.keep_optimizer=true",
     "training.participation=0.6",

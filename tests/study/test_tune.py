@@ -139,7 +139,7 @@ def sites(validate: bool = True) -> fl.Federation:
 
 def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_path: Path) -> None:
     heard: list[str] = []
-    made = fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append)
+    made = fl.compare(sites(), rounds=2, folder=tmp_path / "c", tell=heard.append)
     assert [c.label.split()[0] for c in made.columns] == [
         "local",
         "separate",
@@ -157,7 +157,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     assert "about 0:00 left" in heard[-1]
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
-    assert fl.compare(sites(), rounds=4, folder=tmp_path / "c", tell=heard.append).to_text() == text
+    assert fl.compare(sites(), rounds=2, folder=tmp_path / "c", tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     with pytest.raises(fl.errors.StateError, match="has a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)
