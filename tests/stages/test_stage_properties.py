@@ -81,19 +81,19 @@ def test_state_survives_a_checkpoint(stage: Stage, tmp_path: object) -> None:
 
 
 @every_stage
-@pytest.mark.parametrize("round_", [1, 5])
-def test_zero_rows_give_zero(stage: Stage, round_: int) -> None:
-    out = apply(stage, torch.zeros(4, LAYOUT.d), round_=round_)
-    assert not out.X.any()
-    assert torch.isfinite(out.X).all()
+def test_zero_rows_give_zero(stage: Stage) -> None:
+    for round_ in (1, 5):
+        out = apply(stage, torch.zeros(4, LAYOUT.d), round_=round_)
+        assert not out.X.any()
+        assert torch.isfinite(out.X).all()
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in NOT_HOMOGENEOUS])
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e15])
-def test_updates_scale_through(name: str, scale: float) -> None:
+def test_updates_scale_through(name: str) -> None:
     stage = STAGES[name]
-    expected = scale * apply(stage, matrix()).X
-    torch.testing.assert_close(apply(stage, matrix(scale)).X, expected, rtol=1e-9, atol=0)
+    for scale in (1e-30, 1e-3, 1e15):
+        expected = scale * apply(stage, matrix()).X
+        torch.testing.assert_close(apply(stage, matrix(scale)).X, expected, rtol=1e-9, atol=0)
 
 
 @every_stage
