@@ -176,7 +176,8 @@ def _member(members: Sequence[Any], tag: str) -> Any:
         origin = get_origin(member)
         if origin in (dict, list, tuple) and tag.startswith(origin.__name__):
             return member
-        if isinstance(member, type) and issubclass(member, BaseModel) and tag == member.__name__:
+        model = isinstance(member, type) and issubclass(member, BaseModel)
+        if model and re.fullmatch(rf"(function-after\[.*, )?{member.__name__}\]?", tag):  # with a validator, or without
             return member
     return None
 

@@ -136,7 +136,7 @@ def draft(
         try:
             one = labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
         except ValidationError as error:
-            raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg'].partition(', ')[2]}") from None
+            raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg']}") from None
         tasks[task] = one if task == name or several else one.model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
