@@ -63,6 +63,15 @@ def _no_code_is_allowed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 
 @pytest.fixture
+def torch_stays_as_it_is() -> Iterator[None]:
+    """A script that runs in this process may choose torch's default dtype and threads, and no other test sees it."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def quick(tmp_path: Path) -> Quick:
     """Run the main recipe for a few steps, with changes: quick("method=fedprox", recipe="digits-tasks")."""
     count = iter(range(1000))

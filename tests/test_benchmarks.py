@@ -25,6 +25,7 @@ SLOW = {
 SCRIPTS = [HOME / "peers", *sorted(HOME.glob("[!_]*.py"))]
 
 
+@pytest.mark.usefixtures("torch_stays_as_it_is")
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s.suffix == ".py"], ids=lambda s: s.stem)
 def test_every_benchmark_starts(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.syspath_prepend(HOME)
