@@ -76,6 +76,12 @@ def test_an_empty_folder(tmp_path):
     assert "gt_sets is not in" in report.problems[0]
 
 
+def test_an_unknown_name(tmp_path):
+    done = CliRunner().invoke(app, ["data", "check", "nyudd", "--root", str(tmp_path)])
+    assert done.exit_code
+    assert "Did you mean 'nyud'" in str(done.exception or done.output)
+
+
 def test_folders_of_classes(tmp_path):
     for split, count in (("train", 3), ("test", 1)):
         for kind in ("a", "b"):
