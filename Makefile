@@ -98,7 +98,7 @@ test-oldest:
 	$(VENV)-oldest/bin/pytest $(TWO) -W default $(ARGS)
 
 nightly: lint
-	$(BIN)/pytest $(TWO) -m 'slow or not slow'
+	$(BIN)/pytest $(TWO) --timeout 1800 -m 'slow or not slow'
 	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
 
 # What fedloom costs beside what it does: a table of ratios and their aims, in some ten minutes.

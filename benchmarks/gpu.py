@@ -1,7 +1,7 @@
 """Measure what a GPU makes of a run, by `make bench-gpu`: the ways to use one, in turns, in seconds of a round on the
 wall.
 
-Written on a machine without a GPU, so not yet tried on one; where there is none it says so and ends.
+Where there is no GPU it says so and ends.
 
     one at a time        clients train one after another, in this process
     stacked              all clients of a round together (torch.func.vmap)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedloom
 from cluster_support import start
@@ -22,6 +23,7 @@ from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
 from fedloom.federation.rounds.worker import TrainJob, Worker, check_device
 from fedloom.models.multitask import MultiTask
+from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
 
 DEVICE = os.environ.get("FEDLOOM_DEVICE", "cuda")
@@ -100,6 +102,8 @@ RUNS = {
     ),
     "stacked": ("digits-tasks", "model={name: mlp, hidden: [16]}", "training.stacked=true", "training.rounds=2"),
     "deterministic": ("digits-tasks", "runtime.deterministic=true", "training.rounds=2"),
+    "tf32": ("digits-tasks", "model=small-cnn", "training.precision=tf32", "training.rounds=2"),
+    "many workers": ("digits-tasks", "runtime.workers=auto", "training.rounds=4"),
     "two workers": ("digits-tasks", "runtime.workers=2", "training.rounds=2"),
 }
 
@@ -120,6 +124,44 @@ def test_a_run_on_the_device_is_that_on_the_cpu(name: str, tmp_path: Path) -> No
     there = fedloom.run(recipe, tmp_path / "device", overrides=[*changes, f"runtime.device={devices}"])
     assert losses(here.folder)
     assert losses(there.folder) == pytest.approx(losses(here.folder), rel=1e-2, abs=1e-3)
+
+
+@gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", range(5))
+def test_batch_norm_learns_from_images_wherever_its_tensors_lie(shift: int) -> None:
+    """cuDNN's kernels for images with the channels last take no tensor that begins between multiples of 16 bytes."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(shift))
+            self.norm = nn.BatchNorm2d(96)
+
+        def roles(self) -> dict[str, str]:
+            return {"*": "encoder"}
+
+    found = []
+    for device in ("cpu", DEVICE):
+        model = FlatModel(Network(), device=device)
+        x = torch.randn(8, 96, 14, 18, generator=torch.Generator().manual_seed(0)).to(device)
+        model.module.norm(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()  # type: ignore
+        found.append(torch.cat([model.vector, model.grad]).detach().cpu())
+        assert torch.backends.cudnn.enabled
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.skipif(DEVICE != "cuda" or not torch.cuda.is_available(), reason="no CUDA device is here")
+@pytest.mark.slow
+def test_memory_of_the_device_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(3e7 / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        changes = ["model=small-cnn", "data.size=64", "training.batch_size=256", f"runtime.device={DEVICE}"]
+        with pytest.raises(UserError, match=r"memory ran out with (training|evaluation).batch_size=\d+ .*; try "):
+            fedloom.run("digits-tasks", tmp_path / "run", overrides=changes)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @gpu

@@ -170,7 +170,10 @@ def test_a_run_has_as_many_processes_as_workers_or_else_as_its_cores_and_devices
     monkeypatch.setattr("fedloom.federation.recipes.runtime.cores", lambda: 7)
     assert [Runtime(workers="auto", threads=threads).processes for threads in (1, 2, 7, 8)] == [7, 3, 1, 1]
     assert Runtime(workers=3).processes == 3
-    assert Runtime(workers="auto", device=("cuda:0", "cuda:1")).processes == 2
+    assert Runtime(workers="auto", device=("cuda:0", "cuda:1")).processes == 6
+    assert Runtime(workers="auto", device=("cuda:0",) * 9).processes == 9
+    assert Runtime(workers="auto", device="cuda").processes == 4
+    assert [Runtime(workers=workers).loaders for workers in (1, 2, 7, 9)] == [6, 2, 1, 1]
 
 
 def test_the_epochs_of_a_domain_and_of_a_client_with_all_examples() -> None:

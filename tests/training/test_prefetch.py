@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -11,51 +12,42 @@ from fedloom.training.loop import ahead
 
 
 def alive() -> int:
-    return sum(t.name == "fedloom-prefetch" for t in threading.enumerate())
+    return sum(t.name.startswith("fedloom-load") for t in threading.enumerate())
 
 
-def test_items_come_in_order_and_the_thread_ends() -> None:
-    assert list(ahead(iter(range(50)))) == list(range(50))
+@pytest.mark.parametrize("threads", [1, 4])
+def test_items_come_in_order_and_the_threads_end(threads: int) -> None:
+    def made(i: int) -> int:
+        time.sleep(0.001 * (i % 3))
+        return i
+
+    assert list(ahead((partial(made, i) for i in range(50)), threads)) == list(range(50))
     assert alive() == 0
 
 
 def test_errors_are_raised_where_the_items_are_used() -> None:
-    def items():
-        yield 1
+    def bad() -> int:
         raise ValueError("a bad file")
 
-    stream = ahead(items())
+    stream = ahead([lambda: 1, bad, lambda: 3])
     assert next(stream) == 1
     with pytest.raises(ValueError, match="a bad file"):
         next(stream)
     assert alive() == 0
 
 
-def test_leaving_early_ends_the_thread_and_works_no_further_than_depth() -> None:
-    """One item is in use, two are ready, and one is made and waits for its place."""
-    made = []
-
-    def items():
-        for i in range(1000):
-            made.append(i)
-            yield i
-
-    stream = ahead(items())
-    assert next(stream) == 0
-    time.sleep(0.2)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_leaving_early_ends_the_threads_and_works_one_item_further_ahead_than_there_are(threads: int) -> None:
+    made = list[int]()
+    stream = ahead((partial(made.append, i) for i in range(1000)), threads)
+    next(stream)
+    time.sleep(0.1)
     stream.close()
     assert alive() == 0
-    assert len(made) <= 4
+    assert len(made) == threads + 2  # with the one that is in use
 
 
-def test_the_next_item_is_made_while_one_is_in_use() -> None:
-    made = threading.Event()
-
-    def items():
-        yield 0
-        made.set()
-        yield 1
-
-    for item in ahead(items()):
-        if item == 0:
-            assert made.wait(timeout=10)
+def test_the_next_items_are_made_while_one_is_in_use() -> None:
+    all_at_work = threading.Barrier(3, timeout=10)  # broken, an error, unless three are made at the same time
+    for _ in ahead((all_at_work.wait for _ in range(3)), 3):
+        pass

@@ -18,7 +18,7 @@ from fedloom.data.dataset import TensorExamples
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError, UserError
 from fedloom.federation.rounds.build import build as built
-from fedloom.federation.rounds.evaluation import evaluate
+from fedloom.federation.rounds.evaluation import at_once, evaluate
 from fedloom.federation.rounds.federation import Part
 from fedloom.methods.personal.aggregation import Anchor
 from fedloom.models.multitask import MultiTask
@@ -26,7 +26,7 @@ from fedloom.models.tasks.labels import Classification
 from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Plateau, Proximal, Schedule, Training, View
 from fedloom.training.flat import Adam, Sgd, build, export_state, import_state, learning_rate, rate
-from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, clip, passes, train
+from fedloom.training.loop import Additions, Work, _Turn, batches, channels_last, clip, laid_out, passes, train
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
 from tests_support import load_recipe
@@ -518,3 +518,35 @@ def test_a_clients_steps_get_shorter(quick: Callable[..., Result]) -> None:
 def test_it_needs_validation_data() -> None:
     with pytest.raises(RecipeError, match=r"Plateau.* measures models on validation data, but client .* has none"):
         built(load_recipe("partition.val_fraction=0", "method.add={plateau: }"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "convolution", "first"),
+    [
+        ("AVX2", {"in_channels": 4, "kernel_size": 1, "stride": 2}, True),
+        ("AVX512", {"in_channels": 4, "kernel_size": 1, "stride": 2}, False),
+        ("AVX2", {"in_channels": 16, "groups": 4, "kernel_size": 1, "stride": (1, 2)}, True),
+        ("AVX2", {"in_channels": 8, "kernel_size": 1, "stride": 2}, False),
+        ("AVX2", {"in_channels": 4, "kernel_size": 1}, False),
+        ("AVX2", {"in_channels": 4, "kernel_size": (1, 3), "stride": 2}, False),
+    ],
+)
+def test_images_have_the_channels_first_where_the_other_order_would_damage_memory(
+    capability: str, convolution: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    module = nn.Sequential(nn.ReLU(), nn.Conv2d(out_channels=8, **convolution))
+    module.roles = lambda: {"*": "encoder"}  # type: ignore[assignment]
+    model = FlatModel(module)
+    x = torch.zeros(2, convolution["in_channels"], 6, 5)
+    for image in (x, channels_last(x)):
+        assert laid_out(model, image, innermost=True).is_contiguous() == first
+    assert laid_out(model, x, innermost=False).is_contiguous()
+    assert laid_out(model, channels_last(x), innermost=False).is_contiguous() == first
+
+
+def test_as_many_examples_are_measured_at_once_as_memory_has_room_for() -> None:
+    assert at_once(512, (3, 96, 128)) == at_once(512, (7,)) == 512
+    assert at_once(512, (3, 512, 512)) == 34
+    assert at_once(4, (3, 512, 512)) == 4
+    assert at_once(512, (3, 9000, 9000)) == 1

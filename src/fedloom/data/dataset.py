@@ -178,7 +178,7 @@ class TensorExamples(Labelled):
         if values.ndim == 2:
             assert self.domain is not None
             values = values.index_select(0, self.domain.index_select(0, index))
-        return values.view(-1, values.shape[-1], *(1,) * (x.ndim - 2)).to(x.device)
+        return values.view(-1, values.shape[-1], *(1,) * (x.ndim - 2)).to(x.device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)

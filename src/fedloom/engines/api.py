@@ -282,7 +282,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
     folder.tracker = Tracking(built.about["recipe"], folder.path, progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
-        with _torch_as(recipe.runtime), engine.start(built, folder) as (executor, advance):
+        with _torch_as(recipe), engine.start(built, folder) as (executor, advance):
             show = partial(engine.show, built, executor, folder.path, final=False)
             state = run_rounds(built, executor, folder, state, progress, advance, show)
             return engine.conclude(built, executor, folder, state)
@@ -291,16 +291,18 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
 
 
 @contextmanager
-def _torch_as(runtime: Runtime) -> Iterator[None]:
+def _torch_as(recipe: Recipe) -> Iterator[None]:
     """Set torch during a run as the recipe states."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
-    set_torch(runtime.threads, runtime.deterministic)
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    flags = cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32
+    set_torch(recipe.runtime, recipe.training)
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         set_algorithms(before[1])
-        torch.backends.cudnn.deterministic = before[2]
+        cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32 = flags
 
 
 ENGINES = {

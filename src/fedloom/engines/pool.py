@@ -193,7 +193,7 @@ def _serve(pipe: Connection, device: str) -> None:
     """Serve as a worker process: the setup in, then jobs in and results out, until the pipe closes."""
     try:
         setup: Setup = pipe.recv()
-        set_torch(setup.threads, setup.deterministic)
+        set_torch(setup.runtime, setup.training)
         worker = Worker(setup, device)
     except (EOFError, KeyboardInterrupt):
         return
@@ -233,6 +233,8 @@ def _portable(error: Exception) -> Exception:
 
 START, TRAVEL = 3.0, 0.003
 """Seconds to start a pool, and for a job to travel to a worker and back."""
+CONTEXT = 1 << 30
+"""Bytes of a GPU that each process takes for itself."""
 TRIED = 2
 """Rounds after which the speed of a place is known: the first ones also load data that stays."""
 
@@ -281,14 +283,22 @@ class Adaptive:
                     self.pool = None
             return
         self._alone.append(seconds)
-        one = min(self._alone)
-        saved = one - one / min(self.workers, jobs) - jobs * TRAVEL
+        one, workers = min(self._alone), min(self.workers, self._fit())
+        saved = one - one / min(workers, jobs) - jobs * TRAVEL
         if (len(self._alone) >= TRIED or seconds > START) and left * saved > START:
             try:
-                self.pool = WorkerPool(self.setup, self.devices, self.workers)
+                self.pool = WorkerPool(self.setup, self.devices, workers)
                 self.pool.load()
             except UserError:  # a setup that cannot travel to another process trains here
                 self.pool, self.decided = None, True
+
+    def _fit(self) -> int:
+        """Return the number of workers with room on GPUs like the first, at twice what this process took there."""
+        device = self.devices[0]
+        if device == "cpu":
+            return self.workers
+        free, mine = torch.cuda.mem_get_info(device)[0], torch.cuda.max_memory_reserved(device)
+        return max(1, len(self.devices) * (free // (2 * mine + CONTEXT)))
 
     def close(self) -> None:
         """Free all resources."""

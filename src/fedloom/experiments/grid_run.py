@@ -41,7 +41,6 @@ from fedloom.study.grid import Cell, Grid, recipes, refused_in, same_family, sav
 # real peak, and the ones still to come are judged by that.
 PROCESS = 400_000_000
 PLANNED = 1.4
-EVALUATION = 40
 AGAIN = 1.0
 """Seconds after which a cell that another process is at work on is asked for again."""
 
@@ -432,6 +431,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
 
     from fedloom.engines.plan import plan_of
     from fedloom.federation.rounds.build import build, build_method, load_data
+    from fedloom.federation.rounds.evaluation import MAPS, at_once
 
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
@@ -456,8 +456,8 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
                 continue
             if size not in needs:
                 plan = plan_of(built)
-                one = prod(plan.input_shape) * 4
-                batch = EVALUATION * recipe.evaluation.batch_size * one
+                shape = plan.input_shape
+                batch = MAPS * 4 * prod(shape) * at_once(recipe.evaluation.batch_size, shape)
                 workers = recipe.runtime.processes
                 processes = workers + 1 if workers > 1 else 1
                 needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)

@@ -68,7 +68,10 @@ class Training(Section):
     """True to keep optimiser state (momentum, Adam moments) from round to round."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that train in a round."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """fp32: all of float32, also on a GPU, where torch would round what convolutions multiply to 10 bits. tf32: a GPU
+    rounds what convolutions and products multiply to 10 bits; as fp32 on a CPU. bf16: autocast to bfloat16 in training,
+    and as tf32 beside it."""
     channels_last: bool = True
     stacked: bool | Literal["auto"] = False
     """Train clients together (torch.func.vmap): faster for many clients with tiny models, equal up to rounding. auto:

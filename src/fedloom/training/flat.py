@@ -28,6 +28,8 @@ class FlatModel:
     buffers  the rest
     grad     p values; the gradients of the parameters are views of it and backward adds to them
     initial  the first values of `vector`: a copy, unless they are given
+
+    `channels_first` says that images must not have the channels last in memory (see `_harmed_by_channels_last`).
     """
 
     def __init__(
@@ -51,7 +53,12 @@ class FlatModel:
         self.initial = self.vector.clone() if initial is None else initial
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
         self.has_buffers = bool(len(self.buffers) or self.integers)
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self.has_batch_norm = bool(norms)
+        self.channels_first = self.device.type == "cpu" and _harmed_by_channels_last(module)
+        if self.device.type == "cuda" and torch.backends.cudnn.enabled:
+            for norm in norms:
+                _by_torch_itself(norm)
 
     @classmethod
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
@@ -76,6 +83,26 @@ class FlatModel:
         """Set integer buffers (such as the batch counter of batch norm)."""
         for name, value in values.items():
             self.integers[name].copy_(value)
+
+
+def _harmed_by_channels_last(module: nn.Module) -> bool:
+    """Return whether training this model on images with the channels last would damage the process's memory: oneDNN,
+    which torch uses, has such a fault in 1 x 1 convolutions with a stride of fewer than 8 channels where a processor
+    has AVX2 and no AVX-512 (uxlfoundation/oneDNN, issue 6035)."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return False
+    convolutions = (m for m in module.modules() if isinstance(m, nn.Conv2d))
+    return any(c.kernel_size == (1, 1) and max(c.stride) > 1 and c.in_channels // c.groups < 8 for c in convolutions)
+
+
+def _by_torch_itself(norm: nn.Module) -> None:
+    """Have a batch norm computed by torch's own kernels where its tensors, views of one vector, begin at an address
+    that is no multiple of 16: for images with the channels last cuDNN's kernels end the process there."""
+    tensors = (*norm.parameters(recurse=False), *norm.buffers(recurse=False))
+    if any(t.data_ptr() % 16 for t in tensors if t.is_floating_point()):
+        cudnn = torch.backends.cudnn
+        norm.register_forward_pre_hook(lambda *_: setattr(cudnn, "enabled", False))
+        norm.register_forward_hook(lambda *_: setattr(cudnn, "enabled", True), always_call=True)
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.core.layout import Columns, Layout, as_select
-from fedloom.data.dataset import Examples
+from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import (
@@ -38,47 +38,59 @@ from fedloom.training.rules import LocalRule, Phase, View, ends
 
 _NOTHING = contextlib.nullcontext()
 T = TypeVar("T")
-_END: Any = object()
+loaders = 1
+"""Threads of this process that load batches ahead; `fedloom.federation.rounds.worker.set_torch` sets it."""
 
 
-def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """Yield the same items, made by a thread that works up to `depth` items ahead.
+def ahead(calls: Iterable[Callable[[], T]], threads: int | None = None) -> Iterator[T]:
+    """Yield what calls return, in their order, made by `threads` (by default `loaders`) that work one item further
+    ahead than there are threads.
 
-    Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error in the
-    thread is raised here; leaving the iteration early ends the thread.
+    Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error of a
+    call is raised where its item would come; leaving the iteration early ends the threads.
     """
-    ready: queue.Queue[tuple[T, BaseException | None]] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> None:
-        while not stop.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.05)
-                return
-
-    def work() -> None:
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads or loaders, thread_name_prefix="fedloom-load") as pool:
         try:
-            for item in items:
-                put((item, None))
-                if stop.is_set():
-                    return
-            put((_END, None))
-        except BaseException as error:
-            put((_END, error))
+            for call in calls:
+                waiting.append(pool.submit(call))
+                if len(waiting) > (threads or loaders) + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
-    thread = threading.Thread(target=work, name="fedloom-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is _END:
-                return
-            yield item
-    finally:
-        stop.set()
-        thread.join()
+
+def loaded(
+    examples: Examples,
+    positions: Iterable[Tensor],
+    device: torch.device,
+    tasks: Sequence[str],
+    rng: Callable[[int], Rng] = lambda number: None,
+) -> Iterator[Batch]:
+    """Yield the batches at some positions; other threads make them where that takes long. `rng` gives the generator of
+    the first, second, ... batch.
+
+    On a GPU these work beside what it still has to do for this thread: in the same stream, each copy to the GPU would
+    wait for all steps of training that stand before it.
+    """
+    if not examples.prefetch:
+        return (examples.batch(index, device, rng(number), tasks) for number, index in enumerate(positions))
+
+    def beside(number: int, index: Tensor) -> Batch:
+        if device.type != "cuda":
+            return examples.batch(index, device, rng(number), tasks)
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            x, targets = examples.batch(index, device, rng(number), tasks)
+        stream.synchronize()
+        for tensor in (x, *targets.values()):  # else its memory could be given away while training still reads it
+            tensor.record_stream(torch.cuda.default_stream(device))
+        return x, targets
+
+    return ahead(partial(beside, *each) for each in enumerate(positions))
 
 
 @dataclass
@@ -219,18 +231,15 @@ def _train(
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     repeat = max((rule.repeat for rule in added.rules), default=1)
-    plan = batches(index, training, ctx, work.who, model.has_batch_norm, groups) if repeat else ()
-    loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
-        (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
-        for number, (epoch, batch) in enumerate(plan)
-    )
-    stream = ahead(loaded) if work.examples.prefetch else loaded
+    plan = [*batches(index, training, ctx, work.who, model.has_batch_norm, groups)] if repeat else []
+    where, rng = (model.device, names), partial(ctx.rng, "augment", work.who)
+    stream = zip(plan, loaded(work.examples, [batch for _, batch in plan], *where, rng), strict=True)
     now, *later = turns
     model.module.train()
     if added.phases:
         now.freeze_others(model)
     start = time.perf_counter()
-    for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
+    for number, ((epoch, batch), (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
         result.waiting += time.perf_counter() - start
         while number // repeat >= now.until and later:
             now = later.pop(0)
@@ -238,8 +247,8 @@ def _train(
             now.freeze_others(model)
         lr = learning_rate(training, ctx.round, epoch) * (1.0 if applied is None else applied.view.scale)
         set_rate(now.optimizer, lr)
-        if training.channels_last and x.ndim == 4:
-            x = channels_last(x)
+        if x.ndim == 4:
+            x = laid_out(model, x, training.channels_last)
         model.grad.zero_()
         with half, applied.recording(lr, result.steps) if applied else _NOTHING:
             here = work.tasks if len(targets) == len(names) else {n: t for n, t in work.tasks.items() if n in targets}
@@ -378,6 +387,11 @@ class _Turn:
             own = {f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)}
             if own and not own & mine:
                 module.eval()
+
+
+def laid_out(model: FlatModel, x: Tensor, innermost: bool) -> Tensor:
+    """Return images (B x C x H x W) as the model takes them: with the channels `innermost` in memory if so wanted."""
+    return x.contiguous() if model.channels_first else channels_last(x) if innermost else x
 
 
 def channels_last(x: Tensor) -> Tensor:

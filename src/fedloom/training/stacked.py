@@ -26,9 +26,9 @@ from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]
-FEW, LIGHT, MANY = 5, 1.5e6, 5000
-"""A stack is faster from so many clients on, if a step of each takes at most so many multiplications forwards; and in a
-run of so many steps of clients, for torch needs a second to load what stacks are made of."""
+FEW, LIGHT, MANY = 5, {"cpu": 1.5e6, "cuda": 3e8}, 5000
+"""A stack is faster from so many clients on, if a step of each takes at most so many multiplications forwards on its
+kind of device; and in a run of so many steps of clients, for torch needs a second to load what stacks are made of."""
 
 BUDGET, COPIES = 1 << 27, 12
 """A stack takes at most so many bytes, and about so many times its clients' parameters: models before and after,
@@ -61,8 +61,11 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
         raise UserError(f"training.stacked: {'; '.join(reasons)}")
 
 
-def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float]) -> bool:
-    """Return whether stacks are expected to be faster for clients with so many examples; `x` is an input (1 x ...)."""
+def pays(
+    module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float], device: str
+) -> bool:
+    """Return whether stacks are expected to be faster for clients with so many examples on a `device`; `x` is an input
+    (1 x ...)."""
     steps = sum(training.steps or local_epochs(training) * math.ceil(n / training.batch_size) for n in clients)
     if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
         return False
@@ -78,7 +81,7 @@ def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Trainin
         module(x, tasks)
     for hook in hooks:
         hook.remove()
-    return training.batch_size * sum(work) <= LIGHT
+    return training.batch_size * sum(work) <= LIGHT["cuda" if device.startswith("cuda") else "cpu"]
 
 
 def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:

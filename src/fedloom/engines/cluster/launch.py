@@ -269,7 +269,7 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
     with comm.together():
         saved = RunFolder.read(path) if first and not fresh else None
     recipe, partition = _known_to_all(comm, saved or (recipe, None))
-    set_torch(recipe.runtime.threads, recipe.runtime.deterministic)
+    set_torch(recipe.runtime, recipe.training)
     device = comm.use(recipe.runtime.devices)
     with comm.together():
         check_device(device)

@@ -95,7 +95,7 @@ class Bench:
         own = config.client if config.data is not None else None
         key = own, config.device, tasks, table
         if key not in self.workers:
-            set_torch(self.recipe.runtime.threads, self.recipe.runtime.deterministic)
+            set_torch(self.recipe.runtime, self.recipe.training)
             if own is None:
                 built = self.built or build(self.recipe)
             else:

@@ -46,8 +46,9 @@ class Runtime(Section):
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
     flower: FlowerSettings = FlowerSettings()
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
-    """Worker processes; 1 trains in this process. auto: as many as there are cores for them, or devices, from the round
-    on after which they are expected to end the run sooner; cells of a grid that run beside others have one."""
+    """Worker processes; 1 trains in this process. auto: as many as there are cores for them, and on GPUs memory and at
+    most 4 on each, from the round on after which they are expected to end the run sooner; cells of a grid that run
+    beside others have one."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
@@ -83,7 +84,15 @@ class Runtime(Section):
         """`workers` as a number; for auto the most there may be."""
         if self.workers != "auto":
             return self.workers
-        return max(1, cores() // self.threads) if set(self.devices) == {"cpu"} else len(self.devices)
+        most = cores() // self.threads
+        if set(self.devices) == {"cpu"}:
+            return max(1, most)
+        return len(self.devices) * max(1, min(4, most // len(self.devices)))
+
+    @property
+    def loaders(self) -> int:
+        """Threads of each process that load batches, from the cores that training leaves: 1 to 8."""
+        return max(1, min(8, cores() // self.processes - self.threads))
 
     @property
     def saved_every(self) -> int | None:
@@ -117,6 +126,7 @@ class Evaluation(Section):
     that differs. trained: the client's model straight after local training, before aggregation. One of the first two
     must be there, for final numbers are theirs."""
     batch_size: Count = 512
+    """Examples that are measured together, fewer where what a model computes of them may take more than 4 GB."""
     predictions: bool = True
     """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
     to a few images, also those after evaluations 1, 2, 4, 8 and so on. What is counted comes from the last

@@ -468,4 +468,5 @@ def _stacked(built: Built) -> bool:
         return False
     x, _ = built.dataset.train.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
     sizes = [len(client.train) for client in built.federation.trainers.values()]
-    return pays(module, x, tuple(task.name for task in built.dataset.tasks), training, sizes)
+    names, device = tuple(task.name for task in built.dataset.tasks), built.recipe.runtime.devices[0]
+    return pays(module, x, names, training, sizes, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from fedloom.federation.rounds.federation import BuiltFederation, Part, together
 from fedloom.models.changes import ConstantHead
 from fedloom.models.tasks.task import Metric, Task
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import channels_last
+from fedloom.training.loop import laid_out, loaded
 from fedloom.training.rules import label_means
 
 Scores = dict[str, dict[str, float]]
@@ -85,6 +86,15 @@ def _labelled(
                     yield name, output, target
 
 
+MAPS, MEMORY = 40, 1 << 32
+"""The maps of a model take about so many times the bytes of its input; those of a batch at most so many bytes."""
+
+
+def at_once(most: int, shape: Sequence[int]) -> int:
+    """Return the number of inputs of a shape that are measured together: `most`, or as many as MEMORY has room for."""
+    return max(1, min(most, MEMORY // (MAPS * 4 * math.prod(shape))))
+
+
 Answers = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -96,10 +106,9 @@ def answers(
     `innermost`: as in `evaluate`.
     """
     model.module.eval()
-    for batch in part.index.split(batch_size):
-        x, targets = part.examples.batch(batch, model.device, tasks=names)
-        if innermost and x.ndim == 4:
-            x = channels_last(x)
+    batches = part.index.split(at_once(batch_size, part.examples.input_shape))
+    for batch, (x, targets) in zip(batches, loaded(part.examples, batches, model.device, names), strict=True):
+        x = laid_out(model, x, innermost) if x.ndim == 4 else x
         yield batch, model.module(x, names), targets
 
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory, out_of_memory
-from fedloom.federation.recipes.runtime import Evaluation
+from fedloom.federation.recipes.runtime import Evaluation, Runtime
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
-from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
+from fedloom.federation.rounds.evaluation import Scores, answers, at_once, confusions, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.methods.method import Method
 from fedloom.models.tasks.task import Metric
+from fedloom.training import loop
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
@@ -39,8 +40,7 @@ class Setup:
     training: Training
     evaluation: Evaluation
     seed: int
-    threads: int = 1
-    deterministic: bool = False
+    runtime: Runtime = Runtime()
     deployed: bool = False
     """True if noise must not come from the seed, nor be the same where a round is asked for again."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
@@ -262,13 +262,12 @@ class Worker:
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
-        who = f"measuring client {job.client!r}, round {job.round}"
+        who, part = f"measuring client {job.client!r}, round {job.round}", client.part(job.split)
         with (
             torch.random.fork_rng(devices=[]),  # for models that draw random numbers even here
-            fitting(who, "evaluation.batch_size", s.evaluation.batch_size),
+            fitting(who, "evaluation.batch_size", at_once(s.evaluation.batch_size, part.examples.input_shape)),
         ):
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
-            part = client.part(job.split)
             yield part.spread(job.some) if job.some else part
 
 
@@ -288,13 +287,16 @@ def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
         raise UserError(f"{who}: memory ran out with {key}={batch} ({why}); {try_}") from error
 
 
-def set_torch(threads: int, deterministic: bool) -> None:
-    """Set what results may depend on, so that the recipe states it: torch's threads, and its choice of algorithms."""
-    torch.set_num_threads(threads)
-    if deterministic:
+def set_torch(runtime: Runtime, training: Training) -> None:
+    """Set what results may depend on, so that the recipe states it: torch's threads, its choice of algorithms, and how
+    a GPU rounds products. Set the threads that load batches too."""
+    torch.set_num_threads(runtime.threads)
+    loop.loaders = runtime.loaders
+    if runtime.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
-    set_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
+    set_algorithms(runtime.deterministic)
+    torch.backends.cudnn.deterministic = runtime.deterministic
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = training.precision != "fp32"
 
 
 def set_algorithms(deterministic: bool) -> None:

@@ -122,7 +122,8 @@ class SingularMerge(Merging):
 class LeastInterference(Merging):
     """Of each matrix the shortest U with the least sum_j |(U - M_j) M_j'|^2 / |M_j|^2 over rows j (WUDI: ICML 2025).
 
-    Rows that are zero do not count. Cheng, Xiong, Wei et al., Whoever Started the Interference Should End It.
+    Rows that are zero do not count, nor do directions in which all rows are zero within round-off of their own type.
+    Cheng, Xiong, Wei et al., Whoever Started the Interference Should End It.
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
@@ -133,7 +134,8 @@ class LeastInterference(Merging):
         # with M_j' / |M_j| side by side as A, and M_j M_j' / |M_j| as B, it is the least |U A - B|
         inputs, outputs = unit.flatten(0, 1), (unit @ matrices.mT).flatten(0, 1)
         # by singular values: the shortest solution, whatever the rank; torch's "gelsy" pivots as memory happens to be
-        return torch.linalg.lstsq(inputs, outputs, driver="gelsd").solution.t().flatten().to(parts)
+        least = max(inputs.shape) * torch.finfo(parts.dtype).eps
+        return torch.linalg.lstsq(inputs, outputs, rcond=least, driver="gelsd").solution.t().flatten().to(parts)
 
 
 @dataclass(frozen=True)
