@@ -171,7 +171,23 @@ def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no grid 'x' among those to run"):
         experiment.claimed(write(tmp_path, CLAIMS), tmp_path / "runs", ["x"])
     result = CliRunner().invoke(app, ["study", "claims", str(tmp_path / "claims.yaml"), "--only", "x"])
-    assert "it needs --run" in str(result.exception)
+    assert "they need --run" in str(result.exception)
+
+
+def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.rounds]"))
+    told, ran = list[str](), list[int]()
+    monkeypatch.setattr(
+        experiment, "_claimed", lambda grid, *_: ran.extend({r.training.rounds for r in recipes(grid).values()})
+    )
+    experiment.claimed(file, tmp_path / "runs", runner=Runner(tell=told.append))
+    assert told == [f"{tmp_path / 'grid.yaml'}: not run, for it needs training.rounds=..."]
+    experiment.claimed(file, tmp_path / "runs", changes=["training.rounds=3"])
+    assert sorted(ran) == [1, 3]  # constant needs one round
+    with pytest.raises(StateError, match="no grid takes a change of rounds; what grids take: training.rounds"):
+        experiment.claimed(file, tmp_path / "runs", changes=["rounds=3"])
 
 
 def test_a_family_is_named_before_the_runs(tmp_path: Path) -> None:

@@ -219,6 +219,10 @@ def atlas(
 
 def claims(
     file: Annotated[Path, argument("A file of claims (YAML).", "FILE", exists=True, dir_okay=False)],
+    changes: Annotated[
+        list[str] | None,
+        argument("With --run: what grids need to know, for example data.of.root=DIR.", "KEY=VALUE..."),
+    ] = None,
     run: Annotated[
         bool, flag("--run", "First tune and run the grids that the file lists, and write their seeds.")
     ] = False,
@@ -244,9 +248,9 @@ def claims(
         from fedloom.experiments.tune import claimed
 
         with shared.interruptible(grids, "the same command goes on"):
-            claimed(file, grids, only or (), _runner(quiet, jobs))
-    elif only:
-        raise UserError("--only says which grids to run: it needs --run")
+            claimed(file, grids, only or (), _runner(quiet, jobs), changes or ())
+    elif only or changes:
+        raise UserError("--only and KEY=VALUE are about the grids to run: they need --run")
     made = verdicts(file)
     shared.put(made.to_json() if as_json else getattr(made, f"to_{kind}")(), out)
 

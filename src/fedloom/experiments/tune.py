@@ -296,20 +296,32 @@ def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
     return out.getvalue()
 
 
-def claimed(file: Path, folder: Path, only: Collection[str] = (), runner: Runner = SILENT) -> None:
+def claimed(
+    file: Path, folder: Path, only: Collection[str] = (), runner: Runner = SILENT, changes: Sequence[str] = ()
+) -> None:
     """Run the grids of a file of claims, or those in `only`, and write their CSV files beside it.
 
-    What ran before in `folder` is not run again, and a grid whose file has tuned settings is not tuned. Raises
-    StateError where a name in `only` is no grid of the file.
+    What ran before in `folder` is not run again, and a grid whose file has tuned settings is not tuned. A grid that
+    needs `changes` (`Effort.given`, KEY=VALUE) takes those, and is left out where one is absent. Raises StateError
+    where a name in `only` is no grid of the file, and for a change that no grid takes.
     """
     claims = load_claims(file)
     for name in only:
         if name not in claims.grids:
             raise StateError(f"{file}: no grid {name!r} among those to run: {', '.join(claims.grids)}")
+    given = {change.partition("=")[0]: change for change in changes}
+    taken = {key for effort in claims.grids.values() for key in effort.given}
+    if unknown := given.keys() - taken:
+        some = ", ".join(sorted(taken)) or "none"
+        raise StateError(f"{file}: no grid takes a change of {', '.join(sorted(unknown))}; what grids take: {some}")
     for name, effort in claims.grids.items():
-        if not only or name in only:
-            grid = load_grid(name)
-            _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
+        if only and name not in only:
+            continue
+        if absent := [f"{key}=..." for key in effort.given if key not in given]:
+            runner.tell(f"{name}: not run, for it needs {' '.join(absent)}")
+            continue
+        grid = load_grid(name, [given[key] for key in effort.given])
+        _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
 
 
 def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:

@@ -172,6 +172,8 @@ CSV = (
 class Effort(Section):
     """The budget of a grid of claims; the defaults are those of the project's own claims."""
 
+    given: tuple[str, ...] = ()
+    """Keys that the command line must state, such as the folder of the data; without them the grid is not run."""
     trials: Count = 8
     """Settings that each method is tried with on validation data."""
     tuning: tuple[Count, ...] = Field((100, 101), min_length=1)
