@@ -261,6 +261,7 @@ def near(a: Any, b: Any, rel: float = 1e-5) -> None:
         stages.TopMagnitude(0.5) >> Mean(),
         stages.ChosenClusters(),
         stages.SoftClusters(),
+        stages.MergedModels(),
         stages.HyperCrossAttention(),
         stages.SimilarityMix(),
         Chain((stages.PCGrad(), stages.TopMagnitude(0.5), Mean())),

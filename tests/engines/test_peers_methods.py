@@ -20,7 +20,8 @@ H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
 B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]
 FEW = ("colnet", "fedamp", "fedhca2", "fedsta")
 """Leaders, own starts, a row for each, a part for all and a part for each."""
-ALONE = ("local", "matu", "ntk-fedavg", *POOLED)
+ALONE = ("local", "simple", "matu", "ntk-fedavg", "fedmerge", "separate", *POOLED)
+"""Nothing is shared, tasks have models of their own, or peers refuse them."""
 SHORT = ("training.steps=1", "training.rounds=2", "evaluation={every: 2, splits: [val]}", "partition.val_fraction=0.1")
 
 

@@ -245,7 +245,8 @@ def clean(file: str, sources: Sequence[str]) -> Callable[[Path], int]:
         code = pytest_here([file], watch, limit=300)
         seen.stop()
         data = seen.get_data()
-        lines = {str(Path(path).relative_to(folder)): data.contexts_by_lineno(path) for path in data.measured_files()}
+        here = [path for path in data.measured_files() if Path(path).is_relative_to(folder)]
+        lines = {str(Path(path).relative_to(folder)): data.contexts_by_lineno(path) for path in here}
         Path("told.json").write_text(json.dumps({"seconds": watch.seconds, "lines": lines}))
         return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code  # all of them slow
 

@@ -212,7 +212,8 @@ class MergedModels(Aggregation):
     @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(inner(self))
-        return replace(traits, kind="matrix", reads=traits.reads | {"base", "weight"}, presence="coupled")
+        reads = traits.reads | {"base", "weight"}
+        return replace(traits, kind="matrix", reads=reads, separable=False, presence="coupled")
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         if rows is None:
