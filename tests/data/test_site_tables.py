@@ -266,7 +266,7 @@ def test_real_tables_from_file_to_prediction(name: str, tmp_path: Path) -> None:
     for command in commands:
         assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
     assert time.process_time() - before < 30
-    assert name != "beijing" or most_memory() - held < 1.5e9
+    assert name != "beijing" or most_memory() - held < 1.2e9  # an empty process holds 0.3e9
     section = yaml.safe_load((tmp_path / "r.yaml").read_text())["data"]
     inputs = set(section["inputs"])
     assert not inputs & set(labels.split(","))

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from fedloom.training import loop
 from fedloom.training.loop import ahead
 
 
@@ -16,12 +17,14 @@ def alive() -> int:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_items_come_in_order_and_the_threads_end(threads: int) -> None:
+def test_items_come_in_order_and_the_threads_end(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "loaders", threads)
+
     def made(i: int) -> int:
         time.sleep(0.001 * (i % 3))
         return i
 
-    assert list(ahead((partial(made, i) for i in range(50)), threads)) == list(range(50))
+    assert list(ahead(partial(made, i) for i in range(50))) == list(range(50))
     assert alive() == 0
 
 
@@ -37,9 +40,12 @@ def test_errors_are_raised_where_the_items_are_used() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_leaving_early_ends_the_threads_and_works_one_item_further_ahead_than_there_are(threads: int) -> None:
+def test_leaving_early_ends_the_threads_and_works_one_item_further_ahead_than_there_are(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "loaders", threads)
     made = list[int]()
-    stream = ahead((partial(made.append, i) for i in range(1000)), threads)
+    stream = ahead(partial(made.append, i) for i in range(1000))
     next(stream)
     time.sleep(0.1)
     stream.close()
@@ -47,7 +53,8 @@ def test_leaving_early_ends_the_threads_and_works_one_item_further_ahead_than_th
     assert len(made) == threads + 2  # with the one that is in use
 
 
-def test_the_next_items_are_made_while_one_is_in_use() -> None:
+def test_the_next_items_are_made_while_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "loaders", 3)
     all_at_work = threading.Barrier(3, timeout=10)  # broken, an error, unless three are made at the same time
-    for _ in ahead((all_at_work.wait for _ in range(3)), 3):
+    for _ in ahead(all_at_work.wait for _ in range(3)):
         pass

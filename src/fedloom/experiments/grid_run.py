@@ -427,11 +427,9 @@ def _clean(folder: Path) -> None:
 
 def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     """Return which combinations the library refuses, and bytes of memory by size of cell."""
-    from math import prod
-
     from fedloom.engines.plan import plan_of
     from fedloom.federation.rounds.build import build, build_method, load_data
-    from fedloom.federation.rounds.evaluation import MAPS, at_once
+    from fedloom.federation.rounds.evaluation import at_once, maps_of
 
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
@@ -457,7 +455,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
             if size not in needs:
                 plan = plan_of(built)
                 shape = plan.input_shape
-                batch = MAPS * 4 * prod(shape) * at_once(recipe.evaluation.batch_size, shape)
+                batch = maps_of(shape) * at_once(recipe.evaluation.batch_size, shape)
                 workers = recipe.runtime.processes
                 processes = workers + 1 if workers > 1 else 1
                 needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)

@@ -42,19 +42,19 @@ loaders = 1
 """Threads of this process that load batches ahead; `fedloom.federation.rounds.worker.set_torch` sets it."""
 
 
-def ahead(calls: Iterable[Callable[[], T]], threads: int | None = None) -> Iterator[T]:
-    """Yield what calls return, in their order, made by `threads` (by default `loaders`) that work one item further
-    ahead than there are threads.
+def ahead(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield what calls return, in their order, made by `loaders` threads that work one item further ahead than there
+    are threads.
 
     Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error of a
     call is raised where its item would come; leaving the iteration early ends the threads.
     """
     waiting: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(threads or loaders, thread_name_prefix="fedloom-load") as pool:
+    with ThreadPoolExecutor(loaders, thread_name_prefix="fedloom-load") as pool:
         try:
             for call in calls:
                 waiting.append(pool.submit(call))
-                if len(waiting) > (threads or loaders) + 1:
+                if len(waiting) > loaders + 1:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -90,9 +90,14 @@ MAPS, MEMORY = 40, 1 << 32
 """The maps of a model take about so many times the bytes of its input; those of a batch at most so many bytes."""
 
 
+def maps_of(shape: Sequence[int]) -> int:
+    """Return about how many bytes a model's maps of one input of a shape take."""
+    return MAPS * 4 * math.prod(shape)
+
+
 def at_once(most: int, shape: Sequence[int]) -> int:
     """Return the number of inputs of a shape that are measured together: `most`, or as many as MEMORY has room for."""
-    return max(1, min(most, MEMORY // (MAPS * 4 * math.prod(shape))))
+    return max(1, min(most, MEMORY // maps_of(shape)))
 
 
 Answers = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
