@@ -30,8 +30,8 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.claims import ALONE, Effort, Judged, file_of, judged, load_claims
-from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
+from fedloom.study.claims import ALONE, Effort, Judged, file_of, judged, load_claims, sensitivity, sentences
+from fedloom.study.grid import Changes, Grid, cell_of, load_grid, names, recipes, write
 from fedloom.study.results import Seeds, of_grid, of_seeds
 from fedloom.study.statistics import delta_m
 
@@ -43,6 +43,8 @@ FACTORS = (3.0, 1 / 3)
 NUMBERS = 2
 """The number of a method's numeric parameters that are tuned, in the order of their declaration."""
 BENCHMARK = "benchmark"
+JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
+"""The rows by which a benchmark is judged."""
 
 Scores = Mapping[str, float]
 """A trial as JSON -> its score on validation data; -inf after divergence."""
@@ -325,7 +327,13 @@ def claimed(
 
 
 def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:
-    """Run one grid in its folder; `file` gives the CSV file of each kind."""
+    """Run one grid in its folder; `file` gives the CSV file of each kind.
+
+    The rows of the rule come first: where no data set is sensitive, no other row is tuned or run. Raises StateError
+    where a run fails, and for a grid in which no client trains alone.
+    """
+    if ALONE not in grid.bases:
+        raise StateError(f"{grid.name}: no base {ALONE}; a benchmark is judged by clients that train alone")
 
     def measured(made: Grid, where: str, split: str) -> Seeds:
         for cell, reason in runner.run(made, folder / where).failed.items():
@@ -335,42 +343,66 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
         write(kind.parent, {kind.name: seeds.to_csv()})
         return seeds
 
-    tuned = grid
-    if not grid.tuned:
-        runner.tell(f"{grid.name}: tuning with {effort.trials} trials per method")
+    def tuned(made: Grid) -> Grid:
+        if grid.tuned:
+            return made
+        runner.tell(f"{made.name}: tuning {', '.join(made.bases)} with {effort.trials} trials per method")
         budget = Budget(trials=effort.trials, seeds=effort.tuning)
-        tuned, _ = tune_grid(grid, budget, folder / "tuning", runner)
+        chosen, _ = tune_grid(made, budget, folder / "tuning", runner)
         curves = file("tuning")
         write(curves.parent, {curves.name: (folder / "tuning" / "curves.csv").read_text("utf-8")})
-    rule = measured(rule_grid(tuned, effort), "rule", "val")
+        return chosen
+
+    rule = measured(rule_grid(tuned(of_rows(grid, JUDGES)), effort), "rule", "val")
+    found = [sensitivity(rule, data) for data in grid.data]
+    if all(of.reasons for of in found):
+        runner.tell("\n".join([f"{grid.name}: no other row is tuned or run", *sentences(found)]))
+        return
+    compared = {cell_of(each)[0] for name, others in grid.family.items() for each in (name, *others)}
+    whole = tuned(of_rows(grid, JUDGES | compared) if compared else grid)
 
     def final(seeds: int) -> Judged:
-        made = tuned.model_copy(update={"seeds": tuple(range(seeds))})
+        made = whole.model_copy(update={"seeds": tuple(range(seeds))})
         runner.tell(f"{grid.name}: {seeds} seeds on test data")
         return judged(made, measured(made, "test", "test"), rule)
 
     until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
 
 
+def of_rows(grid: Grid, kept: Collection[str]) -> Grid:
+    """Return a grid with those of its bases and references alone, and the comparisons among them."""
+    value = grid.model_dump(mode="json")
+
+    def of_kept(cells: Mapping[str, Any]) -> dict[str, Any]:
+        return {cell: of for cell, of in cells.items() if cell_of(cell)[0] in kept}
+
+    family = of_kept(grid.family)
+    value |= {
+        "bases": {base: of for base, of in value["bases"].items() if base in kept},
+        "references": [name for name in grid.reference_rows if name in kept],
+        "cells": of_kept(value["cells"]),
+        "family": {cell: of for cell, of in family.items() if {cell_of(other)[0] for other in of} <= {*kept}},
+        "tuned": {label: of_kept(of) for label, of in value["tuned"].items()},
+        "data": {label: {**row, "bases": None} for label, row in value["data"].items()},
+        "delta": "none",
+        "figure": None,
+        "figures": {},
+    }
+    return load_grid(value, origin=grid._origin)
+
+
 def rule_grid(grid: Grid, effort: Effort) -> Grid:
     """Return the rows of a tuned grid by which its benchmark is judged, on validation data of other seeds."""
-    references = [name for name in grid.reference_rows if name in ("centralised", "centralised-by-task", "constant")]
-    data = {}
+    rows = of_rows(grid, JUDGES).model_dump(mode="json")
     for label, row in grid.data.items():
         recipe = load(row.recipe, texts(row.set), grid._origin)
-        data[label] = {**row.model_dump(mode="json"), "bases": None, "set": {**row.set, **on_validation(recipe)}}
-    rows = {f"{name}/-" for name in (ALONE, *references)}
-    tuned = {label: {cell: of[cell] for cell in of.keys() & rows} for label, of in grid.tuned.items()}
+        rows["data"][label]["set"] = {**row.set, **on_validation(recipe)}
     value = {
+        **rows,
         "name": f"{grid.name}-rule",
-        "data": data,
-        "bases": {ALONE: grid.bases.get(ALONE, {"method": "local"})},
-        "references": references,
         "seeds": list(effort.rule),
+        "family": {},
         "delta": f"{ALONE}/-",
-        "show": grid.show,
         "set": {key: value for key, value in grid.set.items() if not key.startswith("evaluation.")},
-        "columns": grid.columns,
-        "tuned": tuned,
     }
     return load_grid(value, origin=grid._origin)

@@ -365,7 +365,7 @@ def verdicts(file: Path) -> Verdicts:
     found = {}
     for name in dict.fromkeys(claim.grid for claim in claims.claims):
         grid = load_grid(name)
-        if (seeds := file_of(file, grid, "seeds")).is_file():
-            rule = file_of(file, grid, "rules")
-            found[name] = judged(grid, read_seeds(seeds), read_seeds(rule) if rule.is_file() else None)
+        seeds, rule = (read_seeds(of) if (of := file_of(file, grid, kind)).is_file() else None for kind in ("seeds", "rules"))
+        if seeds is not None or rule is not None:
+            found[name] = judged(grid, seeds or Seeds(grid.title, ()), rule)
     return Verdicts(claims.claims, found)
