@@ -219,13 +219,13 @@ class Stepper(ABC):
                 self._move(piece, piece.grad, group["lr"])
 
     @abstractmethod
-    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None: ...
+    def _move(self, piece: Tensor, g: Tensor, lr: float | Tensor) -> None: ...
 
 
 class Sgd(Stepper):
     """torch.optim.SGD."""
 
-    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None:
+    def _move(self, piece: Tensor, g: Tensor, lr: float | Tensor) -> None:
         if self.config.weight_decay:
             g = g.add(piece, alpha=self.config.weight_decay)
         if momentum := self.config.momentum:
@@ -235,13 +235,16 @@ class Sgd(Stepper):
                 memory = g.clone()
                 self.state[piece] = {"momentum_buffer": memory}
             g = g.add(memory, alpha=momentum) if self.config.nesterov else memory
-        piece.add_(g, alpha=-lr)
+        if isinstance(lr, Tensor):
+            piece.addcmul_(g, lr, value=-1)
+        else:
+            piece.add_(g, alpha=-lr)
 
 
 class Adam(Stepper):
     """torch.optim.Adam and AdamW, as they are with `foreach: false`."""
 
-    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None:
+    def _move(self, piece: Tensor, g: Tensor, lr: float | Tensor) -> None:
         c = self.config
         if piece not in self.state:
             moments = {name: torch.zeros_like(piece) for name in ("exp_avg", "exp_avg_sq")}
@@ -257,6 +260,8 @@ class Adam(Stepper):
         square.mul_(c.betas[1]).addcmul_(g, g, value=1 - c.betas[1])
         steps = memory["step"].item()
         spread = (square.sqrt() / (1 - c.betas[1] ** steps) ** 0.5).add_(c.eps)
+        if isinstance(lr, Tensor):
+            mean, lr = mean * lr, 1.0
         piece.addcdiv_(mean, spread, value=-lr / (1 - c.betas[0] ** steps))
 
 
@@ -288,8 +293,8 @@ def _group(params: Tensor, grad: Tensor, slices: tuple[Columns, ...], lr: float,
     return {"params": pieces, "lr": lr, "share": share}
 
 
-def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of the next step, and for slices of the encoder their share of it."""
+def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float | Tensor) -> None:
+    """Set the learning rate of the next step (of a stack, K x 1 too), and for slices of the encoder their share of it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
 

@@ -20,7 +20,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns
 from fedloom.core.machine import out_of_memory
 from fedloom.data.dataset import without_label
-from fedloom.training.config import Schedule, Training
+from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel, build, learning_rate, local_epochs, set_rate
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
 from fedloom.training.rules import LocalRule, View
@@ -87,17 +87,16 @@ def pays(
 def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:
     """Group clients that can share a stack, those with the most steps first.
 
-    They have examples of the same data set and the same tasks and weights. Their batches may be of different sizes if
-    the losses can be masked (`Task.masks`), and their passes of different lengths if the learning rate does not change.
-    What would take more than BUDGET bytes is dealt out to several stacks of about the same size.
+    They have examples of the same data set and the same tasks and weights, and as many as each other unless the losses
+    can be masked (`Task.masks`). What would take more than BUDGET bytes is dealt out to several stacks of about the
+    same size.
     """
     groups: dict[object, list[Stackable]] = {}
     lengths = _lengths(clients, training)
     for c in clients:
         masked = all(task.masks for task, _ in c.work.tasks.values())
-        size = lengths[c.work.index.numel()][0] if masked else c.work.index.numel()
-        alike = None if masked and training.schedule == Schedule() else size
-        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), alike, id(c.work.examples))
+        size = None if masked else c.work.index.numel()
+        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), size, id(c.work.examples))
         groups.setdefault(key, []).append(c)
     most = max(1, BUDGET // (COPIES * clients[0].base.nbytes))
     stacks = []
@@ -159,7 +158,7 @@ def train_stacked(
     drawn = _drawn(clients, training, ctx)
     sizes = (drawn >= 0).sum(dim=2)  # K x steps
     taking = (sizes > 0).sum(dim=0).tolist()  # how many of them, the first ones, still train
-    pass_steps = passes([clients[0].work.index.numel()], training)
+    pass_steps = [passes([c.work.index.numel()], training) for c in clients]
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
     counts = {name: torch.zeros(len(clients)) for name in names}
     partial = {name for c in clients for name in c.work.labelled}
@@ -170,7 +169,8 @@ def train_stacked(
             trained[now:there] = view.params[now:there]  # the optimiser goes on to move them
             there, leaf = now, view.params[:now].detach().requires_grad_()  # the same memory, with a gradient
             leaf.grad = view.grad[:now]
-        view.lr = learning_rate(training, ctx.round, step // pass_steps)
+        rates = [learning_rate(training, ctx.round, step // steps) for steps in pass_steps]
+        view.lr = rates[0] if len({*rates}) == 1 else base.new_tensor(rates)[:, None]
         set_rate(optimizer, view.lr)
         count = sizes[:now, step]
         batch = drawn[:now, step, : int(count.max())]
