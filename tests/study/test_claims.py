@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError, StateError
 from fedloom.experiments import tune as experiment
-from fedloom.experiments.grid_run import Runner, prepare
+from fedloom.experiments.grid_run import Outcome, Runner, prepare
 from fedloom.experiments.tune import rule_grid
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
@@ -160,6 +160,52 @@ def test_a_table_of_verdicts(tmp_path: Path) -> None:
     kept = [(row["seeds"], row["family"], row["verdict"]) for row in rows]
     assert kept == [("5", "3", "yes"), ("5", "3", "no"), ("", "", "none")]
     assert float(rows[0]["gain"]) == pytest.approx(15, abs=0.5)
+
+
+class Rows(Runner):
+    """Runs nothing, and lists the rows it was asked for."""
+
+    def run(self, grid: Grid, folder: Path) -> Outcome:
+        asked.setdefault(folder.name, []).append([base for base, _ in grid.combinations])
+        return Outcome()
+
+
+asked: dict[str, list[list[str]]] = {}
+
+
+@pytest.mark.parametrize("rule", [RULE, lines((102, 103, 104), centralised=0.85)], ids=["sensitive", "not"])
+def test_rows_that_no_verdict_is_about_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Seeds
+) -> None:
+    file = write(tmp_path, CLAIMS, rule=None)
+    (tmp_path / "seeds" / "small.csv").unlink()
+    more = GRID.replace("FedProx: {", "Step 2: {method: {name: fedavg, add: {server-step: {}}}}, FedProx: {")
+    (tmp_path / "grid.yaml").write_text(more.replace("[centralised,", "[centralised, separate, simple,"))
+    tuned, told = list[list[str]](), list[str]()
+
+    def tune(grid: Grid, budget: Any, folder: Path, runner: Any) -> tuple[Grid, list[Any]]:
+        tuned.append([base for base, _ in grid.combinations])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "curves.csv").write_text("")
+        return grid, []
+
+    asked.clear()
+    monkeypatch.setattr(experiment, "tune_grid", tune)
+    monkeypatch.setattr(experiment, "of_seeds", lambda grid, folder, split: rule if split == "val" else TEST)
+    experiment.claimed(file, tmp_path / "runs", runner=Rows(tell=told.append))
+    judges = ["Local", "centralised", "constant"]
+    compared = ["Local", "FedAvg", "FedProx", "centralised", "constant"]
+    shown = verdicts(file).as_table().lines
+    if rule is RULE:
+        assert tuned == [judges, compared]
+        assert asked == {"rule": [judges], "test": [compared]}
+        assert [line[-1] for line in shown] == ["yes", "no", "none"]
+    else:
+        assert tuned == asked["rule"] == [judges]
+        assert asked.keys() == {"rule"}
+        assert "no other row is tuned or run\nNYUD: all data in one place is" in told[-1]
+        assert [line[-1] for line in shown] == 2 * ["cannot tell (benchmark not sensitive)"] + ["none"]
+        assert verdicts(file).records().lines[0][6:8] == ("not sensitive", None)
 
 
 def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -365,7 +365,8 @@ def verdicts(file: Path) -> Verdicts:
     found = {}
     for name in dict.fromkeys(claim.grid for claim in claims.claims):
         grid = load_grid(name)
-        seeds, rule = (read_seeds(of) if (of := file_of(file, grid, kind)).is_file() else None for kind in ("seeds", "rules"))
-        if seeds is not None or rule is not None:
-            found[name] = judged(grid, seeds or Seeds(grid.title, ()), rule)
+        files = {kind: of for kind in ("seeds", "rules") if (of := file_of(file, grid, kind)).is_file()}
+        if files:
+            known = {kind: read_seeds(of) for kind, of in files.items()}
+            found[name] = judged(grid, known.get("seeds", Seeds(grid.name, ())), known.get("rules"))
     return Verdicts(claims.claims, found)

@@ -235,10 +235,7 @@ class Sgd(Stepper):
                 memory = g.clone()
                 self.state[piece] = {"momentum_buffer": memory}
             g = g.add(memory, alpha=momentum) if self.config.nesterov else memory
-        if isinstance(lr, Tensor):
-            piece.addcmul_(g, lr, value=-1)
-        else:
-            piece.add_(g, alpha=-lr)
+        piece.addcmul_(g, lr, value=-1) if isinstance(lr, Tensor) else piece.add_(g, alpha=-lr)
 
 
 class Adam(Stepper):
@@ -294,7 +291,7 @@ def _group(params: Tensor, grad: Tensor, slices: tuple[Columns, ...], lr: float,
 
 
 def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float | Tensor) -> None:
-    """Set the learning rate of the next step (of a stack, K x 1 too), and for slices of the encoder their share of it."""
+    """Set the learning rate of the next step (K x 1: of each row), and for slices of the encoder their share of it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
 

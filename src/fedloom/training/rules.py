@@ -31,7 +31,7 @@ class View:
     base      parameters as received, at the start of the round
     shared    columns that are aggregated, as slices of the last dimension
     trained   columns that receive a gradient
-    lr        learning rate of this step
+    lr        learning rate of this step; K x 1 where clients of a stack have different ones
     scale     factor of the learning rate in this round, which a rule's `begin` may change
     step      local steps taken before this one
     optimizer settings of the local optimiser
@@ -58,7 +58,7 @@ class View:
     base: Tensor
     shared: tuple[Columns, ...]
     trained: tuple[Columns, ...] = ()
-    lr: float = 0.0
+    lr: float | Tensor = 0.0
     scale: float = 1.0
     step: int = 0
     optimizer: Optimizer = Optimizer()

@@ -208,14 +208,14 @@ class CountedSteps(LocalRule):
 
     def grad(self, view: View, state: State) -> None:
         if state["lr"] is None:
-            state["lr"] = view.lr or 1.0
+            state["lr"] = float(view.lr) or 1.0
         optimizer = view.optimizer
         unit = 1.0 - self.mu * state["lr"] * state["a"]  # of the proximal term, at displacement -lr a
         step = unit
         if optimizer.momentum:
             state["velocity"] = optimizer.momentum * state["velocity"] + unit
             step = unit + optimizer.momentum * state["velocity"] if optimizer.nesterov else state["velocity"]
-        state["a"] += view.lr / state["lr"] * (step if optimizer.name == "sgd" else 1.0)
+        state["a"] += float(view.lr) / state["lr"] * (step if optimizer.name == "sgd" else 1.0)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         return {}, {"a": state["a"]}
