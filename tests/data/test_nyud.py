@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from fedloom.data import DATASETS
+from fedloom.data import DATASETS, folders
 from fedloom.data.folders import check
 from fedloom.data.nyud import LABELLED as FILE
 from fedloom.data.nyud import THIRTEEN, from_camera, from_pixels
@@ -150,6 +150,37 @@ def test_a_reader_can_be_pickled(root):
     reader = load(root, size=SIZE, limit=1).train.read.reader
     again = pickle.loads(pickle.dumps(reader))
     assert all(np.array_equal(again(0, ["semseg"])[key], value) for key, value in reader(0, ["semseg"]).items())
+
+
+def test_what_was_decoded_is_kept_within_a_limit(root, monkeypatch):
+    decoded, picture = [], folders.picture
+
+    def noted(file, *more, **how):
+        decoded.append(file)
+        return picture(file, *more, **how)
+
+    monkeypatch.setattr(folders, "picture", noted)
+    plain, kept = load(root, size=SIZE), load(root, size=SIZE, keep=1)
+    for _ in range(2):  # the second time nothing is decoded, and nobody has changed what is kept
+        decoded.clear()
+        for one, other in ((plain.train, kept.train), (plain.test, kept.test)):
+            for i in range(len(one)):
+                torch.testing.assert_close(batch(one, i), batch(other, i), rtol=0, atol=0)
+                drawn = [p.batch(torch.tensor([i]), CPU, torch.Generator().manual_seed(i)) for p in (one, other)]
+                torch.testing.assert_close(*drawn, rtol=0, atol=0)
+    assert len(decoded) == 2 * 5 * 4  # by `plain` alone: 5 images with 3 pictures of labels, twice
+    assert kept.train.nbytes + kept.test.nbytes == 1e9
+    small = load(root, size=SIZE, keep=1.5e-9 * (3 + 1 + 12 + 4 + 1) * SIZE[0] * SIZE[1]).train  # one image and a half
+    for _ in range(2):
+        decoded.clear()
+        for i in range(3):
+            batch(small, i)
+    assert {file.stem for file in decoded} == {"0001", "0002"}
+    one_task = load(root, size=SIZE, keep=1).train
+    one_task.batch(torch.tensor([0]), CPU, tasks=["semseg"])
+    decoded.clear()
+    one_task.batch(torch.tensor([0]), CPU, tasks=["semseg", "edge"])
+    assert [file.parent.name for file in decoded] == ["images", "edge"]
 
 
 def test_training_batches_are_augmented(root):

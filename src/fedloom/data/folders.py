@@ -96,6 +96,39 @@ class Folder:
         return FileSplit(self.names, self, known, version, (*images, *labels))
 
 
+@dataclass(eq=False)
+class Memory:
+    """Arrays that the parts of a data set read from files and keep, at most `limit` bytes."""
+
+    limit: float
+    taken: int = 0
+    arrays: dict[tuple[str, int, str], Array | None] = field(default_factory=dict)
+    """(part, example, task or `image`) -> what was read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A reader that keeps what `reader` read. What came first stays, for each example is wanted once an epoch."""
+
+    reader: Reader
+    part: str
+    memory: Memory
+
+    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Read what is not kept. Threads may read at once; then a few arrays more are kept."""
+        memory = self.memory
+        keys = {name: (self.part, i, name) for name in ("image", *tasks)}
+        found = {name: memory.arrays[key] for name, key in keys.items() if key in memory.arrays}
+        if len(found) < len(keys):
+            read = self.reader(i, [task for task in tasks if task not in found])
+            taken = sum(array.nbytes for name, array in read.items() if array is not None and name not in found)
+            if memory.taken + taken <= memory.limit:
+                memory.taken += taken
+                memory.arrays.update({keys[name]: array for name, array in read.items() if name not in found})
+            found = {**read, **found}
+        return found
+
+
 def colours(files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
     """Read an image (H x W x 3, uint8)."""
     return picture(files[0], "image", colour=True)
@@ -109,10 +142,14 @@ def dataset(
     size: tuple[int, int],
     augment: bool | Augment,
     limit: int | None,
+    keep: float,
     seed: int,
 ) -> Dataset:
-    """Open the lists `train` and `val` as a train and a test part. A task's kind is its name; `options` are by task.
-    RecipeError where a task is named twice, DataError where no image of a part is annotated for a task."""
+    """Open the lists `train` and `val` as a train and a test part, which keep `keep` GB of what they read in memory.
+
+    A task's kind is its name; `options` are by task. RecipeError where a task is named twice, DataError where no image
+    of a part is annotated for a task.
+    """
     from fedloom.data.dataset import Dataset, ItemExamples
     from fedloom.data.dense import DenseFiles, mark_of
     from fedloom.data.transforms import Dense
@@ -120,7 +157,7 @@ def dataset(
 
     no_repeats(name, "task", tasks)
     kinds: dict[str, DenseKind] = {task: task for task in tasks}
-    ready = []
+    ready, memory = [], Memory(keep * 1e9)
     for which, training in (("train", resolve(augment)), ("test", None)):
         part = open_split("train" if which == "train" else "val")
         total = len(part.names)
@@ -129,9 +166,13 @@ def dataset(
                 raise DataError(f"{name}, {which}: none of {total} images has a label of task {task!r}")
         kept = subset(total, limit, seed, which)
         annotated: dict[str, Array] = {task: part.annotated[task][kept] for task in tasks}
-        reader = DenseFiles(part.reader, Dense(kinds, size, training), tuple(kept.tolist()))
+        single = Kept(part.reader, which, memory) if keep else part.reader
+        reader = DenseFiles(single, Dense(kinds, size, training), tuple(kept.tolist()))
         mark = mark_of(part.version, kinds, annotated)
-        ready.append(ItemExamples(reader, len(kept), (3, *size), annotated=annotated, mark=mark, files=part.files))
+        held = int(memory.limit) if which == "train" else 0  # both parts share it
+        ready.append(
+            ItemExamples(reader, len(kept), (3, *size), annotated=annotated, mark=mark, held=held, files=part.files)
+        )
     heads = tuple(KINDS[task](task, **options.get(task, {})) for task in tasks)
     return Dataset(name, heads, ready[0], ready[1])
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Count
+from fedloom.core.settings.section import Count, NonNegative
 from fedloom.data import folders
 from fedloom.data.folders import Files, FileSplit, Folder
 from fedloom.data.prepare import DATASETS, Array, Augment
@@ -69,6 +69,7 @@ def nyud(
     classes: Literal[40, 13] = 40,
     augment: bool | Augment = True,
     limit: Count | None = None,
+    keep: NonNegative = 0,
 ) -> Dataset:
     """NYU Depth v2 (795 + 654 indoor images) from a folder: `semseg`, `normals`, `depth`, `edge`. Downloads nothing.
 
@@ -80,11 +81,13 @@ def nyud(
 
     `size` is what images are cropped or padded to; it must hold them in evaluation (they are 425 x 560) and be a
     multiple of the encoder's stride. `classes: 13` joins the 40 classes to 13. `limit` keeps that many random
-    images of each part. DataError where lists or images are absent or a file is not as stated.
+    images of each part. Each process keeps up to `keep` GB of what it decoded in memory (all images with four tasks
+    take 7), and reads the rest again in every epoch. DataError where lists or images are absent or a file is not as
+    stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "edge": {"max_dist": 0.011}}
     opened = partial(open_split, root, tasks=tasks, classes=classes)
-    return folders.dataset("nyud", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("nyud", tasks, options, opened, size, augment, limit, keep, seed)
 
 
 def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) -> FileSplit:
@@ -170,6 +173,7 @@ def nyud_labeled(
     normals_from: NormalsFrom = "camera",
     augment: bool | Augment = True,
     limit: Count | None = None,
+    keep: NonNegative = 0,
 ) -> Dataset:
     """NYU Depth v2 (795 + 654 indoor images) from nyu_depth_v2_labeled.mat: `semseg`, `normals`, `depth`.
 
@@ -185,11 +189,12 @@ def nyud_labeled(
     The file has no normals. `normals_from: camera` takes the cross product of neighbouring points in space; `pixels`
     is the thesis' formula (-dz/dx, -dz/dy, 1), which knows no camera, so nearly all its normals face the viewer.
 
-    DataError where a file is absent or an array is not as stated.
+    `limit` and `keep` are as in `nyud`; all images take 2 GB at 256 x 256. DataError where a file is absent or an array
+    is not as stated.
     """
     how: dict[str, Any] = {"classes": classes, "first_ids": first_ids, "normals_from": normals_from, "size": size}
     opened, options = partial(open_labelled, root, tasks=tasks, **how), {"semseg": {"channels": classes}}
-    return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, keep, seed)
 
 
 def open_labelled(

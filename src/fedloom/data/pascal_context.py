@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Count
+from fedloom.core.settings.section import Count, NonNegative
 from fedloom.data import folders
 from fedloom.data.folders import Files, FileSplit, Folder
 from fedloom.data.prepare import DATASETS, Array, Augment
@@ -82,6 +82,7 @@ def pascal_context(
     parts: Literal[6, 15] = 6,
     augment: bool | Augment = True,
     limit: Count | None = None,
+    keep: NonNegative = 0,
 ) -> Dataset:
     """PASCAL-Context (4,998 + 5,105 images): `semseg`, `human_parts`, `saliency`, `normals`, `edge`. Downloads nothing.
 
@@ -102,11 +103,12 @@ def pascal_context(
 
     A label file that is absent is ignored for its image. `size` is what images are cropped or padded to; it must hold
     them in evaluation (they have at most 500 pixels a side) and be a multiple of the encoder's stride. `limit` keeps
-    that many random images of each part. DataError where lists or images are absent or a file is not as stated.
+    that many random images of each part. Each process keeps up to `keep` GB of what it decoded in memory (all images
+    with five tasks take 36). DataError where lists or images are absent or a file is not as stated.
     """
     options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
     opened = partial(open_split, root, tasks=tasks, classes=classes, parts=parts)
-    return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, keep, seed)
 
 
 def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21, parts: int = 6) -> FileSplit:
