@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     saved: list[int] = []
     save = RunFolder.save
 
+    @functools.wraps(save)
     def noted(self: RunFolder, state: State, name: str = "state") -> None:
         saved.append(state["round"])
         save(self, state, name)
