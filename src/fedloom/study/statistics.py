@@ -471,8 +471,9 @@ def power(mean: float, freedom: int) -> float:
     constant = (1 - freedom / 2) * math.log(2) - math.lgamma(freedom / 2)
 
     def at(x: float) -> float:
-        density = x ** (freedom - 1) * math.exp(constant - x * x / 2)
-        return density * normal.cdf(mean - t * x / scale)
+        logarithm = (freedom - 1) * math.log(x) + constant - x * x / 2  # the power alone leaves the range of floats
+        return math.exp(logarithm) * normal.cdf(mean - t * x / scale)
 
     inner = math.fsum((4 if step % 2 else 2) * at(step * width) for step in range(1, _STEPS))
-    return width / 3 * (at(0.0) + inner + at(_STEPS * width))
+    first = math.exp(constant) * normal.cdf(mean) if freedom == 1 else 0.0  # at 0, of which there is no logarithm
+    return width / 3 * (first + inner + at(_STEPS * width))
