@@ -383,7 +383,7 @@ def of_rows(grid: Grid, kept: Collection[str]) -> Grid:
         "cells": of_kept(value["cells"]),
         "family": {cell: of for cell, of in family.items() if {cell_of(other)[0] for other in of} <= {*kept}},
         "tuned": {label: of_kept(of) for label, of in value["tuned"].items()},
-        "data": {label: {**row, "bases": None} for label, row in value["data"].items()},
+        "data": {label: {**row, "bases": None} for label, row in value["data"].items()},  # the rule needs Local on each
         "delta": "none",
         "figure": None,
         "figures": {},
