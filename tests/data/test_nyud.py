@@ -15,7 +15,7 @@ from fedloom.data import DATASETS, folders
 from fedloom.data.folders import check
 from fedloom.data.nyud import LABELLED as FILE
 from fedloom.data.nyud import THIRTEEN, from_camera, from_pixels
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, UserError
 from folders_support import SIZE, nyud, save
 
 CPU = torch.device("cpu")
@@ -181,6 +181,8 @@ def test_what_was_decoded_is_kept_within_a_limit(root, monkeypatch):
     decoded.clear()
     one_task.batch(torch.tensor([0]), CPU, tasks=["semseg", "edge"])
     assert [file.parent.name for file in decoded] == ["images", "edge"]
+    with pytest.raises(UserError, match=r"nyud: data.keep needs 9e\+05 GB of memory, but only .* GB are free"):
+        load(root, size=SIZE, keep=9e5)
 
 
 def test_training_batches_are_augmented(root):

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
+from fedloom.core.machine import need_memory
 from fedloom.data.inputs import FORMATS
 from fedloom.data.prepare import Array, Augment, DenseKind, Reader, no_repeats, resolve, subset
 from fedloom.models.tasks.task import IGNORE
@@ -148,7 +149,7 @@ def dataset(
     """Open the lists `train` and `val` as a train and a test part, which keep `keep` GB of what they read in memory.
 
     A task's kind is its name; `options` are by task. RecipeError where a task is named twice, DataError where no image
-    of a part is annotated for a task.
+    of a part is annotated for a task, UserError where there is less free memory than is to be kept.
     """
     from fedloom.data.dataset import Dataset, ItemExamples
     from fedloom.data.dense import DenseFiles, mark_of
@@ -156,6 +157,7 @@ def dataset(
     from fedloom.models.tasks.dense import KINDS
 
     no_repeats(name, "task", tasks)
+    need_memory(int(keep * 1e9), f"{name}: data.keep")
     kinds: dict[str, DenseKind] = {task: task for task in tasks}
     ready, memory = [], Memory(keep * 1e9)
     for which, training in (("train", resolve(augment)), ("test", None)):
