@@ -183,6 +183,8 @@ def test_what_was_decoded_is_kept_within_a_limit(root, monkeypatch):
     assert [file.parent.name for file in decoded] == ["images", "edge"]
     with pytest.raises(UserError, match=r"nyud: data.keep needs 9e\+05 GB of memory, but only .* GB are free"):
         load(root, size=SIZE, keep=9e5)
+    with pytest.raises(UserError, match="nyud: data.keep needs inf GB of memory"):
+        load(root, size=SIZE, keep=float("inf"))
 
 
 def test_training_batches_are_augmented(root):

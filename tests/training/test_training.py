@@ -366,6 +366,7 @@ def test_stacked_equals_one_at_a_time(
     [
         ({}, [["p", "q"]]),
         ({"schedule": Schedule(name="cosine")}, [["p", "q"]]),  # each with its rate: their epochs begin at other steps
+        ({"schedule": Schedule(name="cosine"), "batch_size": 8}, [["p", "q"]]),
     ],
 )
 def test_who_shares_a_stack(settings: Any, expected: list[list[str]]) -> None:

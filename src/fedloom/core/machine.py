@@ -38,7 +38,7 @@ def available_memory() -> int:
     return 8 * 10**9 if free is None else free
 
 
-def need_memory(count: int, what: str) -> None:
+def need_memory(count: float, what: str) -> None:
     """Raise UserError where something would take more bytes than there are."""
     if count > 10**6 and count > (free := available_memory()):
         raise UserError(f"{what} needs {count / 1e9:.3g} GB of memory, but only {free / 1e9:.3g} GB are free")

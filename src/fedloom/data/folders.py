@@ -157,7 +157,7 @@ def dataset(
     from fedloom.models.tasks.dense import KINDS
 
     no_repeats(name, "task", tasks)
-    need_memory(int(keep * 1e9), f"{name}: data.keep")
+    need_memory(keep * 1e9, f"{name}: data.keep")
     kinds: dict[str, DenseKind] = {task: task for task in tasks}
     ready, memory = [], Memory(keep * 1e9)
     for which, training in (("train", resolve(augment)), ("test", None)):

@@ -393,16 +393,21 @@ def of_rows(grid: Grid, kept: Collection[str]) -> Grid:
 
 def rule_grid(grid: Grid, effort: Effort) -> Grid:
     """Return the rows of a tuned grid by which its benchmark is judged, on validation data of other seeds."""
-    rows = of_rows(grid, JUDGES).model_dump(mode="json")
-    for label, row in grid.data.items():
+    rows = of_rows(grid, JUDGES)
+    data = rows.model_dump(mode="json")["data"]
+    for label, row in rows.data.items():
         recipe = load(row.recipe, texts(row.set), grid._origin)
-        rows["data"][label]["set"] = {**row.set, **on_validation(recipe)}
+        data[label]["set"] = {**row.set, **on_validation(recipe)}
     value = {
-        **rows,
         "name": f"{grid.name}-rule",
+        "data": data,
+        "bases": rows.bases,
+        "references": list(rows.reference_rows),
         "seeds": list(effort.rule),
-        "family": {},
         "delta": f"{ALONE}/-",
+        "show": grid.show,
         "set": {key: value for key, value in grid.set.items() if not key.startswith("evaluation.")},
+        "columns": grid.columns,
+        "tuned": {label: {c: of[c] for c in of if cell_of(c)[1] == "-"} for label, of in rows.tuned.items()},
     }
     return load_grid(value, origin=grid._origin)

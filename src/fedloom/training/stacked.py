@@ -158,7 +158,9 @@ def train_stacked(
     drawn = _drawn(clients, training, ctx)
     sizes = (drawn >= 0).sum(dim=2)  # K x steps
     taking = (sizes > 0).sum(dim=0).tolist()  # how many of them, the first ones, still train
-    pass_steps = [passes([c.work.index.numel()], training) for c in clients]
+    lengths = _lengths(clients, training)
+    pass_steps = [lengths[c.work.index.numel()][0] for c in clients]
+    different = {*pass_steps}  # few, of however many clients
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
     counts = {name: torch.zeros(len(clients)) for name in names}
     partial = {name for c in clients for name in c.work.labelled}
@@ -169,8 +171,9 @@ def train_stacked(
             trained[now:there] = view.params[now:there]  # the optimiser goes on to move them
             there, leaf = now, view.params[:now].detach().requires_grad_()  # the same memory, with a gradient
             leaf.grad = view.grad[:now]
-        rates = [learning_rate(training, ctx.round, step // steps) for steps in pass_steps]
-        view.lr = rates[0] if len({*rates}) == 1 else base.new_tensor(rates)[:, None]
+        rates = {steps: learning_rate(training, ctx.round, step // steps) for steps in different}
+        same = len({*rates.values()}) == 1
+        view.lr = rates[pass_steps[0]] if same else base.new_tensor([rates[steps] for steps in pass_steps])[:, None]
         set_rate(optimizer, view.lr)
         count = sizes[:now, step]
         batch = drawn[:now, step, : int(count.max())]
