@@ -14,7 +14,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.claims import sensitivities, sensitivity
 from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell, load_grid, recipes
-from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses
+from fedloom.study.results import SeedLine, Seeds, Side, at_constant, falling, losses, uneven
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -92,6 +92,26 @@ def test_tasks_on_which_nobody_beats_the_trivial_answer() -> None:
     assert at_constant([constant, one, ("local", {"a": 0.6, "b": math.nan})], directions) == []
     assert at_constant([constant, centralised], directions) == []
     assert at_constant([one, centralised], directions) == []
+
+
+def test_methods_that_learned_nothing_at_some_seeds_are_named() -> None:
+    """Found where a tuned rate was at the edge: two seeds of three collapsed, and the interval of 98 % said nothing."""
+    directions = {"a": "max", "b": "min"}
+    nothing, something, never = {"a": 0.5, "b": 2.1}, {"a": 0.5, "b": 1.9}, {"a": 0.4, "b": math.nan}
+    rows = {
+        "constant": [{"a": 0.5, "b": 2.0}] * 3,
+        "good": [something] * 3,
+        "centralised": [something, nothing, never],
+        "one": [nothing, something, something],
+        "bad": [nothing] * 3,
+    }
+    sides = [Side(label, {}, {}, dict(zip((102, 103, 104), values, strict=True))) for label, values in rows.items()]
+    assert uneven(sides, directions) == [
+        "centralised learned nothing at seeds 103, 104",
+        "one learned nothing at seed 102",
+    ]
+    assert uneven(sides, {"a": "max"}) == []  # nobody is better on a
+    assert uneven(sides[1:], directions) == []
 
 
 def test_a_comparison_marks_them_too(tmp_path: Path) -> None:

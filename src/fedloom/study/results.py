@@ -183,7 +183,7 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     """Read the finished runs of a grid. Raises StateError where there is none, or where tasks differ."""
     sides, missing = read(grid, folder, split)
     columns: dict[str, tuple[Column, ...]] = {}
-    about_delta = []
+    about_delta, idle = [], []
     for data in grid.data:
         columns_by_data = columns_of(grid, data, sides)
         by_method = [
@@ -194,10 +194,14 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
         out = at_constant(by_method, {c.task: c.direction for c in columns_by_data if c.task})
         columns[data] = tuple(replace(c, excluded=c.task in out) for c in columns_by_data)
         about_delta += [f"{data}: {note(out)}"] if out else []
+        directions = {c.task: c.direction for c in columns_by_data if c.task and c.task not in out}
+        idle += [f"{data}: {of}" for of in uneven([s for (name, *_), s in sides.items() if name == data], directions)]
     pairs = [(key, (key[0], *named)) for key in sides for named in grid.compared(*key[1:])]
     notes = [about_model(grid, sides).capitalize() + ".", made_by(grid, sides) + "."]
     notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
     notes += ["The grid's key family named these comparisons before it ran."] if grid.family else []
+    vague = "on no task better than the constant prediction, so its mean and its interval say little"
+    notes += [f"{of}: {vague}." for of in idle]
     by_domain = grid.show == "domains"
     title = grid.title or grid.name
     more = tuple(notes), tuple(about_delta), tuple(missing)
@@ -387,13 +391,30 @@ def at_constant(metrics: Iterable[tuple[str, Mapping[str, float]]], directions: 
     if constant is None or not others:
         return []
 
-    def is_better(values: Mapping[str, float], task: str) -> bool:
-        if task not in values or isnan(values[task]):
-            return False
-        return any(term > 0 for term in delta_terms({task: values[task]}, constant, directions).values())
-
     judged = [t for t in directions if t in constant and constant[t] and not isnan(constant[t])]
-    return sorted(task for task in judged if not any(is_better(values, task) for values in others))
+    better = set[str]().union(*(ahead(values, constant, directions) for values in others))
+    return sorted(task for task in judged if task not in better)
+
+
+def ahead(values: Mapping[str, float], constant: Mapping[str, float], directions: Mapping[str, str]) -> set[str]:
+    """Return the tasks of `directions` on which these numbers are better than the constant prediction's."""
+    both = {task: values[task] for task in directions if task in values and task in constant}
+    return {task for task, gain in delta_terms(both, constant, directions).items() if gain > 0}
+
+
+def uneven(sides: Sequence[Side], directions: Mapping[str, str]) -> list[str]:
+    """Say which methods learned something at some seeds and nothing at others: so few seeds say little of their means.
+
+    A run that is better than the constant prediction on no task has learned nothing.
+    """
+    constant = next((side.values for side in sides if side.label == "constant"), {})
+    found = []
+    for side in sides:
+        seeds = [seed for seed in side.values if constant.get(seed)]
+        idle = [str(seed) for seed in seeds if not ahead(side.values[seed], constant[seed], directions)]
+        if 0 < len(idle) < len(seeds):
+            found.append(f"{side.label} learned nothing at {'seeds' if idle[1:] else 'seed'} {', '.join(idle)}")
+    return found
 
 
 def note(tasks: Iterable[str]) -> str:
