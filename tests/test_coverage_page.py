@@ -14,10 +14,13 @@ from typer.main import get_command
 from fedloom.cli.app import app
 from fedloom.federation.recipes import loader
 from fedloom.study import grid
+from fedloom.study.claims import sensitivity
+from fedloom.study.results import read_seeds
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coverage.md"
-STATES = ("full", "small", "tried", "packaged", "tested", "missing", "none")
+RULES = ROOT / "docs" / "results" / "rules"
+STATES = ("full", "small", "cannot tell", "tried", "packaged", "tested", "missing", "none")
 GRID = r"\b(?:feddea|fedhca2|matu|f2dc|fmtl|thesis|benchmarks|claims|robust)/(?![\w-]+\.py)[\w*-]+|\bdemo(?:-digits)?\b"
 COLUMNS = ("where", "what", "command", "test", "state")
 # What each document has, by its own numbers.
@@ -94,13 +97,24 @@ def test_every_table_figure_and_equation_has_a_row(document: str) -> None:
 
 def test_states_are_known_and_say_why_something_is_missing() -> None:
     for document, row in rows():
-        state = re.split(r"[ ;:(,]", row["state"])[0]
-        assert state in STATES, (document, row)
+        state = next((state for state in STATES if re.match(rf"{state}\b", row["state"])), None)
+        assert state, (document, row)
         assert state != "missing" or len(row["state"]) > len("missing: because"), (document, row)
-        if state in ("full", "small", "tried", "packaged"):
+        if state in ("full", "small", "cannot tell", "tried", "packaged"):
             assert "`" in row["command"], (document, row)
         if state == "tested":
             assert "`tests/" in row["test"], (document, row)
+
+
+def test_a_claim_is_small_only_where_the_rule_accepts_its_benchmark() -> None:
+    for file in RULES.glob("claims-*.csv"):
+        seeds = read_seeds(file)
+        names = dict.fromkeys(line.data for line in seeds.lines)
+        accepted = any(not sensitivity(seeds, data).reasons for data in names)
+        grid = file.stem.replace("-", "/", 1)
+        states = [row["state"] for _, row in rows() if re.search(rf"{grid}(?![\w-])", row["command"])]
+        assert states, grid
+        assert all(state.startswith("small" if accepted else "cannot tell") for state in states), (grid, states)
 
 
 def test_tests_that_it_names_exist() -> None:
