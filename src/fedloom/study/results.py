@@ -344,10 +344,13 @@ def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
 
 def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
     """Return the columns of a data set, from its runs; none where it has no runs."""
-    runs = [run for (name, *_), side in sides.items() if name == data for run in side.runs.values()]
+    of_data = [side for (name, *_), side in sides.items() if name == data]
+    runs = [run for side in of_data for run in side.runs.values()]
     if not runs:
         return ()
-    first, *others = (_columns(data, run, grid.show == "domains") for run in runs)
+    splits = [side.finals[seed].split for side in of_data for seed in side.runs]
+    by_domain = grid.show == "domains"
+    first, *others = (_columns(data, run, split, by_domain) for run, split in zip(runs, splits, strict=True))
     for run, columns in zip(runs[1:], others, strict=True):
         if columns != first:
             raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {run.folder}")
@@ -367,13 +370,13 @@ def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tupl
     return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
 
 
-def _columns(data: str, run: Run, by_domain: bool) -> tuple[Column, ...]:
+def _columns(data: str, run: Run, split: str, by_domain: bool) -> tuple[Column, ...]:
     """Return a column for each task of a run, or for each domain with the metric of the only task."""
     if not by_domain:
         return tuple(
             Column(data, row.task, row.metric, row.direction, unit=run.unit(row.task, row.metric)) for row in run.judged
         )
-    history = domain_history(run)
+    history = domain_history(run, split=split)
     direction = run.direction(history.task, history.metric)
     unit = run.unit(history.task, history.metric)
     return tuple(Column(data, domain, history.metric, direction, unit=unit) for domain in history.last.values)
