@@ -17,7 +17,8 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run
-from fedloom.study.results import DomainScores, domain_history
+from fedloom.study.grid import load_grid
+from fedloom.study.results import DomainScores, Side, columns_of, domain_history
 
 
 def test_average_and_sample_deviation() -> None:
@@ -114,6 +115,15 @@ def test_what_cannot_be_read(written: Callable[..., Run]) -> None:
         domain_history(run, metric="loss")
     with pytest.raises(StateError, match="client 'c' has no domain"):
         domain_history(written({1: {"test": [0.2, 0.4, 0.9]}}, c=None))
+
+
+def test_a_grid_has_the_domains_of_the_split_that_it_is_read_on(written: Callable[..., Run]) -> None:
+    """The rule for benchmarks reads validation data alone, and test data were not measured then."""
+    run = written({1: {"val": [0.2, 0.4, 0.9]}})
+    grid = load_grid({"name": "g", "data": {"D": {"recipe": "digits-domains"}}, "bases": {"A": {}}, "show": "domains",
+                      "seeds": [0], "delta": "none"})  # fmt: skip
+    side = Side("A", {0: run}, {0: run.final("val")}, {0: {"x": 0.3, "y": 0.9}}, by_domain=True)
+    assert [column.task for column in columns_of(grid, "D", {("D", "A", "-"): side}) if column.task] == ["y", "x"]
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
