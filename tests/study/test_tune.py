@@ -110,10 +110,17 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
         chosen = tuned.tuned.get("benchmark", {}).get(f"{cell.base}/{cell.addon}", {})
         expected = chosen.get(RATE, load("benchmarks/digits").training.optimizer.lr)
         assert recipe.training.optimizer.lr == expected, cell
-    trained = sorted(path.name for path in (out / "trials").rglob("run.json"))
+    trained = sorted((out / "trials").rglob("run.json"))
+    times = [path.stat().st_mtime_ns for path in trained]
     again = CliRunner().invoke(app, command)
     assert again.output == result.output
-    assert sorted(path.name for path in (out / "trials").rglob("run.json")) == trained
+    assert sorted((out / "trials").rglob("run.json")) == trained
+    assert any("training.optimizer.lr=0.0095" in path.parts[-4] for path in trained)
+    # named by its settings, so that a search with more seeds, which may go another way, finds what ran before
+    more = CliRunner().invoke(app, [*command[:4], "--seeds", "2", *command[-3:]])
+    assert more.exit_code == 0, more.output
+    assert {*trained} < {*(out / "trials").rglob("run.json")}
+    assert [path.stat().st_mtime_ns for path in trained] == times
     wrong = "name: g\ndata: {b: {recipe: benchmarks/digits}}\nbases: {A: {method: fedavg}}\ntuned: {b: {B/-: {}}}\n"
     file.write_text(wrong)
     said = CliRunner().invoke(app, ["grid", str(file), "--dry-run"])

@@ -198,7 +198,8 @@ def tune(
             {
                 "name": "trials",
                 "data": {BENCHMARK: {"recipe": dict(recipe)}},
-                "bases": {f"trial {n}": {**changes, **last, **trial} for n, trial in enumerate(proposed)},
+                # named by their settings, so that a search with more seeds or trials finds those that ran before
+                "bases": {described(trial): {**changes, **last, **trial} for trial in proposed},
                 "seeds": list(budget.seeds),
                 "references": [],
                 "delta": "none",
@@ -225,8 +226,8 @@ def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, 
     sides = {base: side for (_, base, _), side in results.sides.items()}
     directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
     means: dict[str, dict[str, float]] = {}
-    for n, trial in enumerate(trials):
-        side = sides.get(f"trial {n}")
+    for trial in trials:
+        side = sides.get(described(trial))
         values = {} if side is None or len(side.values) < len(grid.seeds) else side.values
         means[key(trial)] = {t: fmean(v[t] for v in values.values()) for t in directions} if values else {}
     return changes_against_first(means, directions)
