@@ -345,12 +345,11 @@ def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
 def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
     """Return the columns of a data set, from its runs; none where it has no runs."""
     of_data = [side for (name, *_), side in sides.items() if name == data]
-    runs = [run for side in of_data for run in side.runs.values()]
-    if not runs:
+    measured = [(run, side.finals[seed].split) for side in of_data for seed, run in side.runs.items()]
+    if not measured:
         return ()
-    splits = [side.finals[seed].split for side in of_data for seed in side.runs]
-    by_domain = grid.show == "domains"
-    first, *others = (_columns(data, run, split, by_domain) for run, split in zip(runs, splits, strict=True))
+    runs = [run for run, _ in measured]
+    first, *others = (_columns(data, run, split, grid.show == "domains") for run, split in measured)
     for run, columns in zip(runs[1:], others, strict=True):
         if columns != first:
             raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {run.folder}")
