@@ -84,6 +84,17 @@ def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:
     assert math.isnan(falling([1.0]))
 
 
+def test_a_loss_that_is_nearly_gone_has_converged() -> None:
+    """Below a tenth of the first loss a fall is in percent of that tenth; above it, of the loss itself."""
+    known_by_heart = [2.0] * 16 + [0.002] * 2 + [0.001] * 2  # halved within two rounds of 20, which are a tenth
+    assert falling(known_by_heart) == pytest.approx(100 * 0.5 * 0.002 / 0.2)
+    assert falling([2.0] * 16 + [1.0] * 2 + [0.5] * 2) == pytest.approx(50)
+    assert falling([2.0] * 16 + [0.2] * 2 + [0.1] * 2) == pytest.approx(50)
+    assert falling([2.0] * 16 + [0.1] * 2 + [0.2] * 2) == pytest.approx(-50)  # rises
+    assert falling([0.0] * 20) == 0
+    assert falling([0.0] * 16 + [1.0] * 4) == 0
+
+
 def test_tasks_on_which_nobody_beats_the_trivial_answer() -> None:
     directions = {"a": "max", "b": "min", "c": "max"}
     constant = ("constant", {"a": 0.5, "b": 2.0, "c": 0.0})

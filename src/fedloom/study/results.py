@@ -32,6 +32,8 @@ STILL = 5.0
 """Percent by which the training loss may still fall per tenth of the rounds."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
+FIRST = 0.1
+"""The share of the first round's training loss that a fall is measured by where the loss is smaller."""
 
 DELTA = "Δ %"
 MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
@@ -534,7 +536,9 @@ def losses(run: Run) -> dict[str, list[float]]:
 def falling(by_round: Sequence[float]) -> float:
     """Return the percent by which a training loss fell per tenth of the rounds, at the end; nan for a single round.
 
-    From the mean losses of the first and the second half of the last rounds.
+    From the mean losses of the first and the second half of the last rounds. Percent of the loss, or of a tenth of the
+    first round's where the loss is smaller: a model that knows its examples by heart has converged, though its loss
+    shrinks on and on.
     """
     last = by_round[-max(2, round(LAST * len(by_round))) :]
     if len(last) < 2:
@@ -542,7 +546,10 @@ def falling(by_round: Sequence[float]) -> float:
     half = len(last) // 2
     before, after = fmean(last[:half]), fmean(last[-half:])
     apart = (len(last) - half) or 1
-    return 100 * (1 - (max(after, 1e-12) / before) ** (len(by_round) / 10 / apart)) if before > 0 else 0.0
+    if before <= 0:
+        return 0.0
+    fall = 1 - (max(after, 1e-12) / before) ** (len(by_round) / 10 / apart)
+    return 100 * fall * before / max(before, FIRST * by_round[0])
 
 
 def fall_of(runs: Mapping[int, Run]) -> float:
