@@ -14,7 +14,7 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.claims import sensitivities, sensitivity
 from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell, load_grid, recipes
-from fedloom.study.results import SeedLine, Seeds, Side, at_constant, falling, losses, uneven
+from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses, uneven
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -116,13 +116,31 @@ def test_methods_that_learned_nothing_at_some_seeds_are_named() -> None:
         "one": [nothing, something, something],
         "bad": [nothing] * 3,
     }
-    sides = [Side(label, {}, {}, dict(zip((102, 103, 104), values, strict=True))) for label, values in rows.items()]
-    assert uneven(sides, directions) == [
+    of = {label: dict(zip((102, 103, 104), values, strict=True)) for label, values in rows.items()}
+    assert uneven(of, directions) == [
         "centralised learned nothing at seeds 103, 104",
         "one learned nothing at seed 102",
     ]
-    assert uneven(sides, {"a": "max"}) == []  # nobody is better on a
-    assert uneven(sides[1:], directions) == []
+    assert uneven(of, {"a": "max"}) == []  # nobody is better on a
+    assert uneven({label: values for label, values in of.items() if label != "constant"}, directions) == []
+
+
+def test_the_rule_names_rows_that_learned_nothing_at_some_seeds() -> None:
+    """Found where two seeds of tuning had chosen a rate for training on all data with which others collapse."""
+    rows = {"constant": (0.5, 0.5, 0.5), "Local": (0.8, 0.8, 0.8), "centralised": (0.9, 0.5, 0.9)}
+    lines = [
+        SeedLine("D", method, seed, "digit", "accuracy", value, "max", 0.1, 0.0, 0.0)
+        for method, values in rows.items()
+        for seed, value in zip((102, 103, 104), values, strict=True)
+    ]
+    found = sensitivity(Seeds("", tuple(lines)), "D")
+    assert found.reasons[-1] == "centralised learned nothing at seed 103: tune it with more seeds"
+    assert len(found.reasons) == 2
+    lines = [line for line in lines if line.seed != 103] + [
+        SeedLine("D", method, 105, "digit", "accuracy", values[0], "max", 0.1, 0.0, 0.0)
+        for method, values in rows.items()
+    ]
+    assert sensitivity(Seeds("", tuple(lines)), "D").reasons == []
 
 
 def test_a_comparison_marks_them_too(tmp_path: Path) -> None:

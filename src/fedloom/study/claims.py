@@ -22,7 +22,7 @@ from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.output import HasTable, Records, Table
-from fedloom.study.results import STILL, Seeds, at_constant, deltas, of_seeds, read_seeds
+from fedloom.study.results import STILL, Seeds, at_constant, deltas, of_seeds, read_seeds, uneven
 from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
 
 ALONE = "Local"
@@ -50,6 +50,8 @@ class Sensitivity:
     falling: Mapping[str, Estimate]
     """Task -> how much the training loss of clients that train alone falls in the last tenth of the rounds."""
     seeds: tuple[int, ...]
+    uneven: tuple[str, ...] = ()
+    """Which rows learned nothing at some seeds."""
 
     @property
     def reasons(self) -> list[str]:
@@ -80,7 +82,7 @@ class Sensitivity:
             for task, fall in self.falling.items()
             if not fall.mean + fall.half <= STILL
         ]
-        return failed
+        return failed + [f"{of}: tune it with more seeds" for of in self.uneven if failed]
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -141,6 +143,7 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
         Estimate.of([fmean(gains[at] for gains in better.values()) for at in range(len(seeds))]),
         {task: Estimate.of([fall[seed].get(task, math.nan) for seed in seeds]) for task in directions},
         seeds,
+        tuple(uneven(of, directions)),
     )
 
 

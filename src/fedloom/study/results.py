@@ -197,7 +197,8 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
         columns[data] = tuple(replace(c, excluded=c.task in out) for c in columns_by_data)
         about_delta += [f"{data}: {note(out)}"] if out else []
         directions = {c.task: c.direction for c in columns_by_data if c.task and c.task not in out}
-        idle += [f"{data}: {of}" for of in uneven([s for (name, *_), s in sides.items() if name == data], directions)]
+        values = {side.label: side.values for (name, *_), side in sides.items() if name == data}
+        idle += [f"{data}: {of}" for of in uneven(values, directions)]
     pairs = [(key, (key[0], *named)) for key in sides for named in grid.compared(*key[1:])]
     notes = [about_model(grid, sides).capitalize() + ".", made_by(grid, sides) + "."]
     notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
@@ -406,18 +407,19 @@ def ahead(values: Mapping[str, float], constant: Mapping[str, float], directions
     return {task for task, gain in delta_terms(both, constant, directions).items() if gain > 0}
 
 
-def uneven(sides: Sequence[Side], directions: Mapping[str, str]) -> list[str]:
+def uneven(of: Mapping[str, Values], directions: Mapping[str, str]) -> list[str]:
     """Say which methods learned something at some seeds and nothing at others: so few seeds say little of their means.
 
-    A run that is better than the constant prediction on no task has learned nothing.
+    `of` is label -> seed -> task -> number. A run that is better than the constant prediction on no task has learned
+    nothing.
     """
-    constant = next((side.values for side in sides if side.label == "constant"), {})
+    constant = of.get("constant", {})
     found = []
-    for side in sides:
-        seeds = [seed for seed in side.values if constant.get(seed)]
-        idle = [str(seed) for seed in seeds if not ahead(side.values[seed], constant[seed], directions)]
+    for label, values in of.items():
+        seeds = [seed for seed in values if constant.get(seed)]
+        idle = [str(seed) for seed in seeds if not ahead(values[seed], constant[seed], directions)]
         if 0 < len(idle) < len(seeds):
-            found.append(f"{side.label} learned nothing at {'seeds' if idle[1:] else 'seed'} {', '.join(idle)}")
+            found.append(f"{label} learned nothing at {'seeds' if idle[1:] else 'seed'} {', '.join(idle)}")
     return found
 
 
