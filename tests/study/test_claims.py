@@ -232,6 +232,11 @@ def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
     assert told == [f"{tmp_path / 'grid.yaml'}: not run, for it needs training.rounds=..."]
     experiment.claimed(file, tmp_path / "runs", changes=["training.rounds=3"])
     assert sorted(ran) == [1, 3]  # constant needs one round
+    ran.clear()
+    experiment.claimed(
+        file, tmp_path / "runs", changes=["training.rounds=3", f"{tmp_path / 'grid.yaml'}:training.rounds=4"]
+    )
+    assert sorted(ran) == [1, 4]
     with pytest.raises(StateError, match="no grid takes a change of rounds; what grids take: training.rounds"):
         experiment.claimed(file, tmp_path / "runs", changes=["rounds=3"])
 

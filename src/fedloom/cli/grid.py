@@ -221,7 +221,10 @@ def claims(
     file: Annotated[Path, argument("A file of claims (YAML).", "FILE", exists=True, dir_okay=False)],
     changes: Annotated[
         list[str] | None,
-        argument("With --run: what grids need to know, for example data.of.root=DIR.", "KEY=VALUE..."),
+        argument(
+            "With --run: what grids need to know, for example data.of.root=DIR; GRID:KEY=VALUE for one grid alone.",
+            "KEY=VALUE...",
+        ),
     ] = None,
     run: Annotated[
         bool, flag("--run", "First tune and run the grids that the file lists, and write their seeds.")

@@ -305,25 +305,26 @@ def claimed(
     """Run the grids of a file of claims, or those in `only`, and write their CSV files beside it.
 
     What ran before in `folder` is not run again, and a grid whose file has tuned settings is not tuned. A grid that
-    needs `changes` (`Effort.given`, KEY=VALUE) takes those, and is left out where one is absent. Raises StateError
-    where a name in `only` is no grid of the file, and for a change that no grid takes.
+    needs `changes` (`Effort.given`, KEY=VALUE, or GRID:KEY=VALUE for one grid alone) takes those, and is left out where
+    one is absent. Raises StateError where a name in `only` is no grid of the file, and for a change that no grid takes.
     """
     claims = load_claims(file)
     for name in only:
         if name not in claims.grids:
             raise StateError(f"{file}: no grid {name!r} among those to run: {', '.join(claims.grids)}")
-    given = {change.partition("=")[0]: change for change in changes}
-    taken = {key for effort in claims.grids.values() for key in effort.given}
+    given = dict(change.partition("=")[::2] for change in changes)
+    taken = {key for name, effort in claims.grids.items() for of in effort.given for key in (of, f"{name}:{of}")}
     if unknown := given.keys() - taken:
-        some = ", ".join(sorted(taken)) or "none"
+        some = ", ".join(sorted({key for effort in claims.grids.values() for key in effort.given})) or "none"
         raise StateError(f"{file}: no grid takes a change of {', '.join(sorted(unknown))}; what grids take: {some}")
     for name, effort in claims.grids.items():
         if only and name not in only:
             continue
-        if absent := [f"{key}=..." for key in effort.given if key not in given]:
+        found = {key: given.get(f"{name}:{key}", given.get(key)) for key in effort.given}
+        if absent := [f"{key}=..." for key, value in found.items() if value is None]:
             runner.tell(f"{name}: not run, for it needs {' '.join(absent)}")
             continue
-        grid = load_grid(name, [given[key] for key in effort.given])
+        grid = load_grid(name, [f"{key}={value}" for key, value in found.items()])
         _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
 
 
