@@ -76,6 +76,8 @@ def test_the_seconds_of_a_stack_are_shared_among_its_clients(quick: Quick) -> No
         (("partition.clients=4",), False),
         (("training.rounds=2",), False),
         (("training.participation=0.1",), False),
+        (("partition={name: task-weights, weights: single, clients: 20}",), True),  # five a task
+        (("partition={name: task-weights, weights: single, clients: 16}",), False),  # stacks of four
         (("training.keep_optimizer=true",), False),
         (("method=fedrep",), False),
         (("method.add.trimmed-mean={}",), True),  # the server's part is what it was

@@ -62,12 +62,18 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
 
 
 def pays(
-    module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float], device: str
+    module: nn.Module,
+    x: Tensor,
+    tasks: tuple[str, ...],
+    training: Training,
+    clients: Sequence[float],
+    kinds: int,
+    device: str,
 ) -> bool:
-    """Return whether stacks are expected to be faster for clients with so many examples on a `device`; `x` is an input
-    (1 x ...)."""
+    """Return whether stacks are expected to be faster for clients with so many examples, of so many `kinds` that cannot
+    share a stack, on a `device`; `x` is an input (1 x ...)."""
     steps = sum(training.steps or local_epochs(training) * math.ceil(n / training.batch_size) for n in clients)
-    if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
+    if training.participation * len(clients) / kinds < FEW or training.rounds * training.participation * steps < MANY:
         return False
     work: list[float] = []
 

@@ -467,6 +467,8 @@ def _stacked(built: Built) -> bool:
     if not all(task.masks for task in built.dataset.tasks):
         return False
     x, _ = built.dataset.train.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
-    sizes = [len(client.train) for client in built.federation.trainers.values()]
+    trainers = built.federation.trainers.values()
+    sizes = [len(client.train) for client in trainers]
+    kinds = len({tuple((name, weight) for name, (_, weight) in client.tasks.items()) for client in trainers})
     names, device = tuple(task.name for task in built.dataset.tasks), built.recipe.runtime.devices[0]
-    return pays(module, x, names, training, sizes, device)
+    return pays(module, x, names, training, sizes, kinds, device)
