@@ -237,6 +237,8 @@ def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
         file, tmp_path / "runs", changes=["training.rounds=3", f"{tmp_path / 'grid.yaml'}:training.rounds=4"]
     )
     assert sorted(ran) == [1, 4]
+    with pytest.raises(RecipeError, match=r"'training.rounds': expected key\.path=value"):
+        experiment.claimed(file, tmp_path / "runs", changes=["training.rounds"])
     with pytest.raises(StateError, match="no grid takes a change of rounds; what grids take: training.rounds"):
         experiment.claimed(file, tmp_path / "runs", changes=["rounds=3"])
 

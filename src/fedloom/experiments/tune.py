@@ -312,7 +312,7 @@ def claimed(
     for name in only:
         if name not in claims.grids:
             raise StateError(f"{file}: no grid {name!r} among those to run: {', '.join(claims.grids)}")
-    given = dict(change.partition("=")[::2] for change in changes)
+    given = {change.partition("=")[0]: change for change in changes}
     taken = {key for name, effort in claims.grids.items() for of in effort.given for key in (of, f"{name}:{of}")}
     if unknown := given.keys() - taken:
         some = ", ".join(sorted({key for effort in claims.grids.values() for key in effort.given})) or "none"
@@ -320,11 +320,11 @@ def claimed(
     for name, effort in claims.grids.items():
         if only and name not in only:
             continue
-        found = {key: given.get(f"{name}:{key}", given.get(key)) for key in effort.given}
-        if absent := [f"{key}=..." for key, value in found.items() if value is None]:
+        found = {key: given.get(f"{name}:{key}", given.get(key, "")) for key in effort.given}
+        if absent := [f"{key}=..." for key, change in found.items() if not change]:
             runner.tell(f"{name}: not run, for it needs {' '.join(absent)}")
             continue
-        grid = load_grid(name, [f"{key}={value}" for key, value in found.items()])
+        grid = load_grid(name, [change.removeprefix(f"{name}:") for change in found.values()])
         _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
 
 
