@@ -243,6 +243,44 @@ def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
         experiment.claimed(file, tmp_path / "runs", changes=["rounds=3"])
 
 
+def test_a_verdict_is_redone_with_other_seeds(tmp_path: Path) -> None:
+    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.epochs]"))
+    (tmp_path / "tuning").mkdir()
+    chosen, other = '"{""training.optimizer.lr"": 0.04}"', '"{""training.optimizer.lr"": 0.5}"'
+    curves = f"""data,method,trial,settings,validation,chosen,rate_at_edge
+NYUD,FedAvg/-,0,{{}},0,False,False
+NYUD,FedAvg/-,1,{chosen},1,True,False
+NYUD,Local/-,1,{other},1,True,False
+"""
+    (tmp_path / "tuning" / "small.csv").write_text(curves)
+    changes = ["training.epochs=1", "training.rounds=4", "seeds=[7,8]"]
+    command = ["study", "claims", str(file), *changes, "--redo", "2", "--grids", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, [*command, "--format", "csv", "-q"], catch_exceptions=False)
+    (row,) = csv.DictReader(io.StringIO(result.stdout))
+    assert (row["claim"], row["seeds"], row["family"]) == ("The new one is better still", "2", "1")
+    assert (row["method"], row["baseline"], row["state"]) == ("FedProx", "FedAvg", "sensitive")
+    made = load_grid(tmp_path / "runs" / "small-claim-2" / "grid.yaml")
+    rates = {cell.base: recipe.training.optimizer.lr for cell, recipe in recipes(made).items()}
+    assert rates == {"FedAvg": 0.04, "FedProx": 0.05, "constant": 0.05}
+    assert {cell.seed for cell in recipes(made)} == {7, 8}
+    assert verdicts(file).as_table().lines[1][0] == "2. The new one is better still"
+    assert verdicts(file).as_table().lines[1][6] == "5"  # the files are what they were
+
+    def refused(number: int, *changes: str) -> str:
+        with pytest.raises(StateError) as caught:
+            experiment.redone(file, number, tmp_path / "runs", changes=changes)
+        return str(caught.value)
+
+    assert "no claim 0; they have the numbers 1 to 3" in refused(0)
+    assert f"claim 1: its grid {tmp_path / 'grid.yaml'} needs training.epochs=..." in refused(1)
+    (tmp_path / "tuning" / "small.csv").write_text(curves.replace(chosen, "{"))
+    assert "small.csv: no file of trials, which `fedloom study claims --run` writes" in refused(1, changes[0])
+    (tmp_path / "tuning" / "small.csv").unlink()
+    assert "small.csv: no file of trials" in refused(1, changes[0])
+    result = CliRunner().invoke(app, [*command, "--run"])
+    assert "--redo is about one claim" in str(result.exception)
+
+
 def test_a_family_is_named_before_the_runs(tmp_path: Path) -> None:
     save(plan(), tmp_path, {})
     changed: Mapping[str, Any] = {"family": {"FedProx/-": ["Local/-"]}, "smallest": 0.5}

@@ -222,7 +222,8 @@ def claims(
     changes: Annotated[
         list[str] | None,
         argument(
-            "With --run: what grids need to know, for example data.of.root=DIR; GRID:KEY=VALUE for one grid alone.",
+            "With --run: what grids need to know, for example data.of.root=DIR; GRID:KEY=VALUE for one grid alone. "
+            "With --redo: changes of its grid, for example seeds=[20,21,22].",
             "KEY=VALUE...",
         ),
     ] = None,
@@ -230,7 +231,10 @@ def claims(
         bool, flag("--run", "First tune and run the grids that the file lists, and write their seeds.")
     ] = False,
     only: Annotated[list[str] | None, option("With --run: only this grid; may be given several times.", "GRID")] = None,
-    grids: Annotated[Path, option("With --run: the folder of all runs.", "DIR", file_okay=False)] = Path(
+    redo: Annotated[
+        int | None, option("Run the methods of claim N again, with their chosen settings, and judge it alone.", "N")
+    ] = None,
+    grids: Annotated[Path, option("With --run and --redo: the folder of all runs.", "DIR", file_okay=False)] = Path(
         "grids/verdicts"
     ),
     kind: shared.Kind = "text",
@@ -247,14 +251,20 @@ def claims(
     """
     from fedloom.study.claims import verdicts
 
-    if run:
-        from fedloom.experiments.tune import claimed
+    if redo is not None and (run or only):
+        raise UserError("--redo is about one claim, --run and --only are about grids: expected one of them")
+    if redo is None and not run and (only or changes):
+        raise UserError("--only and KEY=VALUE are about what runs: they need --run, and KEY=VALUE --run or --redo")
+    if run or redo is not None:
+        from fedloom.experiments.tune import claimed, redone
 
         with shared.interruptible(grids, "the same command goes on"):
-            claimed(file, grids, only or (), _runner(quiet, jobs), changes or ())
-    elif only or changes:
-        raise UserError("--only and KEY=VALUE are about the grids to run: they need --run")
-    made = verdicts(file)
+            if redo is None:
+                claimed(file, grids, only or (), _runner(quiet, jobs), changes or ())
+            else:
+                made = redone(file, redo, grids, _runner(quiet, jobs), changes or ())
+    if redo is None:
+        made = verdicts(file)
     shared.put(made.to_json() if as_json else getattr(made, f"to_{kind}")(), out)
 
 

@@ -30,9 +30,9 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.claims import ALONE, Effort, Judged, file_of, judged, load_claims, sensitivity, sentences
+from fedloom.study.claims import ALONE, Effort, Judged, Verdicts, file_of, judged, load_claims, sensitivity, sentences
 from fedloom.study.grid import Changes, Grid, cell_of, load_grid, names, recipes, write
-from fedloom.study.results import Seeds, of_grid, of_seeds
+from fedloom.study.results import Seeds, of_grid, of_seeds, read_seeds
 from fedloom.study.statistics import delta_m
 
 RATE = "training.optimizer.lr"
@@ -297,6 +297,58 @@ def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
             chosen = json.loads(name) == curve.best
             lines.writerow((data, curve.label, n, name, f"{score:.4g}", chosen, chosen and curve.at_edge))
     return out.getvalue()
+
+
+def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
+    """Return data set -> combination -> the settings that a file of `curves_csv` marks as chosen.
+
+    Raises StateError where it is no such file.
+    """
+    found: dict[str, dict[str, Changes]] = {}
+    try:
+        for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))):
+            if row["chosen"] == "True":
+                found.setdefault(row["data"], {})[row["method"]] = json.loads(row["settings"])
+    except (OSError, KeyError, ValueError) as error:
+        raise StateError(f"{file}: no file of trials, which `fedloom study claims --run` writes ({error})") from None
+    return found
+
+
+def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:
+    """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
+
+    `changes` are those of the claim's grid, such as seeds=[20,21,22]; without that the seeds are those of the file of
+    seeds. p is not corrected for the other comparisons of the family. Raises StateError for a number that no claim has,
+    where settings or seeds are unknown, where the grid needs a change, and where a run fails.
+    """
+    claims = load_claims(file)
+    if not 1 <= number <= len(claims.claims):
+        raise StateError(f"{file}: no claim {number}; they have the numbers 1 to {len(claims.claims)}")
+    claim = claims.claims[number - 1]
+    stated = {change.partition("=")[0] for change in changes}
+    if absent := [f"{key}=..." for key in claims.grids.get(claim.grid, Effort()).given if key not in stated]:
+        raise StateError(f"claim {number}: its grid {claim.grid} needs {' '.join(absent)}")
+    grid = load_grid(claim.grid, changes)
+    if "seeds" not in stated and file_of(file, grid, "seeds").is_file():
+        known = {line.seed for line in read_seeds(file_of(file, grid, "seeds")).lines}
+        grid = grid.model_copy(update={"seeds": tuple(sorted(known))})
+    data = claim.data or next(iter(grid.data))
+    named = [cell_of(cell) for cell in (claim.method, claim.over)]
+    cells = [f"{base}/{addon or '-'}" for base, addon in named]
+    rows = of_rows(grid, {*(base for base, _ in named), "constant"})
+    value = rows.model_dump(mode="json")
+    tuned = grid.tuned or chosen_of(file_of(file, grid, "tuning"))
+    value |= {
+        "data": {data: value["data"][data]},
+        "tuned": {data: {cell: of for cell, of in tuned.get(data, {}).items() if cell in {*cells, "constant/-"}}},
+        "family": {cells[0]: cells[1:]},
+    }
+    made, where = load_grid(value, origin=grid._origin), folder / f"{grid.name}-claim-{number}"
+    for cell, reason in runner.run(made, where).failed.items():
+        raise StateError(f"{cell} failed: {reason}")
+    rule = file_of(file, grid, "rules")
+    found = judged(made, of_seeds(made, where), read_seeds(rule) if rule.is_file() else None)
+    return Verdicts({number: claim}, {claim.grid: found})
 
 
 def claimed(

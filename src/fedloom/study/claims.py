@@ -279,7 +279,8 @@ def _counted(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
 class Verdicts(HasTable):
     """The verdict on each claim of a file."""
 
-    claims: tuple[Claim, ...]
+    claims: Mapping[int, Claim]
+    """Number, from 1 -> claim."""
     grids: Mapping[str, Judged]
     """Those whose seeds are there."""
 
@@ -300,17 +301,17 @@ class Verdicts(HasTable):
     def as_table(self) -> Table:
         """Return one line per claim."""
         lines = []
-        for claim in self.claims:
+        for number, claim in self.claims.items():
             data, method, over, of = self._of(claim)
-            where = f"{claim.grid}, {data}"
+            head = (f"{number}. {claim.claim}", claim.paper, method, over, f"{claim.grid}, {data}")
             if of is None:
-                lines.append((claim.claim, claim.paper, method, over, where, UNTUNED, "", "", "", "none"))
+                lines.append((*head, UNTUNED, "", "", "", "none"))
                 continue
             f, known = of.change, self.grids[claim.grid].sensitivity.get(data)
             gain = "" if f is None else f"{f.mean:+.1f} (95 % CI {f.low:+.1f} to {f.high:+.1f})"
             p, n = ("", "") if f is None else (p_text(of.holm), str(f.n))
             said = (_state(known), n, gain, p, of.verdict.in_words(" %"))
-            lines.append((claim.claim, claim.paper, method, over, where, *said))
+            lines.append((*head, *said))
         return Table("Verdicts", HEAD, tuple(lines), tuple(self._notes()))
 
     def to_markdown(self) -> str:
@@ -337,13 +338,14 @@ class Verdicts(HasTable):
         for name, of in self.grids.items():
             for data, known in of.sensitivity.items():
                 notes += [f"{name}, {data}: not sensitive: {reason}." for reason in known.reasons]
-        notes.append(f"{UNTUNED}: all methods shared one learning rate, and the seeds are not here: no verdict.")
+        if any(claim.grid not in self.grids for claim in self.claims.values()):
+            notes.append(f"{UNTUNED}: all methods shared one learning rate, and the seeds are not here: no verdict.")
         return notes
 
     def records(self) -> Records:
         """Return one line per claim, in full precision."""
         lines = []
-        for claim in self.claims:
+        for claim in self.claims.values():
             data, method, over, of = self._of(claim)
             head = (claim.claim, claim.paper, method, over, claim.grid, data)
             if of is None:
@@ -372,4 +374,4 @@ def verdicts(file: Path) -> Verdicts:
         if files:
             known = {kind: read_seeds(of) for kind, of in files.items()}
             found[name] = judged(grid, known.get("seeds", Seeds(grid.name, ())), known.get("rules"))
-    return Verdicts(claims.claims, found)
+    return Verdicts(dict(enumerate(claims.claims, 1)), found)
