@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError, StateError
-from fedloom.experiments import tune as experiment
+from fedloom.experiments import claims as experiment
+from fedloom.experiments.claims import rule_grid
 from fedloom.experiments.grid_run import Outcome, Runner, prepare
-from fedloom.experiments.tune import rule_grid
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
 from fedloom.study.results import SeedLine, Seeds, of_grid, of_seeds

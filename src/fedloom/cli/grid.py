@@ -256,7 +256,7 @@ def claims(
     if redo is None and not run and (only or changes):
         raise UserError("--only and KEY=VALUE are about what runs: they need --run, and KEY=VALUE --run or --redo")
     if run or redo is not None:
-        from fedloom.experiments.tune import claimed, redone
+        from fedloom.experiments.claims import claimed, redone
 
         with shared.interruptible(grids, "the same command goes on"):
             if redo is None:

@@ -3,9 +3,6 @@
 A trial is a recipe's learning rate and the method's own numbers. Learning rates lie on a grid of half powers of ten
 over two decades around the recipe's own, and beyond while the best one is at an end; the trials that are left go to the
 method's first numbers, and then to rates in between.
-
-`claimed` is `fedloom study claims --run`: tune, judge the benchmark, run and keep the seeds of every grid of a file of
-claims.
 """
 
 from __future__ import annotations
@@ -14,9 +11,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,14 +21,13 @@ from fedloom.core.errors import RecipeError, StateError
 from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
-from fedloom.experiments.grid_run import SILENT, Runner, until_decided
+from fedloom.experiments.grid_run import SILENT, Runner
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.claims import ALONE, Effort, Judged, Verdicts, file_of, judged, load_claims, sensitivity, sentences
-from fedloom.study.grid import Changes, Grid, cell_of, load_grid, names, recipes, write
-from fedloom.study.results import Seeds, of_grid, of_seeds, read_seeds
+from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
+from fedloom.study.results import of_grid
 from fedloom.study.statistics import delta_m
 
 RATE = "training.optimizer.lr"
@@ -43,8 +38,6 @@ FACTORS = (3.0, 1 / 3)
 NUMBERS = 2
 """The number of a method's numeric parameters that are tuned, in the order of their declaration."""
 BENCHMARK = "benchmark"
-JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
-"""The rows by which a benchmark is judged."""
 
 Scores = Mapping[str, float]
 """A trial as JSON -> its score on validation data; -inf after divergence."""
@@ -312,156 +305,3 @@ def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
     except (OSError, KeyError, ValueError) as error:
         raise StateError(f"{file}: no file of trials, which `fedloom study claims --run` writes ({error})") from None
     return found
-
-
-def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:
-    """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
-
-    `changes` are those of the claim's grid, such as seeds=[20,21,22]; without that the seeds are those of the file of
-    seeds. p is not corrected for the other comparisons of the family. Raises StateError for a number that no claim has,
-    where settings or seeds are unknown, where the grid needs a change, and where a run fails.
-    """
-    claims = load_claims(file)
-    if not 1 <= number <= len(claims.claims):
-        raise StateError(f"{file}: no claim {number}; they have the numbers 1 to {len(claims.claims)}")
-    claim = claims.claims[number - 1]
-    stated = {change.partition("=")[0] for change in changes}
-    if absent := [f"{key}=..." for key in claims.grids.get(claim.grid, Effort()).given if key not in stated]:
-        raise StateError(f"claim {number}: its grid {claim.grid} needs {' '.join(absent)}")
-    grid = load_grid(claim.grid, changes)
-    if "seeds" not in stated and file_of(file, grid, "seeds").is_file():
-        known = {line.seed for line in read_seeds(file_of(file, grid, "seeds")).lines}
-        grid = grid.model_copy(update={"seeds": tuple(sorted(known))})
-    data = claim.data or next(iter(grid.data))
-    named = [cell_of(cell) for cell in (claim.method, claim.over)]
-    cells = [f"{base}/{addon or '-'}" for base, addon in named]
-    rows = of_rows(grid, {*(base for base, _ in named), "constant"})
-    value = rows.model_dump(mode="json")
-    tuned = grid.tuned or chosen_of(file_of(file, grid, "tuning"))
-    value |= {
-        "data": {data: value["data"][data]},
-        "tuned": {data: {cell: of for cell, of in tuned.get(data, {}).items() if cell in {*cells, "constant/-"}}},
-        "family": {cells[0]: cells[1:]},
-    }
-    made, where = load_grid(value, origin=grid._origin), folder / f"{grid.name}-claim-{number}"
-    for cell, reason in runner.run(made, where).failed.items():
-        raise StateError(f"{cell} failed: {reason}")
-    rule = file_of(file, grid, "rules")
-    found = judged(made, of_seeds(made, where), read_seeds(rule) if rule.is_file() else None)
-    return Verdicts({number: claim}, {claim.grid: found})
-
-
-def claimed(
-    file: Path, folder: Path, only: Collection[str] = (), runner: Runner = SILENT, changes: Sequence[str] = ()
-) -> None:
-    """Run the grids of a file of claims, or those in `only`, and write their CSV files beside it.
-
-    What ran before in `folder` is not run again, and a grid whose file has tuned settings is not tuned. A grid that
-    needs `changes` (`Effort.given`, KEY=VALUE, or GRID:KEY=VALUE for one grid alone) takes those, and is left out where
-    one is absent. Raises StateError where a name in `only` is no grid of the file, and for a change that no grid takes.
-    """
-    claims = load_claims(file)
-    for name in only:
-        if name not in claims.grids:
-            raise StateError(f"{file}: no grid {name!r} among those to run: {', '.join(claims.grids)}")
-    given = {change.partition("=")[0]: change for change in changes}
-    taken = {key for name, effort in claims.grids.items() for of in effort.given for key in (of, f"{name}:{of}")}
-    if unknown := given.keys() - taken:
-        some = ", ".join(sorted({key for effort in claims.grids.values() for key in effort.given})) or "none"
-        raise StateError(f"{file}: no grid takes a change of {', '.join(sorted(unknown))}; what grids take: {some}")
-    for name, effort in claims.grids.items():
-        if only and name not in only:
-            continue
-        found = {key: given.get(f"{name}:{key}", given.get(key, "")) for key in effort.given}
-        if absent := [f"{key}=..." for key, change in found.items() if not change]:
-            runner.tell(f"{name}: not run, for it needs {' '.join(absent)}")
-            continue
-        grid = load_grid(name, [change.removeprefix(f"{name}:") for change in found.values()])
-        _claimed(grid, effort, folder / grid.name, partial(file_of, file, grid), runner)
-
-
-def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:
-    """Run one grid in its folder; `file` gives the CSV file of each kind.
-
-    The rows of the rule come first: where no data set is sensitive, no other row is tuned or run. Raises StateError
-    where a run fails, and for a grid in which no client trains alone.
-    """
-    if ALONE not in grid.bases:
-        raise StateError(f"{grid.name}: no base {ALONE}; a benchmark is judged by clients that train alone")
-
-    def measured(made: Grid, where: str, split: str) -> Seeds:
-        for cell, reason in runner.run(made, folder / where).failed.items():
-            raise StateError(f"{cell} failed: {reason}")
-        seeds = of_seeds(made, folder / where, split)
-        kind = file("seeds" if split == "test" else "rules")
-        write(kind.parent, {kind.name: seeds.to_csv()})
-        return seeds
-
-    def tuned(made: Grid) -> Grid:
-        if grid.tuned:
-            return made
-        runner.tell(f"{made.name}: tuning {', '.join(made.bases)} with {effort.trials} trials per method")
-        budget = Budget(trials=effort.trials, seeds=effort.tuning)
-        chosen, _ = tune_grid(made, budget, folder / "tuning", runner)
-        curves = file("tuning")
-        write(curves.parent, {curves.name: (folder / "tuning" / "curves.csv").read_text("utf-8")})
-        return chosen
-
-    rule = measured(rule_grid(tuned(of_rows(grid, JUDGES)), effort), "rule", "val")
-    found = [sensitivity(rule, data) for data in grid.data]
-    if all(of.reasons for of in found):
-        runner.tell("\n".join([f"{grid.name}: no other row is tuned or run", *sentences(found)]))
-        return
-    compared = {cell_of(each)[0] for name, others in grid.family.items() for each in (name, *others)}
-    whole = tuned(of_rows(grid, JUDGES | compared) if compared else grid)
-
-    def final(seeds: int) -> Judged:
-        made = whole.model_copy(update={"seeds": tuple(range(seeds))})
-        runner.tell(f"{grid.name}: {seeds} seeds on test data")
-        return judged(made, measured(made, "test", "test"), rule)
-
-    until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
-
-
-def of_rows(grid: Grid, kept: Collection[str]) -> Grid:
-    """Return a grid with those of its bases and references alone, and the comparisons among them."""
-    value = grid.model_dump(mode="json")
-
-    def of_kept(cells: Mapping[str, Any]) -> dict[str, Any]:
-        return {cell: of for cell, of in cells.items() if cell_of(cell)[0] in kept}
-
-    family = of_kept(grid.family)
-    value |= {
-        "bases": {base: of for base, of in value["bases"].items() if base in kept},
-        "references": [name for name in grid.reference_rows if name in kept],
-        "cells": of_kept(value["cells"]),
-        "family": {cell: of for cell, of in family.items() if {cell_of(other)[0] for other in of} <= {*kept}},
-        "tuned": {label: of_kept(of) for label, of in value["tuned"].items()},
-        "data": {label: {**row, "bases": None} for label, row in value["data"].items()},  # the rule needs Local on each
-        "delta": "none",
-        "figure": None,
-        "figures": {},
-    }
-    return load_grid(value, origin=grid._origin)
-
-
-def rule_grid(grid: Grid, effort: Effort) -> Grid:
-    """Return the rows of a tuned grid by which its benchmark is judged, on validation data of other seeds."""
-    rows = of_rows(grid, JUDGES)
-    data = rows.model_dump(mode="json")["data"]
-    for label, row in rows.data.items():
-        recipe = load(row.recipe, texts(row.set), grid._origin)
-        data[label]["set"] = {**row.set, **on_validation(recipe)}
-    value = {
-        "name": f"{grid.name}-rule",
-        "data": data,
-        "bases": rows.bases,
-        "references": list(rows.reference_rows),
-        "seeds": list(effort.rule),
-        "delta": f"{ALONE}/-",
-        "show": grid.show,
-        "set": {key: value for key, value in grid.set.items() if not key.startswith("evaluation.")},
-        "columns": grid.columns,
-        "tuned": {label: {c: of[c] for c in of if cell_of(c)[1] == "-"} for label, of in rows.tuned.items()},
-    }
-    return load_grid(value, origin=grid._origin)
