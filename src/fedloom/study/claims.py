@@ -51,7 +51,7 @@ class Sensitivity:
     """Task -> how much the training loss of clients that train alone falls in the last tenth of the rounds."""
     seeds: tuple[int, ...]
     uneven: tuple[str, ...] = ()
-    """Which rows learned nothing at some seeds."""
+    """The rows that learned nothing at some seeds, in words."""
 
     @property
     def reasons(self) -> list[str]:
