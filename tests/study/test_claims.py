@@ -250,6 +250,7 @@ def test_a_verdict_is_redone_with_other_seeds(tmp_path: Path) -> None:
     curves = f"""data,method,trial,settings,validation,chosen,rate_at_edge
 NYUD,FedAvg/-,0,{{}},0,False,False
 NYUD,FedAvg/-,1,{chosen},1,True,False
+NYUD,FedProx/-,0,{{}},0,True,False
 NYUD,Local/-,1,{other},1,True,False
 """
     (tmp_path / "tuning" / "small.csv").write_text(curves)
@@ -273,6 +274,8 @@ NYUD,Local/-,1,{other},1,True,False
 
     assert "no claim 0; they have the numbers 1 to 3" in refused(0)
     assert f"claim 1: its grid {tmp_path / 'grid.yaml'} needs training.epochs=..." in refused(1)
+    (tmp_path / "tuning" / "small.csv").write_text(curves.replace("FedProx", "FedSGD"))
+    assert refused(2, changes[0]) == "claim 2: no settings were chosen yet for FedProx/-: run its grid with --run"
     (tmp_path / "tuning" / "small.csv").write_text(curves.replace(chosen, "{"))
     assert "small.csv: no file of trials, which `fedloom study claims --run` writes" in refused(1, changes[0])
     (tmp_path / "tuning" / "small.csv").unlink()

@@ -119,6 +119,10 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     rows = of_rows(grid, {*(base for base, _ in named), "constant"})
     value = rows.model_dump(mode="json")
     tuned = grid.tuned or chosen_of(file_of(file, grid, "tuning"))
+    if not grid.tuned and (unknown := [cell for cell in cells if cell not in tuned.get(data, {})]):
+        raise StateError(
+            f"claim {number}: no settings were chosen yet for {', '.join(unknown)}: run its grid with --run"
+        )
     value |= {
         "data": {data: value["data"][data]},
         "tuned": {data: {cell: of for cell, of in tuned.get(data, {}).items() if cell in {*cells, "constant/-"}}},
