@@ -62,9 +62,7 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
         raise StateError(f"{grid.name}: no base {ALONE}; a benchmark is judged by clients that train alone")
 
     def measured(made: Grid, where: str, split: str) -> Seeds:
-        for cell, reason in runner.run(made, folder / where).failed.items():
-            raise StateError(f"{cell} failed: {reason}")
-        seeds = of_seeds(made, folder / where, split)
+        seeds = _ran(made, folder / where, split, runner)
         kind = file("seeds" if split == "test" else "rules")
         write(kind.parent, {kind.name: seeds.to_csv()})
         return seeds
@@ -95,12 +93,19 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
     until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
 
 
+def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
+    """Run a grid and return the number of every seed. Raises StateError where a run fails."""
+    for cell, reason in runner.run(grid, folder).failed.items():
+        raise StateError(f"{cell} failed: {reason}")
+    return of_seeds(grid, folder, split)
+
+
 def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:
     """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
 
     `changes` are those of the claim's grid, such as seeds=[20,21,22]; without that the seeds are those of the file of
-    seeds. p is not corrected for the other comparisons of the family. Raises StateError for a number that no claim has,
-    where settings or seeds are unknown, where the grid needs a change, and where a run fails.
+    seeds, or else the grid's own. p is not corrected for the other comparisons of the family. Raises StateError for a
+    number that no claim has, where settings are unknown, where the grid needs a change, and where a run fails.
     """
     claims = load_claims(file)
     if not 1 <= number <= len(claims.claims):
@@ -110,8 +115,8 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     if absent := [f"{key}=..." for key in claims.grids.get(claim.grid, Effort()).given if key not in stated]:
         raise StateError(f"claim {number}: its grid {claim.grid} needs {' '.join(absent)}")
     grid = load_grid(claim.grid, changes)
-    if "seeds" not in stated and file_of(file, grid, "seeds").is_file():
-        known = {line.seed for line in read_seeds(file_of(file, grid, "seeds")).lines}
+    if "seeds" not in stated and (stored := file_of(file, grid, "seeds")).is_file():
+        known = {line.seed for line in read_seeds(stored).lines}
         grid = grid.model_copy(update={"seeds": tuple(sorted(known))})
     data = claim.data or next(iter(grid.data))
     named = [cell_of(cell) for cell in (claim.method, claim.over)]
@@ -129,10 +134,8 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
         "family": {cells[0]: cells[1:]},
     }
     made, where = load_grid(value, origin=grid._origin), folder / f"{grid.name}-claim-{number}"
-    for cell, reason in runner.run(made, where).failed.items():
-        raise StateError(f"{cell} failed: {reason}")
     rule = file_of(file, grid, "rules")
-    found = judged(made, of_seeds(made, where), read_seeds(rule) if rule.is_file() else None)
+    found = judged(made, _ran(made, where, "test", runner), read_seeds(rule) if rule.is_file() else None)
     return Verdicts({number: claim}, {claim.grid: found})
 
 

@@ -7,7 +7,7 @@ on a CPU. Results equal those of one client at a time up to rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns
 from fedloom.core.machine import out_of_memory
 from fedloom.data.dataset import without_label
+from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel, build, learning_rate, local_epochs, set_rate
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
@@ -41,6 +42,11 @@ class Stackable:
 
     work: Work
     base: Tensor
+
+
+def kind(tasks: Mapping[str, tuple[Task, float]]) -> tuple[tuple[str, float], ...]:
+    """Return the tasks with their weights, which clients of one stack have in common."""
+    return tuple((name, weight) for name, (_, weight) in tasks.items())
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
@@ -102,7 +108,7 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
     for c in clients:
         masked = all(task.masks for task, _ in c.work.tasks.values())
         size = None if masked else c.work.index.numel()
-        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), size, id(c.work.examples))
+        key = (kind(c.work.tasks), size, id(c.work.examples))
         groups.setdefault(key, []).append(c)
     most = max(1, BUDGET // (COPIES * clients[0].base.nbytes))
     stacks = []
