@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -76,6 +77,15 @@ def test_the_three_verdicts_and_what_forbids_them() -> None:
     assert said(moving)["FedAvg over Local"] == "cannot tell (not converged: FedAvg)"
     assert said(moving)["FedProx over Local"] == "yes"
     assert said(smallest=20.0)["FedAvg over Local"] == "no"
+    short = replace(TEST, lines=tuple(x for x in TEST.lines if (x.method, x.seed) != ("FedAvg", 3)))
+    assert said(short)["FedAvg over Local"] == "cannot tell (no seed 3: FedAvg)"
+    assert said(short)["FedProx over Local"] == "yes"
+    # R2 of -0.02 is no baseline: of that, 0.2 is a gain of 1100 %
+    signed = [replace(x, metric="r2", value=x.value - 0.22) if x.task == "edge" else x for x in TEST.lines]
+    assert (
+        said(replace(TEST, lines=tuple(signed)))["FedAvg over Local"]
+        == "cannot tell (about 0 with Local, so no percent: edge)"
+    )
     # a task on which no method is better than the constant prediction counts for nothing
     swapped = [replace(x, value=0.9 if x.method == "constant" else 0.1) if x.task == "edge" else x for x in TEST.lines]
     assert said(replace(TEST, lines=tuple(swapped)))["FedAvg over Local"] == "yes"
@@ -94,6 +104,14 @@ def test_the_numbers_by_hand() -> None:
     assert sorted(of.holm for of in found.values()) == pytest.approx(
         [3 * ps[0], max(3 * ps[0], 2 * ps[1]), max(3 * ps[0], 2 * ps[1], ps[2])]
     )
+    # a comparison that is the same at every seed was named too, so the others are still two of three
+    same = {x.seed: x.value for x in TEST.lines if (x.method, x.task) == ("FedAvg", "edge")}
+    level = [replace(x, value=same[x.seed]) if x.method in ("FedAvg", "FedProx") else x for x in TEST.lines]
+    equal = judged(plan(), replace(TEST, lines=tuple(level)), RULE).comparisons
+    assert equal["NYUD", "FedProx", "FedAvg"].verdict.in_words() == "cannot tell (the same at every seed)"
+    one = equal["NYUD", "FedAvg", "Local"]
+    assert one.change is not None
+    assert one.holm == pytest.approx(3 * one.change.p)
     shared = judged(plan(), lines(range(5), ratio=0.25), RULE).comparisons["NYUD", "FedAvg", "Local"]
     assert shared.change is not None
     width = (shared.change.high - shared.change.low) / (plain.change.high - plain.change.low)
@@ -244,7 +262,9 @@ def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
 
 
 def test_a_verdict_is_redone_with_other_seeds(tmp_path: Path) -> None:
-    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.epochs]"))
+    digits = [replace(x, task={"semseg": "digit", "edge": "parity"}[x.task]) for x in TEST.lines]
+    test = replace(TEST, lines=tuple(digits))
+    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.epochs]"), test)
     (tmp_path / "tuning").mkdir()
     chosen, other = '"{""training.optimizer.lr"": 0.04}"', '"{""training.optimizer.lr"": 0.5}"'
     curves = f"""data,method,trial,settings,validation,chosen,rate_at_edge
@@ -260,7 +280,7 @@ NYUD,Local/-,1,{other},1,True,False
     (row,) = csv.DictReader(io.StringIO(result.stdout))
     assert (row["claim"], row["seeds"], row["family"]) == ("The new one is better still", "2", "1")
     assert (row["method"], row["baseline"], row["state"]) == ("FedProx", "FedAvg", "sensitive")
-    made = load_grid(tmp_path / "runs" / "small-claim-2" / "grid.yaml")
+    made = load_grid(tmp_path / "runs" / "small-NYUD_over_FedProx_-_over_FedAvg" / "grid.yaml")
     rates = {cell.base: recipe.training.optimizer.lr for cell, recipe in recipes(made).items()}
     assert rates == {"FedAvg": 0.04, "FedProx": 0.05, "constant": 0.05}
     assert {cell.seed for cell in recipes(made)} == {7, 8}
@@ -273,6 +293,9 @@ NYUD,Local/-,1,{other},1,True,False
         return str(caught.value)
 
     assert "no claim 0; they have the numbers 1 to 3" in refused(0)
+    assert refused(1, "training.epochs=1", "seeds=[7,102]") == (
+        "claim 1: seed 102 tuned the methods or judged the benchmark; take others"
+    )
     assert f"claim 1: its grid {tmp_path / 'grid.yaml'} needs training.epochs=..." in refused(1)
     (tmp_path / "tuning" / "small.csv").write_text(curves.replace("FedProx", "FedSGD"))
     assert refused(2, changes[0]) == "claim 2: no settings were chosen yet for FedProx/-: run its grid with --run"
@@ -282,6 +305,54 @@ NYUD,Local/-,1,{other},1,True,False
     assert "small.csv: no file of trials" in refused(1, changes[0])
     result = CliRunner().invoke(app, [*command, "--run"])
     assert "--redo is about one claim" in str(result.exception)
+
+
+def test_tasks_that_count_are_those_of_the_table_when_a_claim_is_redone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one task only FedProx is better than the constant prediction, and the claim is about the two others."""
+    hard = [
+        replace(x, value=0.1 + 0.001 * x.seed + 0.1 * (x.method == "FedProx") - 0.05 * (x.method == "FedAvg"))
+        if x.task == "edge"
+        else x
+        for x in TEST.lines
+    ]
+    file = write(tmp_path, CLAIMS, replace(TEST, lines=tuple(hard)))
+    (tmp_path / "tuning").mkdir()
+    head = "data,method,trial,settings,validation,chosen,rate_at_edge\n"
+    (tmp_path / "tuning" / "small.csv").write_text(head + "".join(f"NYUD,{n}/-,0,{{}},0,True,False\n" for n in LEVELS))
+    pair = [x for x in hard if x.method in ("FedAvg", "Local", "constant")]
+    monkeypatch.setattr(experiment, "_ran", lambda *_: replace(TEST, lines=tuple(pair)))
+    again = experiment.redone(file, 1, tmp_path / "runs").as_table().lines[0]
+    assert again[7] == verdicts(file).as_table().lines[0][7]
+    assert again[7].startswith("-")  # half of the gain on the one task, and the loss on the other
+
+
+def test_a_grid_that_stops_leaves_the_files_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, CLAIMS)
+    before = {path: path.read_text() for path in tmp_path.rglob("small.csv")}
+
+    def tune(grid: Grid, budget: Any, folder: Path, runner: Any) -> tuple[Grid, list[Any]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "curves.csv").write_text("another")
+        return grid, []
+
+    def read(grid: Grid, folder: Path, split: str) -> Seeds:
+        if split == "test":
+            raise StateError("the disk is full")
+        return RULE
+
+    monkeypatch.setattr(experiment, "tune_grid", tune)
+    monkeypatch.setattr(experiment, "of_seeds", read)
+    with pytest.raises(StateError, match="the disk is full"):
+        experiment.claimed(file, tmp_path / "runs", runner=Rows())
+    assert {path: path.read_text() for path in tmp_path.rglob("small.csv")} == before
+
+
+def test_seeds_are_used_once() -> None:
+    for more in ({"tuning": [100, 102]}, {"rule": [5, 102, 103]}, {"tuning": [3]}):
+        with pytest.raises(ValidationError, match="expected seeds that are used for nothing else"):
+            Effort.model_validate(more)
 
 
 def test_a_family_is_named_before_the_runs(tmp_path: Path) -> None:

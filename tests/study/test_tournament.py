@@ -113,7 +113,8 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_signific
 def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
         jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)
-        return {t: x * jitter for t, x in (GOOD if method == "fedprox" and rate > 6 * OWN else BASE).items()}
+        good = method in ("fedprox", "simple") and rate > 6 * OWN
+        return {t: x * jitter for t, x in (GOOD if good else BASE).items()}
 
     ran: list[str] = []
     pretend(monkeypatch, numbers, ran)
@@ -124,9 +125,12 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
         experiment.play(plan("fedprox", "fedavg", tries=tries), tmp_path, Runner(tell=told.append))
         finals.append([cell.removeprefix("final ") for cell in ran if cell.startswith("final ")])
     assert len(finals[0]) > len(finals[1])
-    assert finals[1:] == [[f"benchmark / fedprox s{seed}" for seed in range(2)], []]
-    (moved,) = (text for text in told if "the best settings have changed" in text)
-    assert moved.startswith("fedprox: ")
+    assert finals[1:] == [[f"benchmark / {name} s{seed}" for seed in range(2) for name in ("fedprox", "simple")], []]
+    moved = [text for text in told if "the best settings have changed" in text]
+    assert [text.partition(":")[0] for text in moved] == ["fedprox", "simple"]
+    assert "the largest or the smallest one tried, so more trials may help: fedprox, simple" in (
+        " ".join((tmp_path / "standings.md").read_text().split())
+    )
     assert (tmp_path / "final" / "earlier" / "fedprox 1" / "s0" / "run.json").is_file()
 
 

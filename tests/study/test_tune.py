@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,15 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
-from fedloom.experiments.tune import RATE, Search, changes_against_first, key, search_of
+from fedloom.errors import RecipeError, StateError
+from fedloom.experiments.grid_run import Outcome, Runner
+from fedloom.experiments.tune import RATE, Budget, Search, changes_against_first, key, search_of, tune
 from fedloom.federation.recipes import load
-from fedloom.study.grid import load_grid, recipes
+from fedloom.federation.recipes.loader import texts
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.study.grid import Grid, load_grid, recipes
+
+SHORT = Budget(trials=4)
 
 
 def spent(search: Search, score: Callable[[dict[str, Any]], float]) -> dict[str, float]:
@@ -30,9 +37,12 @@ def spent(search: Search, score: Callable[[dict[str, Any]], float]) -> dict[str,
     return scores
 
 
-def rates(scores: dict[str, float], own: float) -> list[float]:
-    import json
+def trial_of(*changes: str) -> Callable[[dict[str, Any]], Recipe]:
+    """Return what makes the recipe of a trial on digits."""
+    return lambda trial: load("benchmarks/digits", [*changes, *texts(trial)])
 
+
+def rates(scores: dict[str, float], own: float) -> list[float]:
     return sorted({json.loads(name).get(RATE, own) for name in scores})
 
 
@@ -50,13 +60,21 @@ def test_rates_cover_two_decades_and_go_on_while_the_best_is_at_an_end() -> None
 
 
 def test_numbers_of_the_method_are_tried_at_the_best_rate() -> None:
-    search = search_of(load("benchmarks/digits", ["method=fedprox", "method.mu=0.01"]), 9)
+    search = search_of(trial_of("method=fedprox", "method.mu=0.01"), 9)
     own = load("benchmarks/digits").training.optimizer.lr
     scores = spent(search, lambda trial: trial.get("method.mu", 0.01) - abs(math.log10(trial.get(RATE, own) / own)))
     assert key({"method.mu": 0.03}) in scores
     assert key({"method.mu": 0.0033}) in scores
     assert max(scores, key=scores.get) == key({"method.mu": 0.03})
-    assert search_of(load("benchmarks/digits", ["method=constant"]), 9).next({}) == [{}]
+    assert search_of(trial_of("method=constant"), 9).next({}) == [{}]
+    for method, parameter, tried in (
+        ("fedmd", "digest_epochs", {3}),  # a third of 1 is 1 again
+        ("fedhca2", "c", {0.13}),  # the library refuses 3 x 0.4
+    ):
+        scores = spent(
+            search_of(trial_of(f"method={method}"), 12), lambda of: -abs(math.log10(of.get(RATE, own) / own))
+        )
+        assert {json.loads(name).get(f"method.{parameter}") for name in scores} == {None, *tried}
 
 
 def test_rates_that_diverge_are_followed_by_smaller_ones() -> None:
@@ -84,6 +102,22 @@ def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> Non
     found = changes_against_first(means, {"a": "max", "b": "min"})
     assert found == {"x": -math.inf, "y": 0.0, "z": pytest.approx(35.0), "none": -math.inf}
     assert changes_against_first({"x": {}}, {"a": "max"}) == {"x": -math.inf}
+    # a task that no trial has a number of does not hide the others
+    nobody = {name: {"a": value, "auc": math.nan} for name, value in (("x", 0.5), ("y", 0.9))}
+    assert changes_against_first(nobody, {"a": "max", "auc": "max"}) == {"x": 0.0, "y": pytest.approx(80.0)}
+
+
+def test_a_trial_that_crashed_is_no_bad_trial(tmp_path: Path) -> None:
+    class Crashes(Runner):
+        def run(self, grid: Grid, folder: Path) -> Outcome:
+            cell = next(iter(recipes(grid)))
+            return Outcome(failed={cell: "no space left"})
+
+    value = load("benchmarks/digits").model_dump(mode="json")
+    with pytest.raises(StateError, match="FedAvg: the recipe's own settings, seed 100: no space left"):
+        tune(value, {}, Budget(trials=2), tmp_path, label="FedAvg", runner=Crashes())
+    with pytest.raises(RecipeError, match="no setting ended with finite numbers"):
+        Search(0.1, {}, 3).curve("FedAvg", lambda trials: {key(trial): -math.inf for trial in trials})
 
 
 def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Path) -> None:
@@ -146,7 +180,7 @@ def sites(validate: bool = True) -> fl.Federation:
 
 def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_path: Path) -> None:
     heard: list[str] = []
-    made = fl.compare(sites(), rounds=2, folder=tmp_path / "c", tell=heard.append)
+    made = fl.compare(sites(), rounds=2, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
     assert [c.label.split()[0] for c in made.columns] == [
         "local",
         "separate",
@@ -160,14 +194,14 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     for line in ("Of the ways of training together, ", "ill: ", "old: ", "ann ", "bob ", "cleo ", "Next: "):
         assert any(note.startswith(line) for note in made.notes), line
     assert "the best of 4 settings on validation data" in text
-    assert heard[0].startswith("compare: 6 methods")
+    assert heard[0].startswith("compare: 6 methods, each with 4 settings on validation data (2 seeds)")
     assert "about 0:00 left" in heard[-1]
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
-    assert fl.compare(sites(), rounds=2, folder=tmp_path / "c", tell=heard.append).to_text() == text
+    assert fl.compare(sites(), rounds=2, folder=tmp_path / "c", budget=SHORT, tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     with pytest.raises(fl.errors.StateError, match="has a run of another recipe"):
-        fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)
+        fl.compare(sites(), rounds=3, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
 
 
 def test_without_validation_data_nothing_is_chosen() -> None:

@@ -22,7 +22,7 @@ from fedloom.study.grid import Grid, load_grid, write
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import of_grid
-from fedloom.study.statistics import LEVEL, Paired, against_zero, delta_terms, holm, p_text
+from fedloom.study.statistics import LEVEL, Paired, against_zero, corrected, delta_terms, holm, p_text
 
 if TYPE_CHECKING:
     from fedloom.federation.rounds.built import Built
@@ -133,8 +133,7 @@ class Atlas(HasTable):
         """
         known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
         tests = {pair: against_zero(each) for pair, each in known.items() if all(map(math.isfinite, each))}
-        ps = holm([1.0 if of.is_constant else of.p for of in tests.values()])
-        return {pair: (of, p) for (pair, of), p in zip(tests.items(), ps, strict=True)}
+        return {pair: (of, p) for (pair, of), p in zip(tests.items(), corrected([*tests.values()]), strict=True)}
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:

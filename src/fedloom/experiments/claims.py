@@ -15,8 +15,19 @@ from fedloom.core.errors import StateError
 from fedloom.experiments.grid_run import SILENT, Runner, until_decided
 from fedloom.experiments.tune import Budget, chosen_of, on_validation, tune_grid
 from fedloom.federation.recipes.loader import load, texts
-from fedloom.study.claims import ALONE, Effort, Judged, Verdicts, file_of, judged, load_claims, sensitivity, sentences
-from fedloom.study.grid import Grid, cell_of, load_grid, write
+from fedloom.study.claims import (
+    ALONE,
+    Effort,
+    Judged,
+    Verdicts,
+    counted_tasks,
+    file_of,
+    judged,
+    load_claims,
+    sensitivity,
+    sentences,
+)
+from fedloom.study.grid import Grid, cell_of, load_grid, safe, write
 from fedloom.study.results import Seeds, of_seeds, read_seeds
 
 JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
@@ -55,17 +66,14 @@ def claimed(
 def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:
     """Run one grid in its folder; `file` gives the CSV file of each kind.
 
-    The rows of the rule come first: where no data set is sensitive, no other row is tuned or run. Raises StateError
-    where a run fails, and for a grid in which no client trains alone.
+    The rows of the rule come first: where no data set is sensitive, no other row is tuned or run. The files are written
+    when all is there, so that a grid which stops in between leaves those of before. Raises StateError where a run
+    fails, and for a grid in which no client trains alone.
     """
     if ALONE not in grid.bases:
         raise StateError(f"{grid.name}: no base {ALONE}; a benchmark is judged by clients that train alone")
 
-    def measured(made: Grid, where: str, split: str) -> Seeds:
-        seeds = _ran(made, folder / where, split, runner)
-        kind = file("seeds" if split == "test" else "rules")
-        write(kind.parent, {kind.name: seeds.to_csv()})
-        return seeds
+    kept: dict[str, str] = {}
 
     def tuned(made: Grid) -> Grid:
         if grid.tuned:
@@ -73,24 +81,28 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
         runner.tell(f"{made.name}: tuning {', '.join(made.bases)} with {effort.trials} trials per method")
         budget = Budget(trials=effort.trials, seeds=effort.tuning)
         chosen, _ = tune_grid(made, budget, folder / "tuning", runner)
-        curves = file("tuning")
-        write(curves.parent, {curves.name: (folder / "tuning" / "curves.csv").read_text("utf-8")})
+        kept["tuning"] = (folder / "tuning" / "curves.csv").read_text("utf-8")
         return chosen
 
-    rule = measured(rule_grid(tuned(of_rows(grid, JUDGES)), effort), "rule", "val")
+    rule = _ran(rule_grid(tuned(of_rows(grid, JUDGES)), effort), folder / "rule", "val", runner)
+    kept["rules"] = rule.to_csv()
     found = [sensitivity(rule, data) for data in grid.data]
     if all(of.reasons for of in found):
         runner.tell("\n".join([f"{grid.name}: no other row is tuned or run", *sentences(found)]))
-        return
-    compared = {cell_of(each)[0] for name, others in grid.family.items() for each in (name, *others)}
-    whole = tuned(of_rows(grid, JUDGES | compared) if compared else grid)
+    else:
+        compared = {cell_of(each)[0] for name, others in grid.family.items() for each in (name, *others)}
+        whole = tuned(of_rows(grid, JUDGES | compared) if compared else grid)
 
-    def final(seeds: int) -> Judged:
-        made = whole.model_copy(update={"seeds": tuple(range(seeds))})
-        runner.tell(f"{grid.name}: {seeds} seeds on test data")
-        return judged(made, measured(made, "test", "test"), rule)
+        def final(count: int) -> Judged:
+            made = whole.model_copy(update={"seeds": tuple(range(count))})
+            runner.tell(f"{grid.name}: {count} seeds on test data")
+            seeds = _ran(made, folder / "test", "test", runner)
+            kept["seeds"] = seeds.to_csv()
+            return judged(made, seeds, rule)
 
-    until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
+        until_decided(effort.least, effort.most, final, lambda found: found.is_decided)
+    for kind, text in kept.items():
+        write(file(kind).parent, {file(kind).name: text})
 
 
 def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
@@ -104,21 +116,26 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
 
     `changes` are those of the claim's grid, such as seeds=[20,21,22]; without that the seeds are those of the file of
-    seeds, or else the grid's own. p is not corrected for the other comparisons of the family. Raises StateError for a
-    number that no claim has, where settings are unknown, where the grid needs a change, and where a run fails.
+    seeds, or else the grid's own. The tasks that count are those of that file. p is not corrected for the other
+    comparisons of the family. Raises StateError for a number that no claim has, where settings are unknown, where the
+    grid needs a change, for a seed of the tuning or the rule, and where a run fails.
     """
     claims = load_claims(file)
     if not 1 <= number <= len(claims.claims):
         raise StateError(f"{file}: no claim {number}; they have the numbers 1 to {len(claims.claims)}")
     claim = claims.claims[number - 1]
     stated = {change.partition("=")[0] for change in changes}
-    if absent := [f"{key}=..." for key in claims.grids.get(claim.grid, Effort()).given if key not in stated]:
+    effort = claims.grids.get(claim.grid, Effort())
+    if absent := [f"{key}=..." for key in effort.given if key not in stated]:
         raise StateError(f"claim {number}: its grid {claim.grid} needs {' '.join(absent)}")
     grid = load_grid(claim.grid, changes)
-    if "seeds" not in stated and (stored := file_of(file, grid, "seeds")).is_file():
-        known = {line.seed for line in read_seeds(stored).lines}
-        grid = grid.model_copy(update={"seeds": tuple(sorted(known))})
     data = claim.data or next(iter(grid.data))
+    stored = file_of(file, grid, "seeds")
+    before = read_seeds(stored) if stored.is_file() else None
+    if "seeds" not in stated and before is not None:
+        grid = grid.model_copy(update={"seeds": tuple(sorted({line.seed for line in before.lines}))})
+    if used := sorted({*grid.seeds} & {*effort.tuning, *effort.rule}):
+        raise StateError(f"claim {number}: seed {used[0]} tuned the methods or judged the benchmark; take others")
     named = [cell_of(cell) for cell in (claim.method, claim.over)]
     cells = [f"{base}/{addon or '-'}" for base, addon in named]
     rows = of_rows(grid, {*(base for base, _ in named), "constant"})
@@ -133,9 +150,11 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
         "tuned": {data: {cell: of for cell, of in tuned.get(data, {}).items() if cell in {*cells, "constant/-"}}},
         "family": {cells[0]: cells[1:]},
     }
-    made, where = load_grid(value, origin=grid._origin), folder / f"{grid.name}-claim-{number}"
+    # named by what is compared, for a claim's number changes when claims are added before it
+    made, where = load_grid(value, origin=grid._origin), folder / f"{grid.name}-{safe(' over '.join([data, *cells]))}"
     rule = file_of(file, grid, "rules")
-    found = judged(made, _ran(made, where, "test", runner), read_seeds(rule) if rule.is_file() else None)
+    counted = None if before is None else counted_tasks(grid, before, data)
+    found = judged(made, _ran(made, where, "test", runner), read_seeds(rule) if rule.is_file() else None, counted)
     return Verdicts({number: claim}, {claim.grid: found})
 
 

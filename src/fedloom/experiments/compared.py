@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.engines.api import Source, recipe_of, run
-from fedloom.experiments.tune import Budget, Curve, Scores, changes_against_first, described, key, search_of
+from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, search_of
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -42,7 +42,6 @@ PAYS: Mapping[str, Changes] = {
 """The runs of a comparison without named methods: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
 all data in one place, and the constant prediction."""
 TOGETHER = ("separate", "fedavg", "fedhca2")
-BUDGET = Budget(trials=4, seeds=(100,))
 
 
 def compare(
@@ -55,7 +54,7 @@ def compare(
     base: str | None = None,
     split: str = "test",
     metric: str | None = None,
-    budget: Budget = BUDGET,
+    budget: Budget | None = None,
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Comparison:
@@ -66,9 +65,9 @@ def compare(
     compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with the result.
 
     Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
-    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, run with three seeds. The
-    table ends with a sentence for each task and each client. `tell` receives a line for each run, by default on stderr.
-    Runs that FOLDER already has are not repeated.
+    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, by default that of `fedloom
+    tune`, and run with three seeds. The table ends with a sentence for each task and each client. `tell` receives a
+    line for each run, by default on stderr. Runs that FOLDER already has are not repeated.
 
     Raises UserError for bad input.
     """
@@ -85,7 +84,8 @@ def compare(
     say = partial(print, file=sys.stderr, flush=True)
     try:
         if methods is None:
-            comparison = _Question(what, model, options, home, every, budget, tell or say).answered(split, metric)
+            question = _Question(what, model, options, home, every, budget or Budget(), tell or say)
+            comparison = question.answered(split, metric)
         else:
             runs = []
             for number, method in enumerate(methods):
@@ -100,6 +100,10 @@ def compare(
     if folder is None:
         weakref.finalize(comparison, shutil.rmtree, home, ignore_errors=True)
     return comparison
+
+
+class _UnvalidatedError(Exception):
+    """A run had no validation data."""
 
 
 @dataclass
@@ -119,12 +123,14 @@ class _Question:
 
     def answered(self, split: str, metric: str | None) -> Comparison:
         """Tune and run every method of `PAYS`, and return the table with the answer below it."""
-        self.total = len(PAYS) * (self.budget.trials * len(self.budget.seeds) + len(self.seeds))
-        self.tell(f"compare: {len(PAYS)} methods, each with {self.budget.trials} settings on validation data and then "
-                  f"{len(self.seeds)} seeds: at most {self.total} runs")  # fmt: skip
+        trials, tuning, seeds = self.budget.trials, len(self.budget.seeds), len(self.seeds)
+        self.total = len(PAYS) * (trials * tuning + seeds)
+        self.tell(f"compare: {len(PAYS)} methods, each with {trials} settings on validation data ({tuning} seeds), "
+                  f"then {seeds} seeds: at most {self.total} runs")  # fmt: skip
         chosen: dict[str, Changes] = {}
         notes: list[str] = []
         for name, changes in PAYS.items():
+            before = self.done
             try:
                 chosen[name] = {**changes, **self._tuned(name, changes, notes)}
             except UserError as error:
@@ -132,7 +138,7 @@ class _Question:
                     raise
                 notes.append(f"{name} is left out: {' '.join(str(error).split())}")
                 self.tell(notes[-1])
-                self.total -= self.budget.trials * len(self.budget.seeds) + len(self.seeds)
+                self.total -= trials * tuning + seeds - (self.done - before)
         folders = [
             self._run(f"{name}, seed {seed}", self._recipe(changes, seed), self.home / f"{name}-s{seed}")
             for name, changes in chosen.items()
@@ -150,30 +156,37 @@ class _Question:
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
         """Return the settings with the best validation score."""
-        first = self._recipe(changes, self.budget.seeds[0])
-        search = search_of(first, self.budget.trials)
-        runs: dict[str, dict[str, float]] = {}
-        scores: Scores = {}
+        trials, seeds = self.budget.trials, self.budget.seeds
+        means: dict[str, dict[str, float]] = {}
         directions: dict[str, str] = {}
-        while new := search.next(scores):
-            for trial in new:
-                values: list[Mapping[str, float]] = []
-                for seed in self.budget.seeds:
-                    label = f"{name} with {described(trial)}, seed {seed}"
-                    place = self.home / "trials" / f"{name}-{len(runs)}-s{seed}"
-                    of = Run.read(self._run(label, self._recipe({**changes, **trial}, seed), place))
-                    if not _validated(of):
-                        notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
-                        self.total -= self.budget.trials * len(self.budget.seeds) - 1
-                        return {}
-                    directions = {row.task: row.direction for row in of.judged}
-                    final = of.final("val").values
-                    values.append({row.task: final.get(row.task, {}).get(row.metric, inf) for row in of.judged})
-                runs[key(trial)] = {task: fmean(v[task] for v in values) for task in directions}
-            scores = changes_against_first(runs, directions)
-        self.total -= (self.budget.trials - len(scores)) * len(self.budget.seeds)
-        curve = Curve(name, scores, search.at_edge(scores))
-        notes.append(f"{name}: {described(curve.best)}, the best of {len(scores)} settings on validation data"
+
+        def of(trial: Changes, seed: int = seeds[0]) -> Recipe:
+            return self._recipe({**changes, **trial}, seed)
+
+        def measured(trial: Changes, number: int, seed: int) -> dict[str, float]:
+            place = self.home / "trials" / f"{name}-{number}-s{seed}"
+            run = Run.read(self._run(f"{name} with {described(trial)}, seed {seed}", of(trial, seed), place))
+            if not _validated(run):
+                raise _UnvalidatedError
+            directions.update({row.task: row.direction for row in run.judged})
+            final = run.final("val").values
+            return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
+
+        def ran(proposed: list[Changes]) -> Scores:
+            for number, trial in enumerate(proposed):
+                if key(trial) not in means:
+                    each = [measured(trial, number, seed) for seed in seeds]
+                    means[key(trial)] = {task: fmean(of[task] for of in each) for task in directions}
+            return changes_against_first(means, directions)
+
+        try:
+            curve = search_of(of, trials).curve(name, ran)
+        except _UnvalidatedError:
+            notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
+            self.total -= trials * len(seeds) - 1
+            return {}
+        self.total -= (trials - len(curve.scores)) * len(seeds)
+        notes.append(f"{name}: {described(curve.best)}, the best of {len(curve.scores)} settings on validation data"
                      + (", at the end of the learning rates tried." if curve.at_edge else "."))  # fmt: skip
         return curve.best
 

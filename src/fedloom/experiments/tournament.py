@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.settings.registry import Registered
-from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import read_section, to_yaml
 from fedloom.experiments.grid_run import SILENT, Runner, until_decided
@@ -25,7 +25,7 @@ from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, s
 from fedloom.study.output import Made, Records, Table
 from fedloom.study.results import Side, deltas, of_grid
 from fedloom.study.significance import of_clients, ranked
-from fedloom.study.statistics import Estimate, against_zero, delta_m, holm, judge, p_text
+from fedloom.study.statistics import Estimate, against_zero, corrected, delta_m, judge, p_text
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"
@@ -59,6 +59,10 @@ class Tournament(Section):
     """Seeds, from 0, that every method has."""
     most: Count
     """The number of seeds after which the tournament ends in any case."""
+
+    def _problems(self) -> Problems:
+        if both := sorted({*self.tuning} & {*range(self.most)}):
+            yield f"seed {both[0]} is one of tuning and of the final, 0 to {self.most - 1}: expected others"
 
 
 def save(tournament: Tournament, folder: Path) -> None:
@@ -99,9 +103,11 @@ class Standings(Made):
     """True if of every other method it is known whether the leader is better by a change that counts."""
 
 
-def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str]) -> Standings:
+def standings(
+    tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str], at_edge: Sequence[str] = ()
+) -> Standings:
     """Return what the final's runs say; methods without a number at every seed are left out. `refused` says why
-    others are.
+    others are, `at_edge` names those whose best learning rate is the largest or the smallest that was tried.
 
     Raises StateError where training alone has not finished.
     """
@@ -121,8 +127,7 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
         for name in methods[1:]
         if len(seeds) > 1
     }
-    # Equal at every seed: nothing tells how a difference varies, and nothing tells the two apart.
-    ps = dict(zip(leads, holm([1.0 if of.is_constant else of.p for of in leads.values()]), strict=True))
+    ps = dict(zip(leads, corrected([*leads.values()]), strict=True))
     verdicts = [judge(of, grid.smallest, ps[name]) for name, of in leads.items()]
     ranks = ranked(results).ranking.ranks
     lines, records, t = [], [], tournament
@@ -153,12 +158,13 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
         f"method had at most {t.tries} settings, tried on validation data with other seeds "
         f"({', '.join(map(str, t.tuning))}), and uses the best. Seeds were added until the verdict on the leader "
-        f"against every other method was yes or no ({grid.smallest:g} % counts), up to {t.most}; such p-values are a "
-        "little too small."
+        f"against every other method was yes or no ({grid.smallest:g} % counts), up to {t.most}; such p-values are "
+        "too small, and the lead of the best of many is too large (docs/statistics.md)."
     )
+    edge = [f"the best rate is the largest or the smallest one tried, so more trials may help: {', '.join(at_edge)}."]
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
-    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
+    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *(edge if at_edge else ()), *out))
     decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
     return Standings(made, Records(CSV, records), len(seeds), decided)
 
@@ -228,17 +234,17 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     chosen: dict[str, Changes] = {}
     tuned: dict[str, Changes] = {}
     refused: dict[str, str] = {}
+    at_edge: list[str] = []
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
             change = CHANGES[method] if method in CHANGES else section(named(method))
             place = folder / "tuning" / method
             curve = tune(tournament.recipe, change, budget, place, label=method, runner=runner)
-        except RecipeError as error:
+        except (RecipeError, StateError) as error:
             refused[method] = " ".join(str(error).split())
             continue
-        if max(curve.scores.values()) == -math.inf:
-            refused[method] = "no setting ended with finite numbers"
-        elif method in CHANGES:
+        at_edge += [method] if curve.at_edge else []
+        if method in CHANGES:
             tuned[f"{method}/-"] = curve.best
         else:
             chosen[method] = {**change, **curve.best}
@@ -258,7 +264,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     def final(seeds: int) -> Standings:
         grid = final_grid(tournament, chosen, tuned, seeds)
         runner.tell(f"final: {len(chosen)} methods, {seeds} seeds")
-        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", runner))
+        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", runner), at_edge)
         write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
         return made
 
@@ -266,12 +272,15 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
 
 
 def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Move away the runs of bases whose changes are not those of the folder's grid: (base, where they are now)."""
-    before = load_grid(folder / FILE).bases if (folder / FILE).is_file() else {}
-    earlier = folder / "earlier"
+    """Move away the runs of methods and references with other settings than in the folder's grid: (name, where they
+    are now).
+    """
+    if not (folder / FILE).is_file():
+        return
+    before, earlier = load_grid(folder / FILE), folder / "earlier"
     for cell in cells(grid):
         home = cell.folder(folder).parent  # of all seeds
-        if cell.base in before and before[cell.base] != grid.bases.get(cell.base) and home.is_dir():
+        if home.is_dir() and _own(before, cell.base) != _own(grid, cell.base):
             earlier.mkdir(exist_ok=True)
             yield cell.base, home.rename(earlier / f"{home.parent.name} {sum(1 for _ in earlier.iterdir()) + 1}")
 

@@ -86,7 +86,8 @@ class Search:
         kept = [self._at(step) for step in steps] or [{}]
         for name, value in self.numbers.items():
             centre = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
-            tried = [{**centre, name: rounded(value, factor)} for factor in FACTORS]
+            near = dict.fromkeys(rounded(value, factor) for factor in FACTORS)
+            tried = [{**centre, name: other} for other in near if other != value]
             yield tried
             kept += tried
         best = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
@@ -97,6 +98,20 @@ class Search:
     def _at(self, step: float) -> Changes:
         assert self.rate is not None
         return {RATE: rounded(self.rate, 10 ** (step / 2))} if step else {}
+
+    def curve(self, label: str, run: Callable[[list[Changes]], Scores]) -> Curve:
+        """Return all trials; `run` runs those so far, or those that it has not run, and returns the scores of all.
+
+        Raises RecipeError where no trial ended with finite numbers.
+        """
+        proposed: list[Changes] = []
+        scores: Scores = {}
+        while new := self.next(scores):
+            proposed += new
+            scores = run(proposed)
+        if max(scores.values()) == -math.inf:
+            raise RecipeError("no setting ended with finite numbers")
+        return Curve(label, scores, self.at_edge(scores))
 
     def at_edge(self, scores: Scores) -> bool:
         """Return whether the best learning rate is the largest or the smallest that was tried."""
@@ -116,9 +131,20 @@ def rounded(value: float, factor: float) -> float:
     return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
 
 
-def search_of(recipe: Recipe, trials: int, valid: Callable[[Changes], bool] = lambda trial: True) -> Search:
-    """Return the search for a recipe's method: its learning rate, and the first numbers of the method and add-ons."""
-    plain = recipe.model_dump(mode="json")
+def search_of(of: Callable[[Changes], Recipe], trials: int) -> Search:
+    """Return the search for a method: the recipe's learning rate, and the first numbers of the method and add-ons.
+
+    `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed.
+    """
+
+    def is_valid(trial: Changes) -> bool:
+        try:
+            of(trial)
+        except RecipeError:
+            return False
+        return True
+
+    plain = of({}).model_dump(mode="json")
     section = plain["method"]
     names = [("method", METHODS, section["name"])]
     names += [(f"method.add.{addon}", ADDONS, addon) for addon in section.get("add") or {}]
@@ -133,7 +159,7 @@ def search_of(recipe: Recipe, trials: int, valid: Callable[[Changes], bool] = la
                 numbers[f"{where}.{field}"] = value
     first = dict(list(numbers.items())[:NUMBERS])
     still = section["name"] == "constant"
-    return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, valid)
+    return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
 
 
 @dataclass(frozen=True)
@@ -170,23 +196,16 @@ def tune(
     """Run one method's trials on validation data of the budget's seeds, and return their scores.
 
     `changes` make the method's recipe of `recipe`. Trials that were run before in `folder` are not run again. Raises
-    RecipeError where the library refuses the method, with its reason.
+    RecipeError where the library refuses the method, with its reason, and where no trial ended with finite numbers;
+    StateError where a run fails.
     """
 
-    def is_valid(trial: Changes) -> bool:
-        try:
-            load(recipe, [*texts(changes), *texts(trial)], origin)
-        except RecipeError:
-            return False
-        return True
+    def of(trial: Changes) -> Recipe:
+        return load(recipe, [*texts(changes), *texts(trial)], origin)
 
-    made = load(recipe, texts(changes), origin)
-    search = search_of(made, budget.trials, is_valid)
-    last = on_validation(made)
-    proposed: list[Changes] = []
-    scores: dict[str, float] = {}
-    while new := search.next(scores):
-        proposed += new
+    last = on_validation(of({}))
+
+    def ran(proposed: list[Changes]) -> Scores:
         grid = load_grid(
             {
                 "name": "trials",
@@ -199,10 +218,14 @@ def tune(
             },
             origin=origin,
         )
-        if reason := next(iter(runner.run(grid, folder).refused.values()), None):
+        outcome = runner.run(grid, folder)
+        if reason := next(iter(outcome.refused.values()), None):
             raise RecipeError(reason)
-        scores = scores_of(grid, folder, proposed)
-    return Curve(label, scores, search.at_edge(scores))
+        for cell, reason in outcome.failed.items():  # a crash is no divergence: its settings may be the best
+            raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
+        return scores_of(grid, folder, proposed)
+
+    return search_of(of, budget.trials).curve(label, ran)
 
 
 def on_validation(recipe: Recipe) -> Changes:
@@ -227,8 +250,13 @@ def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, 
 
 
 def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: Mapping[str, str]) -> dict[str, float]:
-    """Return each trial's mean change over tasks, in percent of the first trial with finite numbers; -inf without."""
-    finite = {name: values for name, values in means.items() if values and all(map(math.isfinite, values.values()))}
+    """Return each trial's mean change over tasks, in percent of the first trial with finite numbers; -inf without.
+
+    A task that is a finite number in no trial does not count.
+    """
+    known = {task for values in means.values() for task, value in values.items() if math.isfinite(value)}
+    finite = {name: {t: values[t] for t in known} for name, values in means.items()
+              if known and all(math.isfinite(values.get(t, math.nan)) for t in known)}  # fmt: skip
     if not finite:
         return dict.fromkeys(means, -math.inf)
     base = next(iter(finite.values()))

@@ -9,6 +9,7 @@ which the benchmark is judged on validation data. The same files give the same v
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from statistics import fmean
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.output import HasTable, Records, Table
@@ -62,7 +63,7 @@ class Sensitivity:
         if unmeasured:
             return [
                 f"no change in percent on validation data of {', '.join(unmeasured)}, in some seed: are there clients, "
-                "and validation data, of these tasks in each?"
+                "and validation data, of these tasks in each? Is their metric 0 for the baseline?"
             ]
         end = "at the lower end of the interval"
         failed = [
@@ -121,11 +122,14 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
     directions = lines.directions(data)
     of = {name: lines.values(data, name) for name in names if name in (ALONE, "constant") or name.startswith("central")}
     seeds = tuple(sorted(set.intersection(*map(set, of.values()))))
+    if not seeds:
+        raise StateError(f"{data}: {', '.join(of)} have no seed in common")
 
     def changes(name: str, base: str) -> dict[str, list[float]]:
         # Each seed's difference, in percent of the base's mean: a base that varies, such as the accuracy of a constant
         # prediction, does not make the interval wide.
         usual = {task: fmean(of[base][seed].get(task, math.nan) for seed in seeds) for task in directions}
+        usual |= dict.fromkeys(lines.near_0(data, base), math.nan)
         pairs = [(of[name][seed], of[base][seed]) for seed in seeds]
         moved = [{t: usual[t] + v - theirs[t] for t, v in mine.items() if t in theirs} for mine, theirs in pairs]
         terms = [delta_terms(mine, usual, directions) for mine in moved]
@@ -133,14 +137,15 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
 
     # A grid of one task has centralised training once.
     each = [changes(name, ALONE) for name in of if name.startswith("central")]
-    better = {task: max((one[task] for one in each), key=fmean) for task in directions}
-    fall = lines.falling(data, ALONE)
+    better = {task: max((one[task] for one in each), key=lambda of: (not math.isnan(fmean(of)), fmean(of)))
+              for task in directions}  # fmt: skip
+    fall, ratio = lines.falling(data, ALONE), lines.ratio(data)
     return Sensitivity(
         data,
         tuple(directions),
-        {task: Estimate.of(gains) for task, gains in changes(ALONE, "constant").items()},
-        {task: Estimate.of(gains) for task, gains in better.items()},
-        Estimate.of([fmean(gains[at] for gains in better.values()) for at in range(len(seeds))]),
+        {task: Estimate.of(gains, ratio) for task, gains in changes(ALONE, "constant").items()},
+        {task: Estimate.of(gains, ratio) for task, gains in better.items()},
+        Estimate.of([fmean(gains[at] for gains in better.values()) for at in range(len(seeds))], ratio),
         {task: Estimate.of([fall[seed].get(task, math.nan) for seed in seeds]) for task in directions},
         seeds,
         tuple(uneven(of, directions)),
@@ -187,6 +192,12 @@ class Effort(Section):
     """Seeds, from 0, that every method has on test data."""
     most: Count = 10
     """Seeds up to which the grid goes on while some verdict is open."""
+
+    def _problems(self) -> Problems:
+        uses = (("tuning", self.tuning), ("rule", self.rule), ("test, from 0", range(self.most)))
+        for (one, seeds), (other, others) in itertools.combinations(uses, 2):
+            if both := sorted({*seeds} & {*others}):
+                yield f"seed {both[0]} is one of {one} and of {other}: expected seeds that are used for nothing else"
 
 
 class Claim(Section):
@@ -236,11 +247,12 @@ class Judged:
         return all(of.verdict.answer != "cannot tell" or of.verdict.reason for of in self.comparisons.values())
 
 
-def judged(grid: Grid, seeds: Seeds, rule: Seeds | None) -> Judged:
+def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, str] | None = None) -> Judged:
     """Return the verdicts of a grid's family, after Holm's correction over it.
 
-    None is yes or no where a row has not converged, or where the validation numbers `rule` do not show that the
-    benchmark is sensitive.
+    None is yes or no where a row has not converged or lacks a seed, where the baseline is about 0 on a task, or where
+    the validation numbers `rule` do not show that the benchmark is sensitive. `counted` are the tasks of the gain with
+    their directions, by default those on which some method learns something.
     """
     gains: dict[tuple[str, str, str], list[float]] = {}
     why: dict[tuple[str, str, str], str] = {}
@@ -250,20 +262,33 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None) -> Judged:
             known[data] = sensitivity(rule, data)
         state = _state(known.get(data))
         barred = "" if state == SENSITIVE else f"benchmark {state}"
-        directions = _counted(grid, seeds, data)
+        directions = counted_tasks(grid, seeds, data) if counted is None else counted
         for cell in grid.combinations:
             for other in grid.compared(*cell):
                 names = method, over = together(*cell), together(*other)
                 gains[data, method, over] = list(
                     deltas(seeds.values(data, method), seeds.values(data, over), directions).values()
                 )
-                moving = [name for name in names if seeds.is_moving(data, name)]
-                why[data, method, over] = barred or (f"not converged: {', '.join(moving)}" if moving else "")
+                why[data, method, over] = barred or _unfit(seeds, data, names, directions)
     ratios = {key: seeds.ratio(key[0]) for key in gains}
     return Judged(grid, family(gains, ratios, why, grid.smallest), known)
 
 
-def _counted(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
+def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[str, str]) -> str:
+    """Return why the numbers of two methods allow no verdict on the first over the second; '' where they do."""
+    if moving := [name for name in names if seeds.is_moving(data, name)]:
+        return f"not converged: {', '.join(moving)}"
+    every = {line.seed for line in seeds.lines if line.data == data}
+    for name in names:
+        values = seeds.values(data, name)
+        if absent := sorted(every - values.keys()):
+            return f"no seed {', '.join(map(str, absent))}: {name}"
+    if vague := [task for task in seeds.near_0(data, names[1]) if task in directions]:
+        return f"about 0 with {names[1]}, so no percent: {', '.join(vague)}"
+    return ""
+
+
+def counted_tasks(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:
     """Return the tasks of a data set that count, with their directions: those on which some method learns something."""
     directions = seeds.directions(data)
     rows = []
@@ -353,7 +378,7 @@ class Verdicts(HasTable):
                 continue
             f, grid = of.change, self.grids[claim.grid]
             numbers = (None, *[math.nan] * 4) if f is None else (f.n, f.mean, f.low, f.high, f.p)
-            size = sum(not math.isnan(each.holm) for each in grid.comparisons.values())
+            size = sum(each.change is not None for each in grid.comparisons.values())
             state = _state(grid.sensitivity.get(data))
             more = (of.holm, size, of.ratio, grid.grid.smallest, of.verdict.detectable, of.verdict.label)
             lines.append((*head, state, *numbers, *more))

@@ -34,6 +34,10 @@ LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 FIRST = 0.1
 """The share of the first round's training loss that a fall is measured by where the loss is smaller."""
+SIGNED = frozenset({"r2", "kappa"})
+"""Metrics that are 0 for a constant prediction and below 0 for a worse one."""
+ABOUT_0 = 0.05
+"""A baseline nearer to 0 by one of these is no baseline for a change in percent."""
 
 DELTA = "Δ %"
 MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
@@ -540,7 +544,7 @@ def falling(by_round: Sequence[float]) -> float:
 
     From the mean losses of the first and the second half of the last rounds. Percent of the loss, or of a tenth of the
     first round's where the loss is smaller: a model that knows its examples by heart has converged, though its loss
-    shrinks on and on.
+    shrinks on and on. 0 where it rises, so that one seed's rise does not hide the fall at others.
     """
     last = by_round[-max(2, round(LAST * len(by_round))) :]
     if len(last) < 2:
@@ -551,7 +555,7 @@ def falling(by_round: Sequence[float]) -> float:
     if before <= 0:
         return 0.0
     fall = 1 - (max(after, 1e-12) / before) ** (len(by_round) / 10 / apart)
-    return 100 * fall * before / max(before, FIRST * by_round[0])
+    return max(0.0, 100 * fall * before / max(before, FIRST * by_round[0]))
 
 
 def fall_of(runs: Mapping[int, Run]) -> float:
@@ -618,6 +622,15 @@ class Seeds(HasTable):
         """Return whether the training loss still falls, so that no verdict on the method is possible."""
         known = [line.falling for line in self._of(data, method) if not math.isnan(line.falling)]
         return bool(known) and fmean(known) > STILL
+
+    def near_0(self, data: str, method: str) -> list[str]:
+        """Return the tasks on which a method is about 0 by a metric that may be below 0: no percent of that."""
+        each: dict[str, list[float]] = {}
+        for line in self._of(data, method):
+            if line.metric in SIGNED:
+                each.setdefault(line.task, []).append(line.value)
+        found = {task: Estimate.of(values) for task, values in each.items()}
+        return [task for task, of in found.items() if abs(of.mean) < ABOUT_0 or abs(of.mean) <= of.half]
 
     def directions(self, data: str) -> dict[str, str]:
         """Return task -> direction."""

@@ -29,9 +29,9 @@ from fedloom.study.statistics import (
     Ranking,
     Verdict,
     against_zero,
+    corrected,
     delta_m,
     delta_terms,
-    holm,
     judge,
     p_text,
     paired,
@@ -151,7 +151,7 @@ class Contrasts(HasTable):
     @property
     def families(self) -> dict[str, int]:
         """Return the family of p that were corrected together -> its size."""
-        tested = [test.row is None for test in self.tests if not math.isnan(test.holm)]
+        tested = [test.row is None for test in self.tests if test.change is not None]
         return {"Δm": tested.count(True), "tasks": tested.count(False)}
 
     def as_table(self) -> Table:
@@ -234,25 +234,23 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
         raise StateError(f"no method has {none} with the one it is compared with: tests compare runs of the same seed")
     notes = [*results.notes, *results.about_delta]
     notes += [f"Not compared, without {none} with their reference: {', '.join(alone)}."] if alone else []
-    corrected = list(lines)
     for of_tasks in (True, False):
         at = [i for i, test in enumerate(lines) if (test.row is not None) is of_tasks]
-        ps = [math.nan if (tested := lines[i].change) is None else tested.p for i in at]
-        for i, p in zip(at, holm(ps), strict=True):
-            corrected[i] = replace(lines[i], holm=p)
+        for i, p in zip(at, corrected([lines[i].change for i in at]), strict=True):
+            lines[i] = replace(lines[i], holm=p)
     if over == "seeds":
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
-        for i, test in enumerate(corrected):
+        for i, test in enumerate(lines):
             names = [name for name in (test.method, test.base) if (test.data, name) in moving]
             reason = f"not converged: {', '.join(names)}" if names else ""
-            corrected[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
+            lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
         about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"
         notes += [f"{about}: {', '.join(each)}."] if moving else []
     title = WORDS[over]["title"]
     title = f"{results.title}: {title}" if results.title else title.capitalize()
-    notes += _notes(corrected, results, over)
-    return Contrasts(title, tuple(corrected), results.split, tuple(notes), over, results.smallest)
+    notes += _notes(lines, results, over)
+    return Contrasts(title, tuple(lines), results.split, tuple(notes), over, results.smallest)
 
 
 def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> list[Contrast]:

@@ -291,6 +291,14 @@ def hedges(df: int) -> float:
     return math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
 
 
+def corrected(tests: Sequence[Paired | None]) -> list[float]:
+    """Return p after Holm's correction over a family, nan where there is no test.
+
+    Differences that are all equal have no p. Their comparison was named with the others, so it counts, with a p of 1.
+    """
+    return holm([math.nan if of is None else 1.0 if of.is_constant else of.p for of in tests])
+
+
 def holm(ps: Sequence[float]) -> list[float]:
     """Return Holm's step-down adjusted p of a family; nan stays nan and does not count as a test."""
     order = sorted((p, at) for at, p in enumerate(ps) if not math.isnan(p))
@@ -439,7 +447,7 @@ def family(
         key: against_zero(of, NOISE * 100, ratios[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
         for key, of in gains.items()
     }
-    ps = dict(zip(found, holm([math.nan if of is None else of.p for of in found.values()]), strict=True))
+    ps = dict(zip(found, corrected([*found.values()]), strict=True))
     return {
         key: Tested(of, ps[key], ratios[key], judge(of, smallest, ps[key], reasons[key])) for key, of in found.items()
     }
