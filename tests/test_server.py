@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.federation.runs import checkpoint
 from fedloom.server import Adaptive, Lookahead, Momentum, Plain, ServerRule
-from tests_support import Quick, assert_same, outcome
+from tests_support import Quick, assert_same, outcome, same
 
 RULES: tuple[ServerRule, ...] = (
     Plain(0.5),
@@ -92,7 +92,7 @@ def test_nothing_is_changed_in_place(rule: ServerRule) -> None:
     before = [checkpoint.map_tensors(x, torch.clone) for x in (model, update, state)]
     rule.dispatch(model, state)
     rule.apply(model, update, state)
-    assert checkpoint.same(before, [model, update, state])
+    assert same(before, [model, update, state])
 
 
 @every_rule
@@ -101,7 +101,7 @@ def test_state_is_a_checkpoint_of_vectors(rule: ServerRule, tmp_path: Any) -> No
     state = rule.apply(model, torch.randn(5), rule.init(model))[1]
     assert all(value.shape == model.shape for value in state.values())
     checkpoint.save(tmp_path, "s", state, round=1)
-    assert checkpoint.same(state, checkpoint.load(tmp_path, "s", lambda head: head["round"])[0])
+    assert same(state, checkpoint.load(tmp_path, "s", lambda head: head["round"])[0])
 
 
 @every_rule

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import fedloom
 from fedloom.core.stage import every
@@ -79,6 +80,18 @@ def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False
         assert torch.equal(tensor, tensors_b[name]), name
     if not models_only:
         assert lines_a == lines_b
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two trees are equal, tensors bit for bit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        raw_a, raw_b = (of.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for of in (a, b))
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw_a, raw_b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
 
 
 def loaded(code: str, *modules: str) -> set[str]:

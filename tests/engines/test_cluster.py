@@ -23,7 +23,7 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.methods import METHODS
 from fedloom.methods.robust import ATTACKS
-from tests_support import POOLED, QUICK, Quick, assert_same, load_recipe, named, outcome
+from tests_support import POOLED, QUICK, Quick, assert_same, load_recipe, named, outcome, same
 
 HARD = (
     "digits-tasks",
@@ -184,7 +184,7 @@ def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:
             checkpoint.load(folder, "state", lambda head: int(head["round"]))[0]
             for folder in (two / "one" / name, two / "2" / name)
         )
-        assert checkpoint.same(a, b), name
+        assert same(a, b), name
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from fedloom.engines.api import Result
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, staleness
 from peers_support import Valleys
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import assert_same, load_recipe, same, stopped_after
 
 B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]
 H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
@@ -26,8 +26,8 @@ def free(scenario: dict[str, Any], **section: Any) -> dict[str, Any]:
 
 
 def assert_equal(a: Valleys, b: Valleys) -> None:
-    assert checkpoint.same(a.states, b.states)
-    assert checkpoint.same(a.pending, b.pending)
+    assert same(a.states, b.states)
+    assert same(a.pending, b.pending)
 
 
 def test_two_peers_by_hand() -> None:
@@ -100,7 +100,7 @@ def test_runs_replay_from_the_seed_and_resume_bit_for_bit(tmp_path: Path) -> Non
         peers.go(8)
     assert_equal(whole, again)
     assert whole.records == again.records
-    assert not checkpoint.same(whole.states, other.states)
+    assert not same(whole.states, other.states)
     parts = fresh()
     for _ in range(4):
         parts.go(2)

@@ -39,7 +39,7 @@ from fedloom.peers import Safeguards, shared_columns
 from fedloom.stages import Identity, Mean, MinNorm, Split
 from peers_support import Valleys
 from quadratics import Quadratics
-from tests_support import Quick, load_recipe, outcome
+from tests_support import Quick, load_recipe, outcome, same
 
 B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]
 H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
@@ -218,7 +218,7 @@ def test_a_crashed_peer_goes_on_from_its_own_files(tmp_path: Path) -> None:
     again = Valleys(section, H, B, method())
     again.states, again.round = dict(parts.states), 3
     again.states["c02"], _, _ = checkpoint.load(tmp_path, "state", lambda head: head["round"])
-    assert checkpoint.same(again.states["c02"], parts.states["c02"])
+    assert same(again.states["c02"], parts.states["c02"])
     assert_equal(again.go(2), whole)
 
 

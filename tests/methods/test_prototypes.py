@@ -15,11 +15,10 @@ from fedloom.core.context import State
 from fedloom.core.stage import check_closed
 from fedloom.core.untrusted import Sender
 from fedloom.engines.api import Result, trained_models
-from fedloom.federation.runs import checkpoint
 from fedloom.methods.prototypes.aggregation import ClassLabels
 from fedloom.methods.prototypes.maths import random_anchors
 from fedloom.stages import ClusteredPrototypes, Mean, MeanPrototypes, MovingAnchors, Stage, TrainedPrototypes
-from tests_support import assert_same
+from tests_support import assert_same, same
 
 Quick = Callable[..., Result]
 
@@ -206,7 +205,7 @@ def test_nothing_is_told_before_there_is_something(stage: Stage) -> None:
 @every
 def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
     one = after(stage, A, B, NOTHING, rows=["a", "b", "c"])
-    assert checkpoint.same(one, after(stage, NOTHING, B, A, rows=["c", "b", "a"]))
+    assert same(one, after(stage, NOTHING, B, A, rows=["c", "b", "a"]))
 
 
 @every

@@ -32,7 +32,7 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
 from peers_support import Valleys
 from quadratics import Quadratics
-from tests_support import QUICK, Quick, assert_same, client_step, load_recipe, outcome, stopped_after
+from tests_support import QUICK, Quick, assert_same, client_step, load_recipe, outcome, same, stopped_after
 
 ROUNDS = ("training.rounds=4",)
 
@@ -213,8 +213,8 @@ def test_lost_rounds_leave_the_clients_as_they_were(quick: Quick, monkeypatch: p
     spoilt(monkeypatch, lambda client, r, p: times(1e30, p) if r > 1 else p)
     bad = quick(*changes, "training.rounds=3")
     load = [checkpoint.load(r.folder, "state", newest=lambda head: head["round"])[0] for r in (good, bad)]
-    assert checkpoint.same(load[0]["clients"], load[1]["clients"])
-    assert checkpoint.same(load[0]["server"]["stage"], load[1]["server"]["stage"])
+    assert same(load[0]["clients"], load[1]["clients"])
+    assert same(load[0]["server"]["stage"], load[1]["server"]["stage"])
 
 
 def beside(what: str, value: float, payload: Payload) -> Payload:

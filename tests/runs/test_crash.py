@@ -14,7 +14,7 @@ import fedloom
 from fedloom.errors import StateError, UserError
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint
-from tests_support import Quick, Stop, assert_same, load_recipe, outcome
+from tests_support import Quick, Stop, assert_same, load_recipe, outcome, same
 
 
 class Notes(Progress):
@@ -114,7 +114,7 @@ def test_trees_come_back_as_they_were(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, "s", tree, round=1)
     back, _, _ = checkpoint.load(tmp_path, "s", lambda head: 0)
     assert back.pop("nan") != tree.pop("nan")
-    assert checkpoint.same(tree, back)
+    assert same(tree, back)
     with pytest.raises(TypeError, match=r"state\.a\[1\]: a set cannot be saved"):
         checkpoint.save(tmp_path, "s", {"a": [1, {2}]})
     with pytest.raises(TypeError, match="keys must be strings, found 1"):

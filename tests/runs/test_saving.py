@@ -21,7 +21,7 @@ from fedloom.federation.rounds import rounds
 from fedloom.federation.rounds.rounds import Saving
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import assert_same, load_recipe, same, stopped_after
 
 TIMED = ("training.rounds=4", "data.size=8", "runtime.checkpoint_every=auto")
 
@@ -128,7 +128,7 @@ def test_a_tensor_file_is_that_of_the_library(tmp_path: Path) -> None:
     assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
     assert file.read_bytes() == library({name: t.contiguous() for name, t in tensors.items()})
     checkpoint.save_tensors(tensors, file, {"b": "2", "a": "ü"})
-    assert checkpoint.same(load_file(file), tensors)
+    assert same(load_file(file), tensors)
 
 
 def test_a_tensor_that_is_twice_in_a_state_is_written_once(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_a_tensor_that_is_twice_in_a_state_is_written_once(tmp_path: Path) -> No
     checkpoint.save(tmp_path, "s", {"a": x, "b": {"c": x}, "d": x[:500]}, round=1)
     assert (tmp_path / "s.safetensors").stat().st_size < 1600 * x.element_size()
     back, _, _ = checkpoint.load(tmp_path, "s", lambda head: 0)
-    assert checkpoint.same(back, {"a": x, "b": {"c": x}, "d": x[:500]})
+    assert same(back, {"a": x, "b": {"c": x}, "d": x[:500]})

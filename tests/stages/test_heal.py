@@ -13,10 +13,10 @@ from fedloom import Method
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.federation.runs import checkpoint
 from fedloom.methods.feddea import aggregation as module
 from fedloom.methods.feddea.aggregation import _needed
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
+from tests_support import same
 
 FIRST = [[1.0, -1, 2, 0], [-1, 1, 2, 0]]
 SECOND = [[1.0, 1, -2, 0], [-2, 1, 1, 0]]
@@ -114,8 +114,8 @@ def test_an_absent_client_is_unchanged() -> None:
     rows = [["a", "b"], ["a"]]
     _, before = rounds(Heal(), FIRST, rows=rows)
     _, after = rounds(Heal(), FIRST, SECOND[:1], rows=rows)
-    assert checkpoint.same(before["b"], after["b"])
-    assert not checkpoint.same(before["a"], after["a"])
+    assert same(before["b"], after["b"])
+    assert not same(before["a"], after["a"])
 
 
 @pytest.mark.parametrize("zeros", ["paper", "none"])
@@ -134,7 +134,7 @@ def test_all_masked_gives_zero_and_keeps_the_weights(zeros: Any) -> None:
 def test_zero_rows_change_no_state(zeros: Any) -> None:
     _, before = rounds(Heal(zeros=zeros), FIRST)
     (_, b), after = rounds(Heal(zeros=zeros), FIRST, [[0.0] * 4] * 2)
-    assert checkpoint.same(before, after)
+    assert same(before, after)
     assert torch.isfinite(b.weight).all()
 
 
@@ -177,7 +177,7 @@ def test_counts_grow_beyond_16_bits() -> None:
     assert out.coef is not None
     assert out.coef.all()
     assert after["c0"]["up"].tolist() == [32768]
-    assert checkpoint.same(state, before)
+    assert same(state, before)
 
 
 def test_weights_can_be_multiplied() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.federation.runs import checkpoint
 from fedloom.methods.fedhca2.aggregation import cross_attention
 from fedloom.stages import (
     HyperConflictAverse,
@@ -24,7 +23,7 @@ from fedloom.stages import (
     Stage,
     conflict_averse_weights,
 )
-from tests_support import Quick, assert_same
+from tests_support import Quick, assert_same, same
 
 DECODER = {"linears.0.weight": (3, 2), "linears.0.bias": (3,), "fuse.weight": (2, 3), "norm.weight": (2,)}
 TASKS = ("a", "b", "c")
@@ -275,7 +274,7 @@ def test_nobody_or_nothing_changes_no_state() -> None:
     zeros = make(torch.zeros(3, LAYOUT.d, dtype=torch.float64))
     outs, after, _ = play(stage, [zeros], states[0])
     assert not outs[0].X.any()
-    assert checkpoint.same(after[0], states[0])
+    assert same(after[0], states[0])
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["c0", "c1", "c2"])))
@@ -438,7 +437,7 @@ def test_in_a_unified_model_only_trained_decoders_meet() -> None:
     unified = Updates.of(X, None, LAYOUT, list(CLIENTS), support=present_of(CLIENTS))
     (out,), (other,), _ = play(stage, [unified])
     assert torch.equal(out.X, own.X)
-    assert checkpoint.same(state, other)
+    assert same(state, other)
     (all_,), (third,), _ = play(stage, [Updates.of(X, None, LAYOUT, list(CLIENTS))])
     assert sorted(third["1"]["decoders"]["c0"]) == ["a", "b", "c"]
     assert not torch.equal(all_.X, own.X)

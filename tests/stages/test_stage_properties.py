@@ -15,6 +15,7 @@ from fedloom.core.updates import Updates
 from fedloom.federation.runs import checkpoint
 from fedloom.stages import Stage
 from stages_support import BESIDE, STAGES
+from tests_support import same
 
 # A softmax over inner products of updates depends on their size.
 NOT_HOMOGENEOUS = {"hyper-cross-attention", "fedhca2"}
@@ -63,7 +64,7 @@ def test_inputs_are_not_changed(stage: Stage) -> None:
         before = copy.deepcopy(state)
         _, after = stage(updates, state, Ctx(round_))
         assert torch.equal(updates.X, X)
-        assert checkpoint.same(state, before)
+        assert same(state, before)
         state = after
 
 
@@ -75,7 +76,7 @@ def test_state_survives_a_checkpoint(stage: Stage, tmp_path: object) -> None:
         _, state = stage(updates, state, Ctx(round_))
     checkpoint.save(tmp_path, "s", state, round=2)  # type: ignore[arg-type]
     again, labels, problems = checkpoint.load(tmp_path, "s", lambda head: head["round"])  # type: ignore[arg-type]
-    assert checkpoint.same(state, again)
+    assert same(state, again)
     assert labels == {"round": 2}
     assert problems == []
 

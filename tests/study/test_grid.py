@@ -28,6 +28,7 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_run import Bar, CellLines, Outcome, Watch, default_jobs, prepare, progress, run_prepared
 from fedloom.federation.recipes import dump
+from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build_method
 from fedloom.models.tasks.dense import KINDS
 from fedloom.study.grid import (
@@ -314,6 +315,13 @@ def test_cells_that_are_no_recipes_stop_the_grid(changes: dict[str, Any], messag
     message = message.replace(" s0", "")
     with pytest.raises(RecipeError, match=f"^grid tiny:\n{re.escape(message)}"):
         recipes(load_grid(TINY | changes))
+
+
+def test_tuning_may_give_two_cells_one_recipe() -> None:
+    bases = {"Prox": {"method": "fedprox"}, "Prox 0.3": {"method": {"name": "fedprox", "mu": 0.3}}}
+    tuned = {"Digits": {"Prox/-": {"method.mu": 0.3}}}
+    made = recipes(load_grid(TINY | {"bases": bases, "addons": {"-": {}}, "tuned": tuned}))
+    assert len({recipe_hash(recipe) for recipe in made.values()}) == len(made) / 2
 
 
 def test_missing_grids() -> None:

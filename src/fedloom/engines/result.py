@@ -7,7 +7,7 @@ import math
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from html import escape
 from pathlib import Path
@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import StateError, parsing, unknown
-from fedloom.core.lazy import need
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
@@ -95,7 +94,9 @@ class Result:
 
         Columns: seed, round, client (None: all), task, metric, split, model, value.
         """
-        return need("pandas", "notebook").DataFrame(self.run.rows())
+        import pandas  # it takes half a second to import
+
+        return pandas.DataFrame(self.run.rows())
 
     def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
         """Return the final model that a client uses, in evaluation mode; without a client, the model that all share.
@@ -109,7 +110,7 @@ class Result:
             built = build(recipe, partition)
         if client is not None and client not in built.federation.clients:
             raise StateError(f"{self.folder}: {unknown('client', client, built.federation.clients)}")
-        key = next((key for key in model_keys(client, task) if key in models), None)
+        key = model_key(models, client, task)
         if key is None:
             known = ", ".join(sorted(models))
             what = "one model for all" if client is None else f"one model of client {client!r}"
@@ -130,13 +131,13 @@ class Result:
         return page(self.run, self.final(), self.status)
 
 
-def model_keys(client: str | None, task: str | None) -> list[str]:
-    """Return the keys of `trained_models` for the model that a client uses for a task; the first that is there is it.
+def model_key(models: Collection[str], client: str | None, task: str | None) -> str | None:
+    """Return the key in `trained_models` of the model that a client uses for a task; None where there is none.
 
-    Without a client: for the model that all clients share.
+    Without a client: of the model that all clients share.
     """
     own = [] if client is None else [f"{client}/task/{task}", client]
-    return [*own, f"task/{task}", ""]
+    return next((key for key in [*own, f"task/{task}", ""] if key in models), None)
 
 
 def fill(module: nn.Module, model: Mapping[str, Tensor], folder: Path) -> None:

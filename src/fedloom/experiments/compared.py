@@ -28,7 +28,7 @@ from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.significance import holders
-from fedloom.study.statistics import against_zero, delta_m, judge
+from fedloom.study.statistics import delta_m, judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {
@@ -301,10 +301,10 @@ def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
         return "unknown", "without a number at each seed"
-    found = against_zero([sign * (b - a) for a, b in zip(alone, together, strict=True)], ratio=ratio)
+    found = paired([sign * b for b in together], [sign * a for a in alone], ratio)
     verdict = judge(found, SMALLEST / 100 * abs(fmean(alone)))
-    low, high = sorted((sign * found.low, sign * found.high))
-    difference = f"difference {sign * found.mean:+.2g}, 95 % CI {low:+.2g} to {high:+.2g}"
+    mean, *ends = (round(sign * value, 9) + 0.0 for value in (found.mean, found.low, found.high))  # 0, not 3.7e-17
+    difference = f"difference {mean:+.2g}, 95 % CI {min(ends):+.2g} to {max(ends):+.2g}"
     text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, {difference}"
     if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
         text += f", detectable {verdict.detectable:.2g}"

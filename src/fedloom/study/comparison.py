@@ -12,7 +12,6 @@ from statistics import mean
 from typing import Any
 
 from fedloom.core.errors import StateError, choices
-from fedloom.core.lazy import need
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
@@ -114,7 +113,9 @@ class Comparison(HasTable):
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
         rows = [{"method": c.label, **row} for c in self.columns for run in c.runs.values() for row in run.rows()]
-        return need("pandas", "notebook").DataFrame(rows)
+        import pandas  # it takes half a second to import
+
+        return pandas.DataFrame(rows)
 
     def __str__(self) -> str:
         return self.to_markdown()

@@ -363,7 +363,8 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
         if cell.base in grid.bases:
             single = grid.cells.get(label, {})
             parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
-        parts.append(grid.tuned.get(cell.data, {}).get(label, {}))
+        tuned = grid.tuned.get(cell.data, {})
+        parts.append(tuned.get(label, {}))
         changes = [text for part in parts for text in texts(part)]
         try:
             recipe = load(row.recipe, [*changes, f"seed={cell.seed}"], grid._origin)
@@ -378,7 +379,7 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
                 wrong.setdefault(f"{NO_VALIDATION}: partition.val_fraction is 0", cell.combination)
         result[cell] = recipe
         twin = same.setdefault(recipe_hash(recipe), cell)
-        if twin is not cell:
+        if twin is not cell and not {label, f"{twin.base}/{twin.addon}"} & tuned.keys():  # tuning may make twins
             wrong.setdefault("the recipe is the same in both", f"{twin.combination} and {cell.combination}")
     if wrong:
         raise RecipeError("\n".join([f"grid {grid.name}:", *(f"{cell}: {text}" for text, cell in wrong.items())]))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.core.errors import StateError
-from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
 from fedloom.study.output import Absent, Best, HasTable, Made, Records, Table
@@ -367,7 +366,9 @@ class OpenedGrid:
             for cell, run in _finished(self.grid, self.folder)
             for row in run.rows()
         ]
-        return need("pandas", "notebook").DataFrame(rows)
+        import pandas  # it takes half a second to import
+
+        return pandas.DataFrame(rows)
 
     def _repr_markdown_(self) -> str:
         """Return the table as Markdown, for notebooks."""

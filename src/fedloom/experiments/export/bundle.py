@@ -30,7 +30,7 @@ from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
-from fedloom.engines.result import model_keys, trained_models
+from fedloom.engines.result import model_key, trained_models
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
@@ -145,7 +145,7 @@ def write(
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
     """Return the name of one of a run's models in `trained_models`."""
-    owner = next((key for key in model_keys(client, task) if key in models), None)
+    owner = model_key(models, client, task)
     if owner is not None:
         return owner
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:

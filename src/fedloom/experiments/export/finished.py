@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core.errors import StateError
 from fedloom.core.layout import Layout
-from fedloom.engines.result import fill, model_file, model_keys, trained_models
+from fedloom.engines.result import fill, model_file, model_key, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
@@ -54,7 +54,9 @@ class Finished:
 
     def owner(self, client: str, task: str) -> str:
         """Return which of the models the client uses for the task."""
-        return next(key for key in model_keys(client, task) if key in self.models)
+        key = model_key(self.models, client, task)
+        assert key is not None
+        return key
 
     def network(self, owner: str) -> MultiTask:
         """Return the run's network with one of the models in it, in evaluation mode."""

@@ -21,7 +21,7 @@ from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
-from fedloom.engines.result import fill, model_keys, trained_models
+from fedloom.engines.result import fill, model_key, trained_models
 from fedloom.experiments.export.bundle import ABOUT, Bundle, network
 from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
@@ -235,7 +235,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
 
     def chosen(site: str, task: str) -> MultiTask | None:
         who = client or (site if site in clients else None)
-        key = next((key for key in model_keys(who, task) if key in models), None)
+        key = model_key(models, who, task)
         if key is None:
             whose = f"site {site!r} is no client of the run" if site != EVERYONE else "the rows have no site"
             raise UserError(f"{folder}: {whose}, and the run has no global model; choose a client with --client "

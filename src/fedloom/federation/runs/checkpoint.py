@@ -221,17 +221,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def same(a: Any, b: Any) -> bool:
-    """Return whether two trees are equal, tensors bit for bit."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_raw(a), _raw(b))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 _NEEDED = (
     "recipe.yaml",
     "partition.json",

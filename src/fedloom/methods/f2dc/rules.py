@@ -331,9 +331,6 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
         return total
 
 
-Discrepancy = Literal["total", "class", "none"]
-
-
 def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:
     """Return d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2) (K) from the clients' shares B_k of each class (K x C); eq. 10."""
     return ((shares - 1 / domains).square().sum(1) / 2).sqrt()

@@ -18,8 +18,6 @@ from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) of the examples that have a label -> their mean loss, or one loss an example."""
-Scoring = Callable[[Tensor, Tensor], Any]
-"""(outputs, labels) of all examples of a data set -> a number; or an object of torchmetrics."""
 
 
 @dataclass(frozen=True)
