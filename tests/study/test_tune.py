@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
-from fedloom.errors import RecipeError, StateError
+from fedloom.errors import StateError, UserError
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import RATE, Budget, Search, changes_against_first, key, search_of, tune
 from fedloom.federation.recipes import load
@@ -116,8 +117,7 @@ def test_a_trial_that_crashed_is_no_bad_trial(tmp_path: Path) -> None:
     value = load("benchmarks/digits").model_dump(mode="json")
     with pytest.raises(StateError, match="FedAvg: the recipe's own settings, seed 100: no space left"):
         tune(value, {}, Budget(trials=2), tmp_path, label="FedAvg", runner=Crashes())
-    with pytest.raises(RecipeError, match="no setting ended with finite numbers"):
-        Search(0.1, {}, 3).curve("FedAvg", lambda trials: {key(trial): -math.inf for trial in trials})
+    assert not Search(0.1, {}, 3).curve("FedAvg", lambda trials: {key(trial): -math.inf for trial in trials}).is_known
 
 
 def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Path) -> None:
@@ -208,3 +208,27 @@ def test_without_validation_data_nothing_is_chosen() -> None:
     made = fl.compare(sites(validate=False), rounds=1, tell=lambda text: None)
     assert "No validation data, so no way of training together is recommended." in made.notes
     assert any("no validation data, so its settings are the recipe's own" in note for note in made.notes)
+
+
+def test_what_ran_on_other_data_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A file that was only touched is the same; one with other labels is not, in a comparison and in a grid."""
+    rng = np.random.default_rng(5)
+    file, data = tmp_path / "site.csv", tmp_path / "mine.yaml"
+    rows = [f"{'AB'[n % 2]},{rng.normal():.3f},{int(rng.random() < 0.5)}" for n in range(40)]
+    file.write_text("\n".join(["site,x,ill", *rows]))
+    made = ["init", str(file), "--labels", "ill", "--clients", "site", "--method", "fedavg", "--rounds", "1"]
+    assert CliRunner().invoke(app, [*made, "--out", str(data)]).exit_code == 0
+    grid = load_grid({"name": "g", "data": {"D": {"recipe": str(data)}}, "bases": {"A": {"method": "fedavg"}},
+                      "references": []})  # fmt: skip
+
+    def ask() -> None:
+        fl.compare(str(data), folder=tmp_path / "c", budget=Budget(trials=1, seeds=(100,)), tell=lambda text: None)
+        assert Runner().run(grid, tmp_path / "g").failed == {}
+
+    ask()
+    os.utime(file)
+    ask()
+    file.write_text("\n".join(["site,x,ill", *(row[:-1] + str(1 - int(row[-1])) for row in rows)]))
+    for again in (ask, lambda: Runner().run(grid, tmp_path / "g")):
+        with pytest.raises(UserError, match="the data set has changed since the run began"):
+            again()

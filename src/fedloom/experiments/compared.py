@@ -21,9 +21,11 @@ from fedloom.experiments.tune import Budget, Scores, changes_against_first, desc
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs.folder import check_parts
 from fedloom.federation.runs.reader import Run, TaskMetric, clock
-from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
+from fedloom.federation.runs.recorded import TEMPORARY, began, changed, recipe_in
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
@@ -119,6 +121,8 @@ class _Question:
     tell: Callable[[str], None]
     done: int = 0
     total: int = 0
+    changed: float | None = None
+    """When a file of the data last changed."""
     began: float = field(default_factory=time.monotonic)
 
     def answered(self, split: str, metric: str | None) -> Comparison:
@@ -186,6 +190,9 @@ class _Question:
             self.total -= trials * len(seeds) - 1
             return {}
         self.total -= (trials - len(curve.scores)) * len(seeds)
+        if not curve.is_known:
+            notes.append(f"{name}: no number on validation data, so its settings are the recipe's own.")
+            return {}
         notes.append(f"{name}: {described(curve.best)}, the best of {len(curve.scores)} settings on validation data"
                      + (", at the end of the learning rates tried." if curve.at_edge else "."))  # fmt: skip
         return curve.best
@@ -202,6 +209,11 @@ class _Question:
         if place.exists() and is_over(place):
             if recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
+            if self.changed is None:
+                self.changed = changed(recipe.data.model_dump(mode="json"))
+            if began(place) < self.changed:
+                check_parts(place, build(recipe).about)
+                self.changed = 0.0  # their content is what it was
         else:
             shutil.rmtree(place, ignore_errors=True)  # what was interrupted; a run here takes seconds
             run(recipe, place, progress=Progress())

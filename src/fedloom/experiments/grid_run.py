@@ -6,6 +6,7 @@ however it ends.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -30,7 +31,7 @@ from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.reader import clock
-from fedloom.federation.runs.recorded import read_info
+from fedloom.federation.runs.recorded import began, changed, read_info
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, same_family, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
@@ -211,6 +212,14 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     same_family(grid, folder)
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)
+    of_data: dict[str, list[Cell]] = {}
+    for cell, recipe in by_cell.items():
+        if cell in chosen and states[cell] == "finished":
+            of_data.setdefault(recipe.data.model_dump_json(), []).append(cell)
+    for data, done in of_data.items():
+        since = changed(json.loads(data))
+        if before := [cell for cell in done if began(cell.folder(folder)) < since]:
+            _ask(_compare_data, before[0].folder(folder), by_cell[before[0]])
     open_ = [cell for cell in by_cell if states[cell] != "finished" and cell in chosen]
     first: dict[str, Cell] = {}
     for cell in open_:
@@ -423,6 +432,19 @@ def _clean(folder: Path) -> None:
             raise StateError(f"{folder} holds {', '.join(sorted(others))}, but no run")
         with locked(folder / LOCK, folder):
             shutil.rmtree(folder)
+
+
+def _compare_data(pipe: Connection, folder: Path, recipe: Recipe) -> None:
+    """Fail where the data of a finished run are no longer those that it saw."""
+    from fedloom.federation.rounds.build import build
+    from fedloom.federation.runs.folder import check_parts
+
+    try:
+        check_parts(folder, build(recipe).about)
+    except UserError as error:
+        pipe.send(("failed", f"{error}. Choose another folder with --out, or delete this one", 0))
+        return
+    pipe.send(("done", None, _peak()))
 
 
 def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:

@@ -100,17 +100,12 @@ class Search:
         return {RATE: rounded(self.rate, 10 ** (step / 2))} if step else {}
 
     def curve(self, label: str, run: Callable[[list[Changes]], Scores]) -> Curve:
-        """Return all trials; `run` runs those so far, or those that it has not run, and returns the scores of all.
-
-        Raises RecipeError where no trial ended with finite numbers.
-        """
+        """Return all trials; `run` runs those so far that it has not run, and returns the scores of all."""
         proposed: list[Changes] = []
         scores: Scores = {}
         while new := self.next(scores):
             proposed += new
             scores = run(proposed)
-        if max(scores.values()) == -math.inf:
-            raise RecipeError("no setting ended with finite numbers")
         return Curve(label, scores, self.at_edge(scores))
 
     def at_edge(self, scores: Scores) -> bool:
@@ -177,6 +172,11 @@ class Curve:
         return max(self.scores, key=lambda name: self.scores[name])
 
     @property
+    def is_known(self) -> bool:
+        """Return whether a trial ended with finite numbers."""
+        return self.scores[self.key] > -math.inf
+
+    @property
     def best(self) -> Changes:
         """The trial with the best score."""
         changes: Changes = json.loads(self.key)
@@ -225,7 +225,10 @@ def tune(
             raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
         return scores_of(grid, folder, proposed)
 
-    return search_of(of, budget.trials).curve(label, ran)
+    curve = search_of(of, budget.trials).curve(label, ran)
+    if not curve.is_known:
+        raise RecipeError("no setting ended with finite numbers")
+    return curve
 
 
 def on_validation(recipe: Recipe) -> Changes:

@@ -63,6 +63,17 @@ _UNKNOWN = hashlib.sha256().hexdigest()[:16]
 """The hash that older runs recorded of inputs that they did not read."""
 
 
+def check_parts(path: Path, about: Mapping[str, Any]) -> None:
+    """Raise StateError where data, model, method or partition (`Built.about`) are not those of the run in a folder."""
+    before = read_info(path)
+    for key, what in _SAME.items():
+        if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
+            raise StateError(
+                f"{path}: the {what} has changed since the run began ({key}: {before.get(key)!r} "
+                f"then, {about[key]!r} now)"
+            )
+
+
 class RunFolder:
     """Reads and writes one run folder.
 
@@ -185,12 +196,7 @@ class RunFolder:
             was = before.get("origins", {}).get(name)
             if was is not None and was != now:
                 self._events.append({"event": "source changed", "of": name, "was": _origin(was), "now": _origin(now)})
-        for key, what in _SAME.items():
-            if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
-                raise StateError(
-                    f"{self.path}: the {what} has changed since the run began ({key}: {before.get(key)!r} "
-                    f"then, {about[key]!r} now)"
-                )
+        check_parts(self.path, about)
         if before.get("recipe_hash") == about["recipe_hash"]:
             return None
         keys = sorted(differs("", before.get("recipe", {}), about["recipe"])) if "recipe" in before else []

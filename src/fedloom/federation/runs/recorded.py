@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -238,6 +238,29 @@ def _saved(folder: Path) -> Mapping[str, Any]:
     except (StateError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return logs
+
+
+def began(folder: Path) -> float:
+    """Return when the run in a folder began, by the time of its recipe."""
+    return (folder / "recipe.yaml").stat().st_mtime
+
+
+def changed(data: Mapping[str, Any]) -> float:
+    """Return when the last of the files changed that a recipe's data section names, or that lie in folders it names.
+
+    Their content may be what it was. 0 where it names none.
+    """
+
+    def paths(value: Any) -> Iterator[Path]:
+        each = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, of in each:
+            if key in ("path", "root") and isinstance(of, str) and of and Path(of).exists():
+                yield Path(of)
+                yield from Path(of).rglob("*")
+            yield from paths(of)
+
+    stats = [path.stat() for path in paths(data)]
+    return max((max(of.st_mtime, of.st_ctime) for of in stats), default=0.0)
 
 
 def sums(folder: Path) -> dict[str, Any]:
