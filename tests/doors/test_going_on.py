@@ -75,6 +75,7 @@ def test_a_change_without_a_round_after_it_is_told_in_the_last_line(tmp_path: Pa
             "of rounds"),
         ("seed=0", "training.rounds=1", "has had 2 rounds, so training.rounds cannot become 1"),
         ("seed=0", "training.batch_size=4", r"training.batch_size cannot change after the run has begun.*--from"),
+        ("seed=0", "method=fedprox", r"method.mu, method.name cannot change after .*--from \S+ method=fedprox$"),
     ],
 )  # fmt: skip
 def test_what_would_change_rounds_that_are_done_is_refused(

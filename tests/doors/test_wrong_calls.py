@@ -207,6 +207,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "data that are none": (lambda: fl.run(DATA, model="mlp"), "run: TensorDataset found, expected a fl.Federation"),
     "a method for parts": (lambda: run(method="moon"), "model: moon uses features, .* give an encoder: fl.model"),
+    "a base that is not compared": (
+        lambda: fl.compare(federation(), model="mlp", methods=["local", "fedavg"], base="locl"),
+        r"compare: base='locl' found. Did you mean 'local'\? Methods: local, fedavg",
+    ),
     "methods as text": (
         lambda: fl.compare(federation(), model="mlp", methods="local"),
         r"compare: methods='local' found, expected a list of methods, such as \['local', 'fedavg'\]",

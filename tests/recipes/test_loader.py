@@ -361,8 +361,16 @@ training: {optimizer: &o {lr: 1e-2, momentum: 0.5}}
 def test_an_unknown_recipe_lists_the_packaged_ones(tmp_path):
     with pytest.raises(RecipeError, match=r"Did you mean 'digits-tasks'\? Nearest of \d+: digits-tasks, "):
         load("digit-task")
-    with pytest.raises(RecipeError, match=r"is a folder; a run folder's recipe is"):
+    with pytest.raises(RecipeError, match=r"It is a folder without recipe\.yaml\."):
         load(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("name: x")
+    with pytest.raises(RecipeError, match=r"It is a folder, with .*recipe\.yaml\."):
+        load(tmp_path)
+    (tmp_path / "site.csv").write_text("age,ill\n3,1\n")
+    with pytest.raises(
+        RecipeError, match=r"site\.csv is a table, and no recipe: make a recipe of it with `fedloom init"
+    ):
+        load(tmp_path / "site.csv")
 
 
 def test_hash_covers_what_determines_results(toys):

@@ -209,6 +209,7 @@ def test_sentences() -> None:
     assert words.listed("abcde") == "a, b, c, d and e"
     assert words.listed("abcdef") == "a, b, c, d and 2 more"
     assert words.interval(open_) == "\u22121.0 to 11.0"
+    assert words.interval(Estimate(-52, 51.6, 3)) == "\u2212103.6 to \u22120.4"  # no 0 at an end that excludes it
     assert words.trend(0.01) == "The training loss no longer changes."
     assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% per round."
     assert (

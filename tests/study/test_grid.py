@@ -27,7 +27,7 @@ from fedloom.data import scenes
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_run import Bar, CellLines, Outcome, Watch, default_jobs, prepare, progress, run_prepared
-from fedloom.federation.recipes import dump
+from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build_method
 from fedloom.models.tasks.dense import KINDS
@@ -322,6 +322,12 @@ def test_tuning_may_give_two_cells_one_recipe() -> None:
     tuned = {"Digits": {"Prox/-": {"method.mu": 0.3}}}
     made = recipes(load_grid(TINY | {"bases": bases, "addons": {"-": {}}, "tuned": tuned}))
     assert len({recipe_hash(recipe) for recipe in made.values()}) == len(made) / 2
+
+
+def test_a_recipe_is_no_grid(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(dump(load("digits-tasks")))
+    with pytest.raises(RecipeError, match=r"r\.yaml is a recipe, and no grid: run it first, with `fedloom run"):
+        load_grid(tmp_path / "r.yaml")
 
 
 def test_missing_grids() -> None:

@@ -159,7 +159,7 @@ def test_a_site_with_one_class_has_no_value_and_all_sites_together_have_one(site
     pooled = sk.roc_auc_score(torch.cat(labels), torch.cat(outputs))
     assert final.values["ill"]["pooled auc"] == pytest.approx(pooled)
     table = result.table()
-    assert "auc of ill: no value at 1 of 3 clients" in table
+    assert "auc of ill: no value at 1 of 3 clients (c)" in table
     assert "pooled: over the examples of all of them" in table
 
 
@@ -170,7 +170,7 @@ def test_a_recipe_names_metrics_and_tables_show_both_values(sites, tmp_path):
     text = str(made)
     assert "ill (pr-auc) ↑" in text
     assert "ill (pooled pr-auc) ↑" in text
-    assert "pr-auc of ill: no value at 1 of 3 clients." in text
+    assert "pr-auc of ill: no value at 1 of 3 clients (c)." in text
     with pytest.raises(RecipeError, match=r"'ill': unknown metric 'f1'"):
         fl.run(sites, model="mlp", tasks={"ill": {"metric": "f1"}}, folder=Path(tmp_path / "no"))
 

@@ -232,12 +232,12 @@ def _extended(
     old = before.model_dump(mode="json")
     after = load(with_keywords(old, options), overrides)
     changed = sorted(differs("", old, after.model_dump(mode="json")))
-    for key in changed:
-        if key != ROUNDS and (not key.startswith("runtime.") or key == "runtime.engine"):
-            raise StateError(
-                f"{folder}: {key} cannot change after the run has begun; only {ROUNDS} and keys of runtime can. "
-                f"Start a new run from its model: fedloom run --from {folder} {key}=..."
-            )
+    if fixed := [key for key in changed if key != ROUNDS and (key[:8] != "runtime." or key == "runtime.engine")]:
+        typed = " ".join(overrides) or f"{fixed[0]}=..."
+        raise StateError(
+            f"{folder}: {', '.join(fixed)} cannot change after the run has begun; only {ROUNDS} and keys of runtime "
+            f"can. Start a new run from its model: fedloom run --from {folder} {typed}"
+        )
     run = Run.read(folder)
     if ROUNDS in changed and (run.info["status"] == "stopped early" or run.last_round > after.training.rounds):
         why = "stopped early" if run.info["status"] == "stopped early" else f"has had {run.last_round} rounds"

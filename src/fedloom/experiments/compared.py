@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.core.errors import RecipeError, StateError, UserError
+from fedloom.core.errors import RecipeError, StateError, UserError, choices
 from fedloom.engines.api import Source, recipe_of, run
 from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, search_of
 from fedloom.federation.recipes.loader import texts
@@ -89,6 +89,8 @@ def compare(
             question = _Question(what, model, options, home, every, budget or Budget(), tell or say)
             comparison = question.answered(split, metric)
         else:
+            if base is not None and base not in methods and all(isinstance(method, str) for method in methods):
+                raise RecipeError(f"compare: base={base!r} found.{choices('Methods', base, methods)}")
             runs = []
             for number, method in enumerate(methods):
                 for seed in every:

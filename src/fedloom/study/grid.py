@@ -278,6 +278,8 @@ def load_grid(
             origin = Origin.FOLDER
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
+    if "method" in value and "bases" not in value:
+        raise RecipeError(f"{where} is a recipe, and no grid: run it first, with `fedloom run {where}`")
     if benchmark is not None and benchmark not in benchmarks:
         value = _on_recipe(value, benchmark, where, benchmarks)
     try:

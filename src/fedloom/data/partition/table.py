@@ -109,7 +109,10 @@ class Share:
             raise DataError(f"{who} has no task")
         index = self.index
         if len(wrong := index[(index < 0) | (index >= len(pool))]):
-            raise DataError(f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}")
+            raise DataError(
+                f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}: the data have "
+                f"{len(pool)} examples; had they more when the partition was made?"
+            )
         if len(np.unique(index)) < len(index):
             raise DataError(f"{who} holds an example twice (in its train part, its validation part or both)")
         for task, weight in self.tasks.items():

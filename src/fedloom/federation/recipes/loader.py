@@ -228,8 +228,15 @@ def _parsed(text: str) -> Any:
     return parse(text, "a packaged file")
 
 
+_TABLES = (".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".gz", ".xz")
+
+
 def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
     """Return the plain content of a file. Raises RecipeError where it is not there or is not YAML."""
+    if path.is_file() and path.suffix.lower() in _TABLES:
+        raise RecipeError(
+            f"{path} is a table, and no {kind}: make a recipe of it with `fedloom init {path} --labels ...`"
+        )
     if path.is_file():
         try:
             return parse(path.read_text("utf-8"), str(path))
@@ -237,7 +244,8 @@ def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
             raise RecipeError(f"{path}: {error}") from None
     hint = nearest(str(path), known)
     if path.is_dir():
-        hint = f" It is a folder; a {'run' if kind == 'recipe' else kind} folder's {kind} is {path / kind}.yaml."
+        inside = next((path / f"{name}.yaml" for name in (kind, "recipe") if (path / f"{name}.yaml").is_file()), None)
+        hint = f" It is a folder{f', with {inside}' if inside else f' without {kind}.yaml'}."
     raise RecipeError(
         f"no {kind} {str(path)!r}: neither a file nor a packaged {kind}.{hint} "
         f"{listed('Packaged', str(path), sorted(known))}"

@@ -74,8 +74,8 @@ class Final:
     """'personal', 'global', or 'personal and global' if only some clients have a personal model."""
     data: tuple[str, ...]
     """The data that was used, as the run recorded it."""
-    without: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(task, metric) -> how many of how many clients have no value, because their labels do not determine it."""
+    without: Mapping[tuple[str, str], tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    """(task, metric) -> (the clients without a value, because their labels do not determine it; of how many)."""
 
     @property
     def caption(self) -> str:
@@ -88,8 +88,8 @@ class Final:
     def gaps(self, metrics: Collection[str] | None = None) -> list[str]:
         """Return a phrase for each number, of some metrics or all, that some clients lack."""
         return [
-            f"{metric} of {task}: no value at {few} of {every} clients"
-            for (task, metric), (few, every) in self.without.items()
+            f"{metric} of {task}: no value at {len(who)} of {every} clients ({', '.join(who)})"
+            for (task, metric), (who, every) in self.without.items()
             if metrics is None or metric in metrics
         ]
 
@@ -306,18 +306,18 @@ class Run:
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """Return the means over clients of one round's entries."""
         each: dict[tuple[str, str], list[float]] = defaultdict(list)
-        gaps: dict[tuple[str, str], int] = defaultdict(int)
+        gaps: dict[tuple[str, str], list[str]] = defaultdict(list)
         for (client, task, metric), entry in values.items():
             loss = values.get((client, task, "loss"))
             if entry["value"] is None and loss is not None and loss["value"] is not None:
-                gaps[task, metric] += 1
+                gaps[task, metric].append(str(client))
             else:
                 each[task, metric].append(number_of(entry["value"]))
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for task, metric in sorted(each.keys() | gaps.keys()):
             known = each[task, metric]
             means[task][metric] = sum(known) / len(known) if known else math.nan
-        without = {key: (few, few + len(each[key])) for key, few in sorted(gaps.items())}
+        without = {key: (tuple(who), len(who) + len(each[key])) for key, who in sorted(gaps.items())}
         used = {v["model"] for v in values.values()}
         return Final(
             {task: means[task] for task in self.info["tasks"] if task in means},

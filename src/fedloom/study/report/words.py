@@ -70,7 +70,10 @@ def interval(of: Estimate) -> str:
         return ""
     # no end is finer than the interval is wide
     places = 0 if of.half == 0 else max(0, 1 - math.floor(math.log10(of.half)))
-    ends = (round(end, places) + 0.0 for end in (of.mean - of.half, of.mean + of.half))  # + 0.0: no minus before a 0
+    exact = of.mean - of.half, of.mean + of.half
+    while excludes_zero(of) and any(round(end, places) == 0 for end in exact) and places < 6:
+        places += 1  # an interval without 0 does not end there
+    ends = (round(end, places) + 0.0 for end in exact)  # + 0.0: no minus before a 0
     return " to ".join(f"{end:.{places}f}".replace("-", "\u2212") for end in ends)
 
 
