@@ -168,6 +168,8 @@ def compare(
             raise StateError(f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them")
     notes = _comparable(ordered)
     rows = read[0].judged_by(metric).judged
+    if left := [task for task in read[0].info["tasks"] if task not in {row.task for row in rows}]:
+        notes.append(f"Left out, without {metric}: {', '.join(left)}.")
     finals = [{run.seed: run.final(split) for run in group} for group in ordered]
     lines = _lines(rows, [final for by_seed in finals for final in by_seed.values()])
 
