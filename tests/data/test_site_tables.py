@@ -34,7 +34,7 @@ from fedloom.data.tables.preprocessing import (
     with_noise,
 )
 from fedloom.data.tables.read import Column, Table
-from fedloom.data.tables.table import Split
+from fedloom.data.tables.table import Split, TableReport
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
@@ -146,6 +146,30 @@ def test_a_column_that_tells_too_much_is_an_input_only_where_it_is_named(what: s
         assert "extra" not in {each.column for each in made(data, leave_out=["ex*"]).dataset.table.inputs}
         if "identifier" not in what:
             assert {each.column for each in made(data, features=["e*", "x"]).dataset.table.inputs} == {"x", "extra"}
+
+
+def test_a_single_name_or_code_may_stand_for_a_list() -> None:
+    data = frame().assign(n=[-9, *range(119)])
+    fed = made(data, missing=-9, leave_out="w", features="n")
+    assert [each.column for each in fed.dataset.table.inputs] == ["n"]
+    assert fed.dataset.table.missing == (-9,)
+    for bad in ({"leave_out": None}, {"features": 5}, {"leave_out": {"w": 1}}, {"missing": [None]}):
+        with pytest.raises(DataError, match=f"from_table: {next(iter(bad))}=.* found, expected a list of texts"):
+            made(data, **bad)
+
+
+def test_a_task_of_no_column_is_named_before_its_classes(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    data = {"path": str(tmp_path / "t.csv"), "inputs": {"x": "number"}}
+    for task, message in (
+        ("il", "no column 'il'. Did you mean 'ill'?"),
+        ("ill", "data.tasks.ill has no classes, expected those of kind binary; the column has 0, 1"),
+    ):
+        params = DATASETS["table"].params.model_validate({**data, "tasks": {task: {"kind": "binary"}}})
+        with pytest.raises(DataError, match=re.escape(message)):
+            DATASETS["table"].function(0, **dict(params))
+    with pytest.raises(ValueError, match="no classes found, expected those of kind binary"):
+        TableReport(site=None, minimum=5, inputs={"x": "number"}, tasks={"ill": {"kind": "binary"}})
 
 
 def test_a_number_told_by_another_is_refused() -> None:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedloom.cli.app as cli
+from fedloom.core.disclosure import hidden
+from fedloom.data.tables.table import counts
 
 HEAD = ["site", "age", "dose", "kind", "ill"]
 Rows = list[list[str]]
@@ -147,6 +151,14 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
         changed(1, lambda i, age: ["NULL", ".", "N/A"][i % 3] if i % 5 == 0 else age),
         "name it with --missing '.,N/A,NULL'",
     ),
+    "a code for missing among texts": (
+        changed(3, lambda i, kind: "-9" if i % 8 == 0 else kind),
+        "left out: kind: 12 cells are -9 and no other is a number; if that means missing, name it with --missing -9",
+    ),
+    "a code for missing among few numbers": (
+        column(lambda i: ["0", "1", "-9"][i % 3]),
+        "left out: extra: 30 cells are -9 and no other is below 0",
+    ),
     "texts of whole reports": (column(lambda i: "word " * 999 if i % 9 else "x"), "it has texts of up to 4,994"),
     "times of day": (column(lambda i: f"{i % 24:02d}:30"), "left out: extra: it has dates or times"),
     "dates with names of months": (column(lambda i: f"{i % 28 + 1} Jan 2020"), "left out: extra: it has dates"),
@@ -189,6 +201,19 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                                "0, 1, FALSE, TRUE found for yes and no; write all yes alike"),
     "a code for missing among labels": (changed(4, lambda i, ill: "-9" if i % 8 == 0 else ill),
                                         "'ill': 12 cells are -9 and no other is below 0"),
+    "a code for missing among labels that are texts": (
+        changed(4, lambda i, ill: "-9" if i % 8 == 0 else ["mild", "severe"][int(ill)]),
+        "'ill': 12 cells are -9 and no other is a number"),
+    "texts as real labels": (changed(4, lambda i, ill: ["mild", "severe"][int(ill)]),
+                             "expected numbers; texts are classes of a label", ("--labels", "ill=regression")),
+    "an unknown kind": (text(rows()), "unknown kind 'regresion'. Did you mean 'regression'?",
+                        ("--labels", "ill=regresion")),
+    "a task without a name": (text(rows()), "'=ill' found, expected NAME, NAME=KIND or TASK=A+B", ("--labels", "=ill")),
+    "a label twice": (text(rows()), "--labels: 'ill' is named twice", ("--labels", "ill,ill")),
+    "a label that is left out": (text(rows()), "column 'ill': it is a label, so it cannot be left out as well",
+                                 ("--leave-out", "ill")),
+    "a site of its own for every row": (column(lambda i: f"patient {i}"), "90 rows of 90 clients found, expected at",
+                                        ("--clients", "extra")),
     "a line of totals": (text(rows()) + "Total,5400,270,,45\n", "if labels are amounts, use --labels 'ill=regression'"),
     "lines above the names": ("# made in 2020\n" + text(rows()), "line 2: expected 1 cells like the first line"),
     "separators at the end of rows alone": (text(rows()).replace("\n", ",\n").replace(",\n", "\n", 1),
@@ -287,3 +312,59 @@ def test_a_zipped_table_and_a_folder_with_a_file_for_each_site(tmp_path: Path) -
     code, said = command("show", tmp_path / "r.yaml", "--json")
     assert code == 0, said
     assert '"client": "north"' in said
+
+
+def folder(at: Path, files: dict[str, str]) -> Path:
+    at.mkdir()
+    for name, content in files.items():
+        (at / f"{name}.csv").write_text(content)
+    return at
+
+
+def test_columns_of_two_files_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+    sites = folder(tmp_path / "s", {"Oslo": text(rows()), "Rome": text(rows(), ["site", "Age", *HEAD[2:]])})
+    code, said = command("init", sites, "--labels", "ill", "--clients", "site", "--out", tmp_path / "r.yaml")
+    assert (code, "columns 'age' (in Oslo) and 'Age' (in Rome) differ in case only" in said) == (2, True), said
+
+
+def test_missing_codes_and_empty_files_of_other_sites_are_noted(tmp_path: Path) -> None:
+    """The recipe is made at one site, whose table has neither."""
+    (tmp_path / "own.csv").write_text(text(rows()))
+    words = ("--labels", "ill,dose", "--clients", "site", "--method", "fedavg", "--rounds", 1)
+    assert command("init", tmp_path / "own.csv", *words, "--out", tmp_path / "r.yaml")[0] == 0
+    coded = text([[s, "999" if i % 9 == 0 else a, "-99" if s == "west" else d, k, y]
+                  for i, (s, a, d, k, y) in enumerate(rows())])  # fmt: skip
+    sites = folder(tmp_path / "s", {"other": coded, "nobody": text([])})
+    recipe = (tmp_path / "r.yaml").read_text().replace(str(tmp_path / "own.csv"), str(sites))
+    (tmp_path / "r.yaml").write_text(recipe)
+    age = "column 'age': cells with 999 found at north (10), and no other is nearly as large; if 999 means missing, add"
+    dose = "column 'dose': cells with -99 found at west (30), and no other is"
+    for wanted in (("show",), ("data", "statistics"), ("run", "-q", "--out", tmp_path / "run")):
+        code, said = command(*wanted, tmp_path / "r.yaml")
+        assert (code, age in said, dose in said) == (0, True, True), said
+        assert ("file 'nobody' is left out: it has no rows" in said) == (wanted[0] != "run")
+
+
+def test_no_statistic_tells_a_count_of_few_rows_by_its_complement(tmp_path: Path) -> None:
+    grades = "u" * 2 + "v" * 9 + "w" * 20 + "x" * 20 + "y" * 5 + "z" * 20 + "t" * 24
+    made = [
+        ["ab"[i >= 40], str(i), grade, "" if i == 50 else str(int(i < 38 or i % 2))] for i, grade in enumerate(grades)
+    ]
+    (tmp_path / "t.csv").write_text(text(made, ["site", "age", "grade", "ill"]))
+    task = {"kind": "classification", "classes": [*"uvwxyzt"]}
+    about = {"path": str(tmp_path / "t.csv"), "missing": None, "inputs": {"age": "number"},
+             "tasks": {"ill": {"kind": "binary", "classes": ["0", "1"]}, "grade": task}}  # fmt: skip
+    (a, b), *_ = counts({**about, "site": "site"}, 5)
+    assert (a["ill"], b["ill"]) == ("40, 1 hidden", "all but <5, 1 51%")
+    ((everyone,), *_) = counts({**about, "site": None}, 5)
+    assert everyone["grade"] == "100, u <5, v 9%, w 20%, x 20%, y 5%, and 2 more classes"
+    about["tasks"] = {"grade": {"kind": "multilabel", "columns": ["ill"]}}
+    assert counts({**about, "site": "site"}, 5)[0][0]["grade"] == "40, ill hidden"
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 9), st.integers(1, 7))
+def test_hidden_counts_together_are_no_count_of_few_rows(sizes: list[int], rest: int, minimum: int) -> None:
+    hide = hidden(sizes, minimum, rest)
+    assert all(hid for size, hid in zip(sizes, hide, strict=True) if 0 < size < minimum)
+    together = rest + sum(size for size, hid in zip(sizes, hide, strict=True) if hid)
+    assert not 0 < together < minimum or sum(sizes) + rest < minimum

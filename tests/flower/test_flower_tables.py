@@ -29,7 +29,7 @@ from fedloom.data.tables.preprocessing import Input
 from fedloom.data.tables.table import together
 from fedloom.engines.flower import client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
-from fedloom.engines.flower.nodes import NodeConfig, own_table
+from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
 
 SITES = ("aachen", "bonn", "cologne")
 MODEL: dict[str, Any] = {
@@ -154,6 +154,14 @@ def test_a_site_may_forbid_statistics(folder: Path, tmp_path: Path, more: dict[s
     lines = (folder.parent / "nodes" / "aachen" / "audit.jsonl").read_text()
     assert {json.loads(line)["what"] for line in lines.splitlines()} >= {"policy", "refuse"}
     assert "statistics" not in {json.loads(line)["what"] for line in lines.splitlines()}
+
+
+def test_a_code_for_missing_at_a_site_is_known_before_statistics_are_sent(folder: Path) -> None:
+    config = NodeConfig.read(Path(homes(folder)[9]["home"]) / "node.yaml")
+    table = pandas.read_csv(folder / "aachen.csv")
+    table.assign(x=table.x.where(table.index % 7 > 0, 9999)).to_csv(folder / "aachen.csv", index=False)
+    dataset, _ = own_data(0, {}, config)
+    assert [doubt.split(" found")[0] for doubt in dataset.doubts] == ["column 'x': cells with 9999"]
 
 
 def test_a_server_gets_no_column_that_the_site_left_out(folder: Path) -> None:

@@ -303,6 +303,23 @@ def test_the_federation(tmp_path: Path) -> None:
     assert "labels" not in page_of(folder).data["figures"]
 
 
+def test_counts_of_few_rows_of_a_table_and_its_folder_are_not_shown(tmp_path: Path) -> None:
+    """The least count is that of the run; what hides it in a sum is hidden as well."""
+    folder = run_folder(tmp_path, two_rounds(), table={"minimum": 25})
+    labels = {"a": {"depth": [24, 26, 70]}, "b": {"depth": [30, 0, 40]}}
+    (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({**recipe, "data": {"name": "table", "path": "/home/her own/visits.csv"}})
+    )
+    page = page_of(folder)
+    assert cells(page.data["figures"]["examples"][0]["chart"]) == {"a": {"seg": 30}, "b": {}}
+    shown = {"a": {"2": 70}, "b": {"0": 30, "1": 0, "2": 40}}
+    assert cells(page.data["figures"]["labels"][0]["chart"]) == shown
+    assert ("&lt;25" in page.text or "<25" in page.text, "visits.csv" in page.text) == (True, True)
+    assert "her own" not in page.text
+
+
 def test_matrices_over_the_rounds(tmp_path: Path) -> None:
     lines = two_rounds()
     lines[0]["records"] = [

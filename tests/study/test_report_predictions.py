@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,9 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
     assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the class that is recognised best comes first
     assert [row["note"].split()[0] for row in rows_of(figure.views[0].chart)] == ["5", "0", "2", "4"]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
+    few = replace(report.predictions, confusions=(replace(report.predictions.confusions[0], minimum=3),))
+    drawn = figures_of(replace(report, predictions=few))["confusion-0"].views[0].chart
+    assert cells(drawn) == {"1": {"1": 1, "0": 0}, "0": {}}  # of class 0 two are wrong: too few of a table to show
 
 
 def test_a_model_of_many_clients_is_named_by_some(tmp_path: Path) -> None:

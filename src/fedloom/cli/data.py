@@ -10,7 +10,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
-from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, UserError, unknown
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -136,14 +136,19 @@ def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
 
     tasks: dict[str, dict[str, Any]] = {}
     for name in _listed(text) or []:
-        column, _, kind = name.rpartition("=")
-        task, several, columns = name.partition("=")
-        if not several or name in read(path, None).frame.columns:
-            tasks[name] = {}
-        elif kind in KINDS:
-            tasks[column.strip()] = {"kind": kind}
-        else:
-            tasks[task.strip()] = {"kind": "multilabel", "columns": [each.strip() for each in columns.split("+")]}
+        task, known = name, dict[str, Any]()
+        if "=" in name and name not in (there := read(path, None).frame.columns):
+            is_kind = (kind := name.rpartition("=")[2].strip()) in KINDS
+            task, _, words = map(str.strip, name.rpartition("=") if is_kind else name.partition("="))
+            columns = [each.strip() for each in words.split("+")]
+            if not task or "" in columns:
+                raise UserError(f"--labels: {name!r} found, expected NAME, NAME=KIND or TASK=A+B")
+            if not is_kind and columns == [words] and task in there and words not in there:
+                raise UserError(f"--labels: {name!r}: {unknown('kind', words, KINDS)}")
+            known = {"kind": kind} if is_kind else {"kind": "multilabel", "columns": columns}
+        if task in tasks:
+            raise UserError(f"--labels: {task!r} is named twice; name it once")
+        tasks[task] = known
     return tasks
 
 
@@ -236,8 +241,10 @@ def statistics(
         if section.name != "table":
             raise RecipeError(f"{file}: data: {section.name} found, expected data: table")
         about = section.params
-    sites, columns = counts(about, minimum)
-    shared.answer({"sites": sites, "columns": columns}, as_json, shared.table_of(sites), shared.table_of(columns))
+    sites, columns, notes = counts(about, minimum)
+    tables = shared.table_of(sites), shared.table_of(columns)
+    everything = {"sites": sites, "columns": columns, "notes": notes}
+    shared.answer(everything, as_json, *tables, *(f"note: {note}" for note in notes))
 
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:

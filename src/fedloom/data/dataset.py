@@ -383,6 +383,7 @@ class Dataset:
     classes   name of a task -> names of its classes, of those that have names
     table     how a table's columns became inputs (a `Preprocessing`)
     notes     what `fedloom show` says of the data
+    doubts    what `fedloom show` and a run say of values that are probably wrong
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
@@ -400,6 +401,7 @@ class Dataset:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     table: Any = None
     notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
     public: Tensor | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,7 +178,7 @@ class Federation:
         tasks: Sequence[str] | Mapping[str, Description] = (),
         features: Sequence[str] | None = None,
         leave_out: Sequence[str] = (),
-        missing: Sequence[str | int | float] = (),
+        missing: str | float | Sequence[str | int | float] = (),
         preprocess: Literal["federated", "local"] = "federated",
         minimum: int = 5,
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -208,7 +209,9 @@ class Federation:
             raise DataError(f"from_table: tasks={tasks!r} found, expected columns, or {{column: fl.task(...)}}")
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
-        plan = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
+        chosen = None if features is None else _several("features", features)
+        away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
+        plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
         built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:
@@ -270,6 +273,15 @@ def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str
 
 def _unfit(where: str, what: str, expected: str) -> DataError:
     return DataError(f"{where}: {what} found, expected {expected}")
+
+
+def _several(argument: str, values: Any, kind: Any = str) -> list[Any]:
+    """Return the names or codes of an argument, which may be a single one."""
+    many = [values] if isinstance(values, kind) else values
+    if isinstance(many, Mapping) or not isinstance(many, Iterable) or not all(isinstance(each, kind) for each in many):
+        expected = "texts" if kind is str else "texts or numbers"
+        raise DataError(f"from_table: {argument}={values!r} found, expected a list of {expected}")
+    return list(many)
 
 
 def _known(name: str, task: Any) -> dict[str, Any]:

@@ -142,6 +142,8 @@ def run(
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
             return Result(path, ended, temporary=folder is None)
         built = engine.build(recipe)
+        for doubt in built.dataset.doubts:
+            progress.warn(f"data: {doubt}")
         with RunFolder.create(path, recipe, built.dealt, built.about, progress.warn) as run_folder:
             if recipe.model.is_held or built.modules:
                 run_folder.save_model(built.start, {"round": "0"}, START)

@@ -100,7 +100,7 @@ def plan_of(built: Built) -> Plan:
         memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
     if frozen:
         memory["frozen parameters (per worker)"] = workers * sum(p.nbytes for p in built.frozen.values())
-    notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
+    notes = [*built.dataset.doubts, *built.dataset.notes, *(f"not measured: {gap}" for gap in unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"{missing[0]} models are not measured: {built.method.name} has none")
     if built.method.private is not None and not built.method.private_part(layout).blocks:

@@ -23,8 +23,6 @@ CATEGORIES = 50
 """A text column with more values is no category, unless it is named."""
 CODES = 5
 """Whole numbers of so few values are codes, each a category; a linear model loses nothing by it."""
-CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
-"""Numbers that are often written for a missing value."""
 LONG = 200
 """A text with more characters is no category."""
 KINDS = ("binary", "classification", "ordinal", "regression")
@@ -142,6 +140,10 @@ def draft(
     away = _matching(leave_out, names, where, "leave_out")
     if twice := [name for name in chosen or () if name in wanted or name == site]:
         raise DataError(f"{where}, column {twice[0]!r}: it is a label or the site, so it cannot be an input as well")
+    for name in leave_out:
+        if name in wanted or name in (features or ()):
+            what = "a label" if name in wanted else "named as an input"
+            raise DataError(f"{where}, column {name!r}: it is {what}, so it cannot be left out as well")
     rows = rows_of(table, tasks, Split(), 0)
     trains = [train for train, _, _ in rows.parts.values()]
     train = np.sort(np.concatenate(trains))
@@ -169,6 +171,9 @@ def draft(
             allowed |= {name} if is_allowed else set()
         elif kind is not None:
             inputs[name] = kind if kind != "category" or mode == "federated" else column.distinct
+    if not inputs and site is not None and len(rows.parts) * minimum > len(table.frame):
+        found = f"{len(table.frame):,} rows of {len(rows.parts):,} clients found, expected at least {minimum} for each"
+        raise DataError(f"{where}, column {site!r}: {found}; name a column of sites, such as the hospital")
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
@@ -199,6 +204,8 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         kind = "ordinal" if column.order is not None and len(distinct) > 2 else kind
     if kind == "regression":
         if texts:
+            if column.are_texts:
+                column.finite()  # says which kinds fit
             column.fail(f"the label has numbers and {texts[0]!r}; {_perhaps_missing(column)}")
         values = numbers[~np.isnan(numbers)]
         if not len(values):
@@ -260,15 +267,11 @@ def _refuse_strange_classes(column: Column) -> None:
 
 def _code_in(column: Column) -> str:
     """Return a sentence about a number that looks like a code for missing, or an empty text."""
-    values = column.numbers[np.isfinite(column.numbers)]
-    for code in CODES_FOR_MISSING:
-        is_code = values == code
-        others = values[~is_code]
-        what = "below 0" if code < 0 else "nearly as large"
-        apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
-        if (n := int(is_code.sum())) >= 3 and len(others) and apart:
-            return f"{n} cells are {code} and no other is {what}; if that means missing, name it with --missing {code}"
-    return ""
+    if (found := column.code()) is None:
+        return ""
+    code, apart = found
+    count = int((column.numbers == code).sum())
+    return f"{count} cells are {code} and {apart}; if that means missing, name it with --missing {code}"
 
 
 def labels_of_columns(table: Table, task: str, known: Mapping[str, Any]) -> Label:
@@ -317,9 +320,7 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     if numeric:
         if set(values) == {0.0, 1.0}:
             return "yes/no", ""
-        if distinct <= CODES and whole:
-            return "category", ""
-        return ("number", "" if named else _code_in(column))
+        return ("category" if distinct <= CODES and whole else "number"), "" if named else _code_in(column)
     if column.yes is not None:
         return "yes/no", ""
     if 0 < len(strange) < distinct - 5 * len(strange):
@@ -328,7 +329,7 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
     if (longest := max(map(len, column.distinct))) > LONG:
         return None, f"it has texts of up to {longest:,} characters"
-    return "category", ""
+    return "category", "" if named else _code_in(column)
 
 
 def _perhaps_missing(column: Column) -> str:

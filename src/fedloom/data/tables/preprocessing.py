@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import draws
 from fedloom.core.errors import DataError
@@ -75,6 +75,11 @@ class Label(Section):
         return self.columns or (self.column or task,)
 
     @property
+    def lacks_classes(self) -> bool:
+        """Return whether a recipe has to list its classes yet."""
+        return self.kind not in ("regression", "multilabel") and not self.classes
+
+    @property
     def wants_scale(self) -> bool:
         """Return whether a mean or standard deviation is not known yet."""
         return self.kind == "regression" and (self.mean is None or self.std is None)
@@ -88,8 +93,19 @@ class Label(Section):
             yield f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only"
         few = 0 if self.kind in ("regression", "multilabel") else 2
         most = math.inf if self.kind in ("classification", "ordinal") else few
-        if not few <= len(self.classes) <= most:
+        if self.classes and not few <= len(self.classes) <= most:
             yield f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}"
+
+
+def _with_classes(tasks: dict[str, Label]) -> dict[str, Label]:
+    for name, label in tasks.items():
+        if label.lacks_classes:
+            raise ValueError(f"task {name!r}: no classes found, expected those of kind {label.kind}")
+    return tasks
+
+
+Labels = Annotated[dict[str, Label], AfterValidator(_with_classes)]
+"""The labels of tasks as others send them and runs store them."""
 
 
 class Statistics(Section):
@@ -167,7 +183,7 @@ class Preprocessing(Section):
     inputs: tuple[Input, ...] = ()
     scales: dict[str, tuple[Scale, ...]] = Field(default={ALL: ()})
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
-    tasks: dict[str, Label] = Field(default_factory=dict)
+    tasks: Labels = Field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:

@@ -29,6 +29,9 @@ SITE = "site"
 """The column that names the file of each row, where a folder has a file for each site."""
 Code = str | int | float
 """A cell that stands for a missing value."""
+CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
+"""Numbers that are often written for a missing value."""
+TEXTS = "texts are classes of a label (classification, or ordinal with its classes in order) or categories of an input"
 _OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
 _NAMES = re.compile(r".+\.(csv|tsv)(\.gz|\.xz)?|.+\.parquet", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
@@ -57,6 +60,8 @@ class Table:
     where: str
     site: str | None = None
     missing: tuple[Code, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences about files without rows."""
     _columns: dict[str, Column] = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
@@ -84,12 +89,13 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
     """
     import pandas
 
+    notes: tuple[str, ...] = ()
     if isinstance(source, pandas.DataFrame):
         frame, where = source.set_axis([str(name) for name in source.columns], axis=1), "the data frame"
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        frame, site = _folder(path, site) if path.is_dir() else (_file(path), site)
+        frame, site, notes = _folder(path, site) if path.is_dir() else (_file(path), site, ())
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     if problem := _twice(list(frame.columns)):
@@ -103,7 +109,7 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
             raise DataError(f"{where}, column {name!r}: {problem}")
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and one line per example")
-    return Table(frame.reset_index(drop=True), where, site, tuple(missing))
+    return Table(frame.reset_index(drop=True), where, site, tuple(missing), notes)
 
 
 def _is_cell(cell: Any) -> bool:
@@ -119,14 +125,21 @@ def _twice(names: Sequence[str]) -> str:
     return ""
 
 
-def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str]:
-    """Return the rows of all files of a folder, and the column of the sites."""
+def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[str, ...]]:
+    """Return the rows of all files of a folder, the column of the sites, and notes about files without rows."""
     import pandas
 
     files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
     if not files:
         raise DataError(f"{path}: no table found in the folder, expected a .csv or .parquet file for each site")
     frames = {file.name.split(".")[0]: _file(file) for file in files}
+    folded: dict[str, tuple[str, str]] = {}
+    for file, one in frames.items():
+        for column in one.columns:
+            first, other = folded.setdefault(column.casefold(), (column, file))
+            if first not in one.columns and column not in frames[other].columns:
+                found = f"columns {first!r} (in {other}) and {column!r} (in {file}) differ in case only"
+                raise DataError(f"{path}: {found}; write them alike if they are one column, else rename one")
     named = [name for name, one in frames.items() if SITE in one.columns]
     if site is None and named:
         advice = "so the file names are not used as sites: name the column of the sites"
@@ -134,7 +147,8 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str]:
     if site is None or (site == SITE and not named):
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
-    return pandas.concat(frames.values(), ignore_index=True), site
+    notes = tuple(f"file {name!r} is left out: it has no rows" for name, one in frames.items() if not len(one))
+    return pandas.concat(frames.values(), ignore_index=True), site, notes
 
 
 def _file(path: Path) -> pandas.DataFrame:
@@ -248,6 +262,11 @@ class Column:
         """Return whether most texts are numbers with something around them, such as a unit."""
         return sum(_AROUND.fullmatch(text) is not None for text in self.not_numbers) > 0.9 * len(self.distinct)
 
+    @property
+    def are_texts(self) -> bool:
+        """Return whether most of the different cells are no numbers."""
+        return 2 * len(self.not_numbers) > len(self.distinct)
+
     @cached_property
     def _texts(self) -> tuple[Array, list[str]]:
         from pandas import factorize
@@ -330,10 +349,23 @@ class Column:
         """Return which rows have a value (N, bool)."""
         return self.index >= 0 if self.series.dtype.kind not in "iuf" else ~np.isnan(self.numbers)
 
+    def code(self, rows: Array | slice = slice(None)) -> tuple[int, str] | None:
+        """Return a number that looks like a code for missing among some rows, and how it stands out; else None."""
+        values = self.numbers[rows]
+        values = values[np.isfinite(values)]
+        ends = {values.min(), values.max()} if len(values) else set()
+        for code in ends.intersection(CODES_FOR_MISSING):
+            others = values[values != code]
+            apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
+            if len(values) - len(others) >= 3 and apart:
+                what = "a number" if not len(others) else "below 0" if code < 0 else "nearly as large"
+                return int(code), f"no other is {what}"
+        return None
+
     def finite(self) -> Array:
         """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
         if strange := self.not_numbers:
-            advice = f"if it means a missing value, add: missing: [{strange[0]!r}]"
+            advice = TEXTS if self.are_texts else f"if it means a missing value, add: missing: [{strange[0]!r}]"
             self.fail(f"{quoted(strange)} found, expected numbers; {advice}")
         if infinite := int(np.isinf(self.numbers).sum()):
             self.fail(f"expected finite numbers, found {infinite} that are infinite")

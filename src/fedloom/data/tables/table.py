@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,12 @@ import numpy as np
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
+from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
 from fedloom.data.tables import preprocessing as fitting
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, Noise, Preprocessing, Ranges, Statistics
+from fedloom.data.tables.preprocessing import Kind, Label, Labels, Mode, Noise, Preprocessing, Ranges, Statistics
 from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 
 Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
-Labels = Annotated[dict[str, Label], Field(min_length=1)]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 EVERYONE = "all"
 """The site of a table without a column of sites."""
@@ -42,7 +42,7 @@ def table(
     seed: int,
     *,
     path: str,
-    tasks: Labels,
+    tasks: Annotated[dict[str, Label], Field(min_length=1)],
     inputs: Inputs,
     left_out: dict[str, str] | None = None,
     site: str | None = None,
@@ -163,6 +163,9 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
             if (np.abs(labels[name]) > np.finfo(np.float32).max).any():
                 column.fail("numbers above 3e38 found, which are too large: divide the label")
         else:
+            if label.lacks_classes:
+                problem = f"data.tasks.{name} has no classes, expected those of kind {label.kind}"
+                column.fail(f"{problem}; the column has {', '.join(column.distinct[:20])}")
             labels[name], strange = column.coded(label.classes)
             if strange:
                 found = f"the label {strange[0]!r} found, expected {', '.join(label.classes[:20])}"
@@ -186,7 +189,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         found = f"{len(names)} sites found, expected the rows of one site"
         raise DataError(f"{table.where}, column {table.site!r}: {found}")
     has = {task: labelled(column) for task, column in labels.items()}
-    useful, notes = np.any([*has.values()], axis=0), []
+    useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
         notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
     parts: dict[str, tuple[Array, Array, Array]] = {}
@@ -253,7 +256,8 @@ def build(
     rows = rows_of(table, tasks, split, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)
-    made = dataset_of(table, rows, fitted, left_out or {})
+    doubts = codes_in(table, inputs, tasks, rows.parts, minimum)
+    made = replace(dataset_of(table, rows, fitted, left_out or {}), doubts=doubts)
     if mode == "local" or ranges is None:
         return made
     _refuse(table.where, tasks, inputs, ranges)
@@ -262,7 +266,7 @@ def build(
         columns = fitting.wanted(inputs, tasks, ranges)
         total = noise.sum({who: fitting.shares_of(table, columns, train, minimum) for who, train in trains.items()})
         found = fitting.with_noise(total, inputs, tasks, ranges, noise.multiplier, fitted)
-        return dataset_of(table, rows, found, left_out or {})
+        return replace(dataset_of(table, rows, found, left_out or {}), doubts=doubts)
 
     return replace(made, private=private)
 
@@ -327,13 +331,35 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     )
 
 
+def codes_in(
+    table: Table, inputs: Iterable[str], tasks: Mapping[str, Label], parts: Mapping[str, Sequence[Array]], minimum: int
+) -> tuple[str, ...]:
+    """Return a sentence for each number among inputs and real labels that looks like a code for missing, with the sites
+    (name -> rows, in parts) that have it."""
+    columns = [*inputs, *(label.read_from(task)[0] for task, label in tasks.items() if label.kind == "regression")]
+    sites = {site: np.concatenate(rows) for site, rows in parts.items()}
+    every, sentences = np.concatenate([*sites.values()]), []
+    for column in map(table.column, columns):
+        found: dict[tuple[int, str], list[str]] = {}
+        anywhere = column.code(every)
+        for site, rows in sites.items():
+            if (code := anywhere or column.code(rows)) is not None:
+                count = int((column.numbers[rows] == code[0]).sum())
+                found.setdefault(code, []).extend([f"{site} ({shown(count, minimum)})"] if count else [])
+        for (number, apart), where in found.items():
+            advice = f"if {number} means missing, add it to data.missing"
+            cells = f"cells with {number} found at {_some(where)}, and {apart}"
+            sentences.append(f"column {column.name!r}: {cells}; {advice}")
+    return tuple(sentences)
+
+
 class TableReport(Section):
     """The message of one site about its table before the first round: nothing that covers fewer than `minimum` rows."""
 
     site: str | None
     minimum: Count
     inputs: Inputs
-    tasks: Labels
+    tasks: Annotated[Labels, Field(min_length=1)]
     sent: dict[str, Statistics] = Field(default_factory=dict)
     """Column -> its statistics."""
     ranges: dict[str, Range] | None = None
@@ -385,7 +411,8 @@ class OwnTable:
         }:
             raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
         known = {"tasks": {name: fitted.tasks[name] for name in tasks if name in fitted.tasks}}
-        return dataset_of(self.table, self.rows, fitted.model_copy(update={**own, **known}))
+        doubts = codes_in(self.table, inputs, tasks, self.rows.parts, self.report.minimum)
+        return replace(dataset_of(self.table, self.rows, fitted.model_copy(update={**own, **known})), doubts=doubts)
 
 
 def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
@@ -409,39 +436,43 @@ def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> 
     )
 
 
-def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a row for each site and one for each column of a table; `about` is a recipe's section of it. Counts of
-    fewer than `minimum` rows, and shares of them, are "<minimum"."""
+MOST = 5
+"""The classes whose shares are printed."""
+
+
+def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Sequence[str]]:
+    """Return a row for each site and one for each column of a table, and notes; `about` is a recipe's section of it.
+    Counts of fewer than `minimum` rows, and shares of them, are "<minimum"; what would tell them is "hidden"."""
     table = read(about["path"], about["site"], about["missing"] or ())
     tasks = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
     labels = labels_of(table, tasks)
     which, names = sites_of(table, table.site)
-    few = f"<{minimum}"
 
-    def shown(count: int, text: str) -> str:
-        return few if 0 < count < minimum else text
+    def shares(classes: Sequence[str], y: Array) -> list[str]:
+        sizes = np.bincount(y.astype(int), minlength=len(classes)).tolist()
+        hide = hidden(sizes[:MOST], minimum, sum(sizes[MOST:]))
+        cells = zip(classes, sizes, hide, strict=False)
+        texts = [f"{c} {shown(n, minimum, 'hidden' if hid else f'{n / len(y):.0%}')}" for c, n, hid in cells]
+        more = [f"and {len(classes) - MOST} more classes"] if len(classes) > MOST else []
+        return [*texts[len(classes) == 2 :], *more]  # of two classes the second one
 
-    def shares(label: Label, y: Array) -> str:
-        if len(y) < minimum:
-            return ""
-        if label.kind == "regression":
-            return f", mean {y.mean():.4g}"
+    def told(label: Label, y: Array) -> list[str]:
         if label.kind == "multilabel":
-            known = zip(label.columns, (each[~np.isnan(each)] for each in y.T), strict=True)
-            some = [(name, each, int(each.sum()) if len(each) >= minimum else len(each)) for name, each in known]
-            return ", " + ", ".join(f"{name} {shown(n, f'{each.mean():.0%}')}" for name, each, n in some if len(each))
-        sizes = np.bincount(y, minlength=len(label.classes))
-        parts = [f"{c} {shown(n, f'{n / len(y):.0%}')}" for c, n in zip(label.classes[:5], sizes, strict=False)]
-        return f", {', '.join(parts[1:] if len(label.classes) == 2 else parts)}"
+            known = zip(label.columns, (each[labelled(each)] for each in y.T), strict=True)
+            some = {name: each for name, each in known if len(each)}
+            few = f"<{minimum}"
+            return [f"{n} {few}" if len(each) < minimum else shares(("", n), each)[0] for n, each in some.items()]
+        return [f"mean {y.mean():.4g}"] if label.kind == "regression" else shares(label.classes, y)
 
     sizes = np.bincount(which, minlength=len(names))
     sites = []
     for number, name in enumerate(names):
-        row: dict[str, Any] = {"site": name, "rows": shown(sizes[number], f"{sizes[number]:,}")}
+        row: dict[str, Any] = {"site": name, "rows": shown(sizes[number], minimum)}
         for task, label in tasks.items():
             y = labels[task][which == number]
             y = y[labelled(y)]
-            row[task] = shown(len(y), f"{len(y):,}{shares(label, y)}")
+            count = shown(len(y), minimum, f"all but <{minimum}" if 0 < sizes[number] - len(y) < minimum else None)
+            row[task] = ", ".join([count, *(told(label, y) if len(y) >= minimum else ())])
         sites.append(row)
     columns = []
     for name, kind in about["inputs"].items():
@@ -450,10 +481,12 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         parts = np.where((lost > 0) & (lost < minimum), 0, lost / np.maximum(sizes, 1))
         most = int(np.argmax(parts))
         column = {"column": name, "kind": kind if isinstance(kind, str) else "category"}
-        column["missing"] = shown(lost.sum(), f"{lost.sum() / len(absent):.1%}")
-        column["most missing at"] = f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 else ""
+        column["missing"] = shown(lost.sum(), minimum, f"{lost.sum() / len(absent):.1%}")
+        alone = hidden([lost[most]], minimum, lost.sum() - lost[most])[0]
+        column["most missing at"] = f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 and not alone else ""
         columns.append(column)
-    return sites, columns
+    rows = {name: [np.flatnonzero(which == number)] for number, name in enumerate(names)}
+    return sites, columns, [*table.notes, *codes_in(table, about["inputs"], tasks, rows, minimum)]
 
 
 IST = Path(__file__).with_name("ist.csv.xz")
@@ -496,4 +529,4 @@ def ist(
             table.frame.loc[which == number, outcome] = np.nan
     tasks = {name: Label(kind="binary", classes=("0", "1"), metric="auc") for name in _OUTCOMES}
     split = Split(val=1 / 3, limit=limit, least=least)  # of 15 patients, a tenth, no AUC says anything
-    return replace(build(table, tasks, _KNOWN, "federated", 5, split, seed, _LEFT_OUT), notes=())
+    return replace(build(table, tasks, _KNOWN, "federated", 5, split, seed, _LEFT_OUT), notes=(), doubts=())

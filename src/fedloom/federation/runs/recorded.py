@@ -77,6 +77,7 @@ _INFO = _open(
     files=_Maybe[dict[str, list[int | str]]],
     changes=_Maybe[_List[_CHANGE]],
     recipe=_Maybe[dict[str, Any]],
+    table=_Maybe[_open("Table", minimum=Natural) | None],
     origins=_Maybe[dict[str, dict[str, Any]]],
     **dict.fromkeys(("fedloom", "method", "recipe_text", "layout_hash"), _Maybe[str]),
     **dict.fromkeys(("rounds", "final_round", "parameters"), _Maybe[Natural]),

@@ -25,6 +25,7 @@ from fedloom.study import grid
 from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
+from fedloom.study.report.words import without_folders
 from fedloom.study.results import Combination, Results, Side, change, deltas
 from fedloom.study.statistics import (
     Estimate,
@@ -214,7 +215,8 @@ def _facts(run: Run, base: Run, final: Final) -> tuple[tuple[str, str], ...]:
     state = "finished" if base.is_finished else "not finished"
     keys = sorted(set(differs("", run.recipe, base.recipe)) - QUIET)
     others = [key for key in keys if not key.startswith("method.")]
-    named = [f"{key}: {value_at(base.recipe, key)} (here {value_at(run.recipe, key)})" for key in others[:_KEYS]]
+    told = {k: [without_folders(str(value_at(each.recipe, k))) for each in (base, run)] for k in others[:_KEYS]}
+    named = [f"{key}: {there} (here {here})" for key, (there, here) in told.items()]
     more = [f"and {len(others) - _KEYS} more"] if len(others) > _KEYS else []
     here, there = run.folder.resolve(), base.folder.resolve()
     return (

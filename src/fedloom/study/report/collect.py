@@ -58,6 +58,11 @@ class RunReport:
     """True if the baseline was not named, but detected beside the run."""
 
     @property
+    def minimum(self) -> int:
+        """The least count of a table's rows that is shown; 0 for other data."""
+        return records.minimum_of(self.run)
+
+    @property
     def constant_lines(self) -> dict[str, Series]:
         """Return task -> the constant prediction's score in each round that measured the task."""
         rounds = {c.task: c.mean for c in self.curves if c.is_primary}

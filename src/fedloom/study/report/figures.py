@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.disclosure import hidden
 from fedloom.core.errors import UserError, writing
 from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.study import charts
@@ -317,9 +318,11 @@ def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
 
 def _examples(report: RunReport) -> Figure:
     """Draw clients by tasks: train examples of the clients that hold the task."""
+    clients = {name: report.clients[name] for name in thinned(list(report.clients), SIDE)}
+    counts = {name: about.get("train") for name, about in clients.items()}
+    few = {name for name, count in counts.items() if count is not None and hidden([count], report.minimum)[0]}
     cells = {
-        name: {task: report.clients[name].get("train") for task in report.clients[name]["tasks"]}
-        for name in thinned(list(report.clients), SIDE)
+        name: dict.fromkeys(about["tasks"], None if name in few else counts[name]) for name, about in clients.items()
     }
     chart = charts.heat(
         cells, list(report.run.info["tasks"]), down="client", along="task", value="train examples", low=0
@@ -328,14 +331,18 @@ def _examples(report: RunReport) -> Figure:
 
 
 def _labels(report: RunReport) -> Figure:
-    """Draw clients by classes, one view per task that has classes."""
+    """Draw clients by classes, one view per task that has classes; of a table without counts of few rows."""
+    examples = f"examples (without counts below {report.minimum})" if report.minimum > 1 else "examples"
     names = thinned([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
     for task in report.run.info["tasks"]:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if width := max(map(len, rows.values()), default=0):
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
-            chart = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
+            for of in cells.values():
+                hide = hidden([*of.values()], report.minimum)
+                of.update({label: None for label, hid in zip(of, hide, strict=True) if hid})
+            chart = charts.heat(cells, range(width), down="client", along="class", value=examples, low=0)
             views.append(View(task, chart))
     return Figure("Labels", views)
 
@@ -391,8 +398,9 @@ def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure
             texts: dict[tuple[str, str], str] = {}
             notes: dict[tuple[str, str], str] = {}
             for i in c.order:
-                total = sum(counts[i])
-                shares = {c.name(j): counts[i][j] / total if total else None for j in c.order}
+                total, hide = sum(counts[i]), hidden(counts[i], c.minimum)
+                few = total < max(c.minimum, 1)
+                shares = {c.name(j): None if few or hide[j] else counts[i][j] / total for j in c.order}
                 cells[c.name(i)] = shares
                 notes |= {(c.name(i), c.name(j)): f"{counts[i][j]} of {total} {c.unit}" for j in c.order}
                 texts |= {(c.name(i), j): f"{v:.0%}" for j, v in shares.items() if v is not None and v >= _NEARLY}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from fedloom.core.disclosure import shown
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
 from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, thinned
 from fedloom.study.output import Table, filled, text_of
@@ -197,7 +198,7 @@ def of_run(report: RunReport) -> str:
         equal=any(s.clients > 1 for s in judging) and all(s.worst is None for s in judging),
         matrices=matrices(report.run),
         method=str(report.run.info.get("recipe_text", "")),
-        recipe=(report.folder / "recipe.yaml").read_text("utf-8"),
+        recipe=words.without_folders((report.folder / "recipe.yaml").read_text("utf-8")),
         peers=report.run.recipe.get("peers") is not None,
         federation=_federation(report),
         sent=_table(
@@ -347,7 +348,7 @@ def _federation(report: RunReport) -> Table | None:
             name,
             ", ".join(t if w == 1 else f"{t} (weight {w:g})" for t, w in about["tasks"].items()),
             *(str(about.get(key) or "") for key in domains),
-            *(str(about.get(key, "")) for key in ("train", "val")),
+            *(shown(about[key], report.minimum) if key in about else "" for key in ("train", "val")),
         )
         for name, about in report.clients.items()
     ]

@@ -20,6 +20,7 @@ from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, i
 from fedloom.study.charts import thinned
 from fedloom.study.grid import Cell, together
 from fedloom.study.report import words
+from fedloom.study.report.records import minimum_of
 
 LARGEST = 200_000
 """Bytes of a picture, at most."""
@@ -147,6 +148,8 @@ class ConfusionViews:
     note: str = ""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty where they have none."""
+    minimum: int = 0
+    """Counts of fewer rows of a table are not shown."""
 
     def name(self, number: int) -> str:
         """Return a class by its name, or else its number."""
@@ -167,7 +170,7 @@ class ConfusionViews:
             (self.name(i), self.name(j)): n / sum(row)
             for i, row in enumerate(counts)
             for j, n in enumerate(row)
-            if n and i != j
+            if n >= max(self.minimum, 1) and i != j
         }
         return words.mixed_up(shares)
 
@@ -248,7 +251,7 @@ def of_run(run: Run) -> Predictions:
         if len(earlier := _earlier(reader, run, index)) > 1:
             over_rounds += _examples(reader, earlier)
     tasks = {} if counted is None else counted.tasks
-    confusions = tuple(_one(task, tasks[task]) for task in run.info["tasks"] if task in tasks)
+    confusions = tuple(_one(task, tasks[task], minimum_of(run)) for task in run.info["tasks"] if task in tasks)
     return replace(_made(reader, examples, confusions), over_rounds=tuple(over_rounds))
 
 
@@ -355,7 +358,7 @@ def _example(
     return ShownExample(title, shown, tuple(task.task for task in part.tasks), tuple(rows), wrong)
 
 
-def _one(task: str, stored: _StoredConfusion) -> ConfusionViews:
+def _one(task: str, stored: _StoredConfusion, minimum: int) -> ConfusionViews:
     """Return the matrices of a run's models for a task: each, and their sum where there are several."""
     views: dict[str, Counts] = {}
     if len(stored.models) > 1:
@@ -368,7 +371,7 @@ def _one(task: str, stored: _StoredConfusion) -> ConfusionViews:
         if name in views:  # names of clients that are cut may be the same
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
-    return ConfusionViews(task, stored.unit, views, _about(stored), _named(stored))
+    return ConfusionViews(task, stored.unit, views, _about(stored), _named(stored), minimum)
 
 
 def _named(stored: _StoredConfusion) -> tuple[str, ...]:
@@ -409,5 +412,6 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
             classes[task] = classes.get(task) or _named(stored)
             if note := _about(stored):
                 notes[task][f"{label}: {note}"] = None
+    minimum = max(map(minimum_of, runs.values()))
     for task, by_run in views.items():
-        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]), classes[task])
+        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]), classes[task], minimum)

@@ -84,6 +84,11 @@ def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
     return tuple((role, task, counts["up"], counts["down"]) for (role, task), counts in sorted(total.items()))
 
 
+def minimum_of(run: Run) -> int:
+    """Return the least count of a table's rows that reports show; 0 for other data."""
+    return int((run.info.get("table") or {"minimum": 0})["minimum"])
+
+
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
     """Return phase (or client, where the key is seconds_of) -> seconds of each round."""
     by_client: dict[str, dict[int, float]] = defaultdict(dict)

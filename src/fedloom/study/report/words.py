@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,6 +17,14 @@ NOTHING = 1e-9
 SQUARE = 0.05
 """Cosine up to which two updates count as unrelated."""
 _NAMED = 4  # names in a sentence, at most
+
+
+_FOLDER = re.compile(r"(^|: |- )(['\"]?)(?:~|[A-Za-z]:)?[\\/](?:.*[\\/])?", re.MULTILINE)
+
+
+def without_folders(text: str) -> str:
+    """Return YAML, or a value, with the last part alone of each absolute path: the folders are the user's own."""
+    return _FOLDER.sub(r"\1\2", text)
 
 
 def number(value: float) -> str:
