@@ -367,9 +367,7 @@ def test_an_unknown_recipe_lists_the_packaged_ones(tmp_path):
     with pytest.raises(RecipeError, match=r"It is a folder, with .*recipe\.yaml\."):
         load(tmp_path)
     (tmp_path / "site.csv").write_text("age,ill\n3,1\n")
-    with pytest.raises(
-        RecipeError, match=r"is a table, and no recipe: make a recipe of it with `fedloom init"
-    ):
+    with pytest.raises(RecipeError, match=r"is a table, and no recipe: make a recipe of it with `fedloom init"):
         load(tmp_path / "site.csv")
 
 
