@@ -169,6 +169,14 @@ class Preprocessing(Section):
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
     tasks: dict[str, Label] = Field(default_factory=dict)
 
+    def _problems(self) -> Problems:
+        numbers = sum(each.kind != "category" for each in self.inputs)
+        if not self.scales:
+            yield "scales", "an empty mapping found, expected a key for each site, or '' for all"
+        for who, scales in self.scales.items():
+            if len(scales) != numbers:
+                yield f"scales[{who!r}]", f"{len(scales)} pairs found, expected {numbers}: one per input of numbers"
+
     @property
     def names(self) -> list[str]:
         """The name of each of the model's inputs."""
