@@ -396,6 +396,20 @@ def test_a_bundle_of_another_version_is_read_with_a_warning(tmp_path: Path, caps
     assert "export.json: fedloom '99.1' wrote it, and this is fedloom" in capsys.readouterr().err
 
 
+def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("predictions.csv", index=False)
+    Path("also.csv").symlink_to("predictions.csv")
+    fl.run(recipe(tmp_path / "predictions.csv"), tmp_path / "run")
+    for more in ((), ("--out", "also.csv"), ("--out", "run/../predictions.csv")):
+        done = CliRunner().invoke(app, ["predict", "run", "predictions.csv", *more])
+        assert "is an input and would be overwritten" in str(done.exception)
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["predict", "run", "also.csv", "--out", "p.csv"]).exit_code == 0
+    assert pandas.read_csv("predictions.csv").equals(pandas.read_csv("also.csv"))
+    assert "x" in pandas.read_csv("predictions.csv")
+
+
 def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
     from fedloom.experiments.export.predictions import predict
 
