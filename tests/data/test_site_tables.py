@@ -410,6 +410,23 @@ def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytes
     assert "x" in pandas.read_csv("predictions.csv")
 
 
+def test_predict_warns_of_values_that_training_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.experiments.export.predictions import predict
+
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run")
+    capsys.readouterr()
+    predict(tmp_path / "run", tmp_path / "t.csv")
+    assert not capsys.readouterr().err
+    strange = frame().assign(kind=frame()["kind"].str.upper(), x=frame()["x"].where(frame().index != 3, 729))
+    strange.loc[:9, "kind"] = ["u", None] * 5
+    strange.to_csv(tmp_path / "s.csv", index=False)
+    predict(tmp_path / "run", tmp_path / "s.csv")
+    said = capsys.readouterr().err
+    assert "'kind': 110 of 120 rows have a value that the model does not know ('U', 'V', 'W'). Known: u, v, w" in said
+    assert re.search("'x': 1 of 120 rows have a number more than 10 standard .* [(]such as 729; mean 4\\d", said)
+
+
 def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
     from fedloom.experiments.export.predictions import predict
 

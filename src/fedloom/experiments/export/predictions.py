@@ -13,7 +13,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from fedloom.core.errors import StateError, UserError, listed
+from fedloom.core.errors import StateError, UserError, listed, warn
 from fedloom.core.lazy import need
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid, label, legend_of_wrong, legends, wrong
@@ -169,7 +169,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         )
     else:
         scaled = names if there else [next(iter(table.scales))]
-    x = torch.from_numpy(table.apply(read_rows, scaled, which))
+    x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=warn))
     out: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
     for task, about in table.tasks.items():
         output: Array | None = None
