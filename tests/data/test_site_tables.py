@@ -342,6 +342,9 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(DataError, match="no column 'w'"):
         predict(tmp_path / "run", tmp_path / "less.csv")
+    frame().assign(w=["1", "", "old", "?"] * 30).to_csv(tmp_path / "text.csv", index=False)
+    with pytest.raises(DataError, match=r"'w': row 3: 'old' found, expected a number \(texts in 60 of 120 rows"):
+        predict(tmp_path / "run", tmp_path / "text.csv", "a")
 
 
 def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
