@@ -364,8 +364,8 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
         (bundle / file).write_bytes(before)
 
     for keys, value, sentence in (
-        ("table tasks kind classes", ["u", "v"], "table.tasks.kind: a task with channels 2 follows, .* says 3"),
-        ("table tasks w mean", None, "table.tasks.w: a task with mean 0.0 follows"),
+        ("table tasks kind classes", ["u", "v"], "table.tasks.kind: its task would have channels 2, .* says 3"),
+        ("table tasks w mean", None, "table.tasks.w: its task would have mean 0.0, but"),
         ("table tasks", {}, "table.tasks: no 'kind' found"),
         ("table scales", {"": [[1, 2]]}, r"table.scales\[''\]: 1 pairs found, expected 2"),
         ("table scales", {"": [[1, 2], [3, -1]]}, r"table.scales\[''\]\[1\]\[1\]: -1 found, expected a number gre"),

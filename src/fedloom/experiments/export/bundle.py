@@ -96,7 +96,7 @@ class About(Section):
             for key in ("class", "channels", "mean", "std"):
                 if made.get(key) != task.get(key):
                     wanted = f"the key tasks says {found(task.get(key))}"
-                    yield f"table.tasks.{name}", f"a task with {key} {found(made.get(key))} follows, but {wanted}"
+                    yield f"table.tasks.{name}", f"its task would have {key} {found(made.get(key))}, but {wanted}"
 
 
 def export(
