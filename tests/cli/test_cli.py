@@ -252,6 +252,10 @@ def test_compare(api, fedloom_):
     assert "Δm % against local" in Path("t.txt").read_text("utf-8")
     assert "| Δm % against local | +25.00 | base |" in Path("t.md").read_text("utf-8")
     assert "fedavg,,delta_m,max,24.99" in Path("t.csv").read_text("utf-8")
+    assert fedloom_(*runs, "--format", "csv", "--out", "t.csv")[0] == 0
+    for words in (runs, (*runs, "--format", "csv", "--json"), ("recipes", "--schema")):
+        assert "no .csv file" in fedloom_(*words, "--out", "t.csv")[2]
+        assert "fedavg,,delta_m,max,24.99" in Path("t.csv").read_text("utf-8")
     code, _, err = fedloom_("compare", "fedavg", "--out", "t.csv/t.txt")
     assert (code, err) == (2, "error: t.csv/t.txt: File exists\n")
     assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2

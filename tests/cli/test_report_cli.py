@@ -31,6 +31,8 @@ def test_a_run(quick: Callable[..., Result], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(folder), "-o", str(out)])
     assert result.exit_code == 0, result.output
     assert result.output.strip() == str(out)
+    refused = CliRunner().invoke(app, ["report", str(folder), "-o", str(tmp_path / "t.csv")])
+    assert "what is written here is no .csv file" in str(refused.exception)
     data = data_of(out)
     assert "window.vegaEmbed=" in out.read_text("utf-8").partition('id="vega">')[2].partition("</script>")[0]
     assert out.stat().st_size < 2_000_000

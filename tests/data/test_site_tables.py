@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import warnings
 from dataclasses import asdict, replace
 from decimal import Decimal
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import fedloom as fl
@@ -36,6 +40,7 @@ from fedloom.data.tables.preprocessing import (
 from fedloom.data.tables.read import Column, Table
 from fedloom.data.tables.table import Split, TableReport
 from fedloom.errors import DataError, RecipeError, UserError
+from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks import labels as scores
@@ -361,6 +366,92 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(DataError, match="no column 'w'"):
         predict(tmp_path / "run", tmp_path / "less.csv")
+    frame().assign(w=["1", "", "old", "?"] * 30).to_csv(tmp_path / "text.csv", index=False)
+    with pytest.raises(DataError, match=r"'w': row 3: 'old' found, expected a number \(texts in 60 of 120 rows"):
+        predict(tmp_path / "run", tmp_path / "text.csv", "a")
+
+
+def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
+    path, bundle = tmp_path / "t.csv", tmp_path / "b"
+    frame().to_csv(path, index=False)
+    run = fl.run(recipe(path, data=recipe(path)["data"] | draft(path, ["kind", "w"], "site").section), tmp_path / "run")
+    export(run.folder, bundle)
+    right = (bundle / "export.json").read_text()
+
+    def refused(file: str, content: str | None, sentence: str) -> None:
+        before = (bundle / file).read_bytes()
+        (bundle / file).unlink() if content is None else (bundle / file).write_text(content)
+        with pytest.raises(UserError, match=sentence) as told:
+            Bundle.read(bundle)
+        assert "pydantic" not in str(told.value)
+        assert "\n" not in str(told.value)
+        (bundle / file).write_bytes(before)
+
+    for keys, value, sentence in (
+        ("table tasks kind classes", ["u", "v"], "table.tasks.kind: its task would have channels 2, .* says 3"),
+        ("table tasks w mean", None, "table.tasks.w: its task would have mean 0.0, but"),
+        ("table tasks", {}, "table.tasks: no 'kind' found"),
+        ("table scales", {"": [[1, 2]]}, r"table.scales\[''\]: 1 pairs found, expected 2"),
+        ("table scales", {"": [[1, 2], [3, -1]]}, r"table.scales\[''\]\[1\]\[1\]: -1 found, expected a number gre"),
+        ("table scales", {}, "table.scales: an empty mapping found"),
+        ("input_shape", [3], r"table.inputs: inputs for 2 numbers found, input_shape is \[3\]"),
+        ("more", 1, "more: unknown key"),
+        ("tasks 0 more", 1, r"tasks\[0\], more: unknown key"),
+        ("tasks 0 weight", float("nan"), r"tasks\[0\], weight: nan found"),
+    ):
+        about = json.loads(right)
+        *outer, last = (int(key) if key.isdigit() else key for key in keys.split())
+        reduce(getitem, outer, about)[last] = value
+        refused("export.json", json.dumps(about), f"export.json, {sentence}")
+    refused("export.json", "{", "export.json: Expecting")
+    refused("recipe.yaml", None, "is not an exported model, because it has no recipe.yaml")
+    weights = load_file(bundle / "model.safetensors")
+    weights["heads.w.bias"].fill_(np.nan)
+    save_file(weights, bundle / "model.safetensors")
+    with pytest.raises(UserError, match="heads.w.bias: expected finite numbers, found 1"):
+        Bundle.read(bundle)
+
+
+def test_a_bundle_of_another_version_is_read_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    bundle = export(fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run").folder, tmp_path / "b")
+    Bundle.read(bundle)
+    assert not capsys.readouterr().err
+    about = (bundle / "export.json").read_text().replace(fl.__version__, "99.1")
+    (bundle / "export.json").write_text(about)
+    Bundle.read(bundle)
+    assert "export.json: fedloom '99.1' wrote it, and this is fedloom" in capsys.readouterr().err
+
+
+def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("predictions.csv", index=False)
+    Path("also.csv").symlink_to("predictions.csv")
+    fl.run(recipe(tmp_path / "predictions.csv"), tmp_path / "run")
+    for more in ((), ("--out", "also.csv"), ("--out", "run/../predictions.csv")):
+        done = CliRunner().invoke(app, ["predict", "run", "predictions.csv", *more])
+        assert "is an input and would be overwritten" in str(done.exception)
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["predict", "run", "also.csv", "--out", "p.csv"]).exit_code == 0
+    assert pandas.read_csv("predictions.csv").equals(pandas.read_csv("also.csv"))
+    assert "x" in pandas.read_csv("predictions.csv")
+
+
+def test_predict_warns_of_values_that_training_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedloom.experiments.export.predictions import predict
+
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run")
+    capsys.readouterr()
+    predict(tmp_path / "run", tmp_path / "t.csv")
+    assert not capsys.readouterr().err
+    strange = frame().assign(kind=frame()["kind"].str.upper(), x=frame()["x"].where(frame().index != 3, 729))
+    strange.loc[:9, "kind"] = ["u", None] * 5
+    strange.to_csv(tmp_path / "s.csv", index=False)
+    predict(tmp_path / "run", tmp_path / "s.csv")
+    said = capsys.readouterr().err
+    assert "'kind': 110 of 120 rows have a value that the model does not know ('U', 'V', 'W'). Known: u, v, w" in said
+    assert re.search("'x': 1 of 120 rows have a number more than 10 standard .* [(]such as 729; mean 4\\d", said)
 
 
 def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:

@@ -82,13 +82,18 @@ def predict(
     """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
     from fedloom.data.tables.read import is_table
 
-    if is_table(files[0]):
+    of_rows = is_table(files[0])
+    file = out or Path("predictions.csv" if of_rows else "predictions.png")
+    inputs = [one for path in files for one in (path, *path.glob("*")) if one.exists()]
+    if file.exists() and any(one.samefile(file) for one in inputs):
+        raise UserError(f"predict: {file} is an input and would be overwritten: choose another file with --out")
+    if of_rows:
         if len(files) > 1:
             raise UserError(f"predict: {len(files)} files found, expected one table")
         from fedloom.experiments.export.predictions import predict as of_table
 
-        predictions, file = of_table(model, files[0], client), out or Path("predictions.csv")
-        with writing(file):
+        predictions = of_table(model, files[0], client)
+        with writing(file, "csv"):
             predictions.to_csv(file, index=False)
         shared.answer(
             {"table": file, "rows": len(predictions), "columns": list(predictions.columns)}, as_json, f"{file}"
@@ -100,12 +105,11 @@ def predict(
     from fedloom.experiments.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(files)
-    out = out or Path("predictions.png")
-    save(picture, out)
-    said = [(file, words) for file, words in zip(files, texts, strict=True) if words]
-    lines = [f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for file, words in said]
-    rows = [{"image": file, **words} for file, words in said]
-    shared.answer({"images": rows, "picture": out}, as_json, *lines, f"{out}")
+    save(picture, file)
+    said = [(image, words) for image, words in zip(files, texts, strict=True) if words]
+    lines = [f"{image}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for image, words in said]
+    rows = [{"image": image, **words} for image, words in said]
+    shared.answer({"images": rows, "picture": file}, as_json, *lines, f"{file}")
 
 
 @flower.command()

@@ -265,7 +265,8 @@ def claims(
                 made = redone(file, redo, grids, _runner(quiet, jobs), changes or ())
     if redo is None:
         made = verdicts(file)
-    shared.put(made.to_json() if as_json else getattr(made, f"to_{kind}")(), out)
+    written = "json" if as_json else kind
+    shared.put(getattr(made, f"to_{written}")(), out, written)
 
 
 def _runner(quiet: bool, jobs: int | None) -> Runner:

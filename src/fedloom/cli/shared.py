@@ -178,12 +178,12 @@ def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
             print_wide(part)
 
 
-def put(text: str, out: Path | None) -> None:
-    """Print a text, or write it to a file and print the file's name."""
+def put(text: str, out: Path | None, kind: str = "") -> None:
+    """Print a text, or write it to a file and print the file's name; `kind` is that of `writing`."""
     if out is None:
         typer.echo(text, nl=False)
         return
-    with writing(out):
+    with writing(out, kind):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     typer.echo(f"{out}")

@@ -248,7 +248,8 @@ def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     from fedloom.study.comparison import Comparison
 
     if kind != "text" or out is not None or as_json:
-        shared.put(getattr(table, f"to_{'json' if as_json else kind}")(), out)
+        written = "json" if as_json else kind
+        shared.put(getattr(table, f"to_{written}")(), out, written)
         return
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else WIDE
@@ -324,7 +325,7 @@ def _show(result: Any, out: Path | None, draw: Callable[[], Chart], as_json: boo
     if as_json or out is None:
         shared.put(result.to_json() if as_json else result.to_text(), out)
     elif out.suffix in writers:
-        shared.put(writers[out.suffix](), out)
+        shared.put(writers[out.suffix](), out, out.suffix[1:])
     else:
         from fedloom.study.charts import save
 

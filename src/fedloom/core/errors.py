@@ -36,9 +36,23 @@ def check_empty(folder: Path, advice: str = "choose another folder") -> None:
         raise StateError(f"{folder} exists and is not empty; {advice}")
 
 
+TABLES = ("csv", "tsv", "xlsx", "parquet", "npz")
+"""Endings of files that are users' data more often than results."""
+
+
+def ending(file: str | Path) -> str:
+    """Return the ending of a file's name, without that of a compressed one: 'csv' of a.CSV and of a.csv.gz."""
+    return Path(str(file).lower().removesuffix(".gz").removesuffix(".xz")).suffix[1:]
+
+
 @contextmanager
-def writing(where: str | Path) -> Iterator[None]:
-    """Turn an error while a file or folder is written into a UserError that names the file or folder."""
+def writing(where: str | Path, kind: str = "") -> Iterator[None]:
+    """Turn an error while a file or folder is written into a UserError that names the file or folder.
+
+    A name with the ending of a table is refused unless `kind` is that ending: it is a slip, and may be the user's data.
+    """
+    if ending(where) in TABLES and ending(where) != kind:
+        raise UserError(f"{where}: what is written here is no .{ending(where)} file: choose a name with another ending")
     try:
         yield
     except OSError as error:

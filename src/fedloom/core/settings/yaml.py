@@ -22,11 +22,16 @@ def read_section(model: type[M], file: Path, kind: type[UserError] = RecipeError
     """Return the section that a file holds. Raises `kind`, with the key, where its values do not fit."""
     with parsing(f"{file} cannot be read"):
         value = parse(file.read_text("utf-8"), str(file))
+    return section_of(model, value, str(file), kind)
+
+
+def section_of(model: type[M], value: Any, where: str, kind: type[UserError] = RecipeError) -> M:
+    """Return plain values as a section. Raises `kind`, with `where` and the key, where they do not fit."""
     try:
         return strict(model, value)
     except ValidationError as error:
         path, message = explain(error, model)[0]
-        raise kind(f"{file}, {path}: {message}") from None
+        raise kind(f"{where}{path and ', '}{path}: {message}") from None
 
 
 def to_yaml(value: Any) -> str:

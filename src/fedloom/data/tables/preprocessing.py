@@ -7,7 +7,7 @@ fewer rows than a stated minimum; or it sends nothing and scales by its own numb
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, Literal
@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import draws
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, listed
 from fedloom.core.settings.section import Natural, NonNegative, Positive, Problems, Section
 from fedloom.data.prepare import Array
-from fedloom.data.tables.read import Column, Table
+from fedloom.data.tables.read import Column, Table, quoted
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
@@ -28,6 +28,8 @@ Declared = Kind | Sequence[str]
 Scale = tuple[FiniteFloat, Positive]
 LEAST = 0.05
 """The least standard deviation that statistics with noise may give, over half the range."""
+FAR = 10
+"""A number so many standard deviations from the mean looks like another unit or a lost decimal comma."""
 ALL = ""
 """The key of the numbers that all sites share."""
 
@@ -185,6 +187,14 @@ class Preprocessing(Section):
     """Site, or "" for all -> mean and standard deviation of each input that is no category."""
     tasks: Labels = Field(default_factory=dict)
 
+    def _problems(self) -> Problems:
+        numbers = sum(each.kind != "category" for each in self.inputs)
+        if not self.scales:
+            yield "scales", "an empty mapping found, expected a key for each site, or '' for all"
+        for who, scales in self.scales.items():
+            if len(scales) != numbers:
+                yield f"scales[{who!r}]", f"{len(scales)} pairs found, expected {numbers}: one per input of numbers"
+
     @property
     def names(self) -> list[str]:
         """The name of each of the model's inputs."""
@@ -194,11 +204,20 @@ class Preprocessing(Section):
             names += [f"{each.column} is missing"] if each.indicator else []
         return names
 
-    def apply(self, table: Table, sites: Sequence[str], which: Array, rows: Array | None = None) -> Array:
+    def apply(
+        self,
+        table: Table,
+        sites: Sequence[str],
+        which: Array,
+        rows: Array | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Array:
         """Return inputs (N x F, float32) of a table's rows, or of the `rows` named.
 
-        `which` is the position of the site of each of the rows among `sites`. Raises DataError for an absent column, a
-        cell that is no number where one is expected, and a row of a site whose own numbers are not known.
+        `which` is the position of the site of each of the rows among `sites`. `tell` gets a sentence for each column
+        with categories that are not known, which count as none of the known ones, or with numbers `FAR` from the mean.
+        Raises DataError for an absent column, a cell that is no number where one is expected, and a row of a site whose
+        own numbers are not known.
         """
         for site in sites if ALL not in self.scales else ():
             if site not in self.scales:
@@ -211,16 +230,25 @@ class Preprocessing(Section):
         for each in self.inputs:
             column = table.column(each.column)
             if each.kind == "category":
-                index = column.coded(each.values)[0][rows]
+                index, new = column.coded(each.values)
+                index = index[rows]
                 known = np.flatnonzero(index >= 0)
                 out[known, place + index[known]] = 1
                 place += len(each.values)
                 absent = column.index[rows] < 0
+                if count := int(((index < 0) & ~absent).sum()):
+                    what = f"rows have a value that the model does not know ({quoted(new)})"
+                    tell(f"{column.where}: {count} of {len(rows)} {what}. {listed('Known', new[0], each.values)}")
             else:
                 values = (column.yes_or_no() if each.kind == "yes/no" else column.finite())[rows]
                 absent = np.isnan(values)
                 mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
                 out[:, place] = np.where(absent, 0, (values - mean) / std)
+                far = np.flatnonzero((each.kind == "number") & (abs(out[:, place]) > FAR))
+                if len(far):
+                    what = f"rows have a number more than {FAR} standard deviations from the mean of training"
+                    of = f"{values[far[0]]:.6g}; mean {mean[far[0]]:.6g}, standard deviation {std[far[0]]:.6g}"
+                    tell(f"{column.where}: {len(far)} of {len(rows)} {what} (such as {of})")
                 place, scaled = place + 1, scaled + 1
             if each.indicator:
                 out[:, place] = absent

@@ -163,7 +163,7 @@ def _file(path: Path) -> pandas.DataFrame:
     if not is_table(path):
         raise DataError(f"{path}: expected a name that ends in .csv, .csv.gz, .csv.xz, .tsv or .parquet")
     need_memory(8 * path.stat().st_size, str(path))
-    with parsing(f"{path} cannot be read as a .csv file in UTF-8"):
+    with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
@@ -364,9 +364,12 @@ class Column:
 
     def finite(self) -> Array:
         """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
-        if strange := self.not_numbers:
-            advice = TEXTS if self.are_texts else f"if it means a missing value, add: missing: [{strange[0]!r}]"
-            self.fail(f"{quoted(strange)} found, expected numbers; {advice}")
+        if self.not_numbers:
+            rows = np.flatnonzero(self.present & np.isnan(self.numbers))
+            text = self.distinct[self.index[rows[0]]]
+            problem = f"{text!r} found, expected a number (texts in {len(rows)} of {len(self.index)} rows)"
+            correct = f"correct the cell, or leave it empty if it is missing (in a recipe: missing: [{text!r}])"
+            self.fail(f"row {rows[0] + 1}: {problem}; {TEXTS if self.are_texts else correct}")
         if infinite := int(np.isinf(self.numbers).sum()):
             self.fail(f"expected finite numbers, found {infinite} that are infinite")
         return self.numbers

@@ -10,26 +10,30 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from inspect import isabstract
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
 import torch
 from jinja2 import Environment
-from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, create_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
-from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing
+from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing, unknown, warn
 from fedloom.core.lazy import need
+from fedloom.core.settings.section import Positive, Problems, Section, found, hints_of
 from fedloom.core.settings.trust import Origin
+from fedloom.core.settings.yaml import section_of
 from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
+from fedloom.data.tables.table import task_of
 from fedloom.engines.result import model_key, trained_models
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
@@ -39,6 +43,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.runs.checkpoint import save_tensors
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
+from fedloom.federation.runs.recorded import json_of
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
@@ -54,32 +59,44 @@ LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 """An identifier of a licence."""
 
 
-class About(BaseModel):
+class About(Section):
     """export.json: what made the model, and what it takes and predicts."""
 
     fedloom: str = __version__
     recipe: str = ""
     method: str = ""
     seed: int = 0
-    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] = "unknown"
+    licence: Annotated[str, Field(pattern=f"^{LICENCE}$", description="an identifier, such as mit")] = "unknown"
     client: str | None = None
     """The client whose model it is; None for the model of all."""
     task: str | None = None
     """The task whose model it is, where each has its own."""
     input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(min_length=1, max_length=4)]
     signal: Signal | None = None
-    mean: list[FiniteFloat] | None
-    std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
+    mean: list[float] | None
+    std: list[Positive] | None
     tasks: list[dict[str, Any]]
     table: Preprocessing | None = None
     """The rules by which columns of a table become inputs; None where inputs are no table."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> About:
+    def _problems(self) -> Problems:
         for key, values in {"mean": self.mean, "std": self.std}.items():
             if values is not None and len(values) not in (1, self.input_shape[0]):
-                raise ValueError(f"{key}: {len(values)} values found, expected {self.input_shape[0]}")
-        return self
+                yield key, f"{len(values)} values found, expected {self.input_shape[0]}"
+        if self.table is None:
+            return
+        if [len(self.table.names)] != self.input_shape:
+            yield "table.inputs", f"inputs for {len(self.table.names)} numbers found, input_shape is {self.input_shape}"
+        for task in self.tasks:
+            name = str(task.get("name"))
+            if name not in self.table.tasks:
+                yield "table.tasks", f"no {name!r} found, expected each name in the key tasks"
+                continue
+            (made,) = described([task_of(name, self.table.tasks[name])])
+            for key in ("class", "channels", "mean", "std"):
+                if made.get(key) != task.get(key):
+                    wanted = f"the key tasks says {found(task.get(key))}"
+                    yield f"table.tasks.{name}", f"its task would have {key} {found(made.get(key))}, but {wanted}"
 
 
 def export(
@@ -228,23 +245,26 @@ class Bundle:
     @staticmethod
     def read(folder: Path) -> Bundle:
         """Read a folder that `export` wrote. Raises StateError where it holds something else."""
-        if not (folder / ABOUT).is_file():
-            raise StateError(
-                f"{folder} is not an exported model, because it has no {ABOUT}; run `fedloom export RUN` first"
-            )
+        for name in (ABOUT, RECIPE, WEIGHTS):
+            if not (folder / name).is_file():
+                raise StateError(
+                    f"{folder} is not an exported model, because it has no {name}; run `fedloom export RUN` first"
+                )
+        file, value = folder / ABOUT, json_of(folder / ABOUT)
+        if isinstance(value, dict) and (version := value.get("fedloom")) != __version__:
+            warn(f"{file}: fedloom {found(version)} wrote it, and this is fedloom {__version__}")
+        about = section_of(About, value, str(file), StateError)
+        tasks = tuple(_task(f"{file}, tasks[{place}]", task) for place, task in enumerate(about.tasks))
+        recipe = load(folder / RECIPE, origin=Origin.ELSEWHERE)
         try:
-            about = About.model_validate_json((folder / ABOUT).read_bytes())
-            tasks = tuple(_task(folder, value) for value in about.tasks)
-            recipe = load(folder / RECIPE, origin=Origin.ELSEWHERE)
-            with at(f"{folder / ABOUT}"):
+            with at(str(file)):
                 module = network(recipe, about.input_shape, about.signal, tasks)
-            with parsing(f"{folder / WEIGHTS}: cannot be read"):
-                weights = load_file(folder / WEIGHTS)
-            module.load_state_dict(weights)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
-        except RuntimeError as error:
-            raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            raise StateError(f"{file} does not fit {RECIPE}: {error}") from error
+        with parsing(f"{folder / WEIGHTS}: cannot be read"):
+            weights = load_file(folder / WEIGHTS)
+        _check_weights(weights, module, folder / WEIGHTS)
+        module.load_state_dict(weights)
         return Bundle(module.eval(), tasks, recipe, about)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
@@ -300,16 +320,35 @@ def _words(task: Task, output: Tensor) -> str:
     return f"class {best} ({float(share[best]):.0%})"
 
 
-def _task(folder: Path, value: dict[str, Any]) -> Task:
-    name = value.pop("class")
-    known = getattr(task_classes, name, None) if name in task_classes.__all__ else None
-    if not (isinstance(known, type) and issubclass(known, Task)):
-        raise StateError(f"{folder / ABOUT}: unknown kind of task {name!r}")
-    try:
-        task: Task = TypeAdapter(known).validate_python(value)
-    except ValidationError as error:
-        raise StateError(f"{folder / ABOUT}: task {value.get('name')!r}: {error}") from None
-    return task
+def _task(where: str, value: Mapping[str, Any]) -> Task:
+    """Return a task from what `described` made of it. Raises StateError."""
+    kinds = {name: kind for name in dir(task_classes) if _is_task(kind := getattr(task_classes, name))}
+    name = str(value.get("class"))
+    if name not in kinds:
+        raise StateError(f"{where}, class: {unknown('kind of task', name, kinds)}")
+    kind, hints = kinds[name], hints_of(kinds[name])
+    keys: dict[str, Any] = {
+        key.name: (hints[key.name], ... if key.default is MISSING else key.default) for key in fields(kind)
+    }
+    model = create_model(name, __base__=Section, **keys)
+    section = section_of(model, {k: v for k, v in value.items() if k != "class"}, where, StateError)
+    with at(where):
+        return kind(**{key: getattr(section, key) for key in keys})
+
+
+def _is_task(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Task) and not isabstract(kind)
+
+
+def _check_weights(weights: Mapping[str, Tensor], module: MultiTask, file: Path) -> None:
+    """Refuse weights with other names or shapes than the model's, and numbers that are not finite."""
+    own = module.state_dict()
+    for name in {**own, **weights}:
+        have, want = ("nothing" if t is None else f"{[*t.shape]}" for t in (weights.get(name), own.get(name)))
+        if have != want:
+            raise StateError(f"{file} does not fit {RECIPE}: {name}: {have} found, expected {want}")
+        if count := int((~weights[name].isfinite()).sum()):
+            raise StateError(f"{file}, {name}: expected finite numbers, found {count} that are not finite")
 
 
 def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:

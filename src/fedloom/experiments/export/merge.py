@@ -61,9 +61,6 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     tasks = _tasks(models, bundles)
     theta = layout.flatten(start).clone()
     X = torch.stack([layout.flatten(bundle.module) - theta for bundle in bundles])
-    for folder, finite in zip(models, X.isfinite().all(1).tolist(), strict=True):
-        if not finite:
-            raise UserError(f"merge: {folder} or {base} has weights that are not finite")
     if stage is None:
         vector, masks, scales = unify(X)
         vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]

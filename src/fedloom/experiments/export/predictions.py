@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from pandas import DataFrame
-from pydantic import ValidationError
 from torch import Tensor
 
-from fedloom.core.errors import StateError, UserError, listed
+from fedloom.core.errors import StateError, UserError, listed, warn
 from fedloom.core.lazy import need
+from fedloom.core.settings.yaml import section_of
 from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid, label, legend_of_wrong, legends, wrong
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
@@ -169,7 +169,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         )
     else:
         scaled = names if there else [next(iter(table.scales))]
-    x = torch.from_numpy(table.apply(read_rows, scaled, which))
+    x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=warn))
     out: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
     for task, about in table.tasks.items():
         output: Array | None = None
@@ -222,10 +222,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
     run, recipe = Run.read(folder), recipe_in(folder)
     if "table" not in run.info:
         raise UserError(f"{folder}: expected a run that was trained on a table")
-    try:
-        table = Preprocessing.model_validate(run.info["table"])
-    except ValidationError as error:
-        raise StateError(f"{folder}/run.json, table: {error.errors()[0]['msg']}") from None
+    table = section_of(Preprocessing, run.info["table"], f"{folder}/run.json, table", StateError)
     clients = run.info["clients"]
     if client is not None and client not in clients:
         raise UserError(f"{folder}: no client {client!r}. {listed('Clients', client, clients)}")

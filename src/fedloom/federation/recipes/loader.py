@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from fedloom.core.errors import RecipeError, listed, nearest
+from fedloom.core.errors import TABLES, RecipeError, ending, listed, nearest
 from fedloom.core.settings import renamed
 from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Section, explain, found, strict
@@ -228,12 +228,9 @@ def _parsed(text: str) -> Any:
     return parse(text, "a packaged file")
 
 
-_TABLES = (".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".gz", ".xz")
-
-
 def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
     """Return the plain content of a file. Raises RecipeError where it is not there or is not YAML."""
-    if path.is_file() and path.suffix.lower() in _TABLES:
+    if path.is_file() and ending(path) in TABLES:
         raise RecipeError(
             f"{path} is a table, and no {kind}: make a recipe of it with `fedloom init {path} --labels ...`"
         )

@@ -499,7 +499,7 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path], about: str 
             if kind == "csv":
                 rows = charts.rows_of(chart)
                 head = tuple(dict.fromkeys(key for row in rows for key in row if key not in ("light", "text")))
-                with writing(file):
+                with writing(file, kind):
                     file.write_text(
                         Records(head, [tuple(row.get(key) for key in head) for row in rows]).to_csv(), encoding="utf-8"
                     )
