@@ -205,7 +205,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
         changed(4, lambda i, ill: "-9" if i % 8 == 0 else ["mild", "severe"][int(ill)]),
         "'ill': 12 cells are -9 and no other is a number"),
     "texts as real labels": (changed(4, lambda i, ill: ["mild", "severe"][int(ill)]),
-                             "expected numbers; texts are classes of a label", ("--labels", "ill=regression")),
+                             "texts are classes of a label", ("--labels", "ill=regression")),
     "an unknown kind": (text(rows()), "unknown kind 'regresion'. Did you mean 'regression'?",
                         ("--labels", "ill=regresion")),
     "a task without a name": (text(rows()), "'=ill' found, expected NAME, NAME=KIND or TASK=A+B", ("--labels", "=ill")),
