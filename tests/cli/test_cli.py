@@ -260,6 +260,8 @@ def test_compare(api, fedloom_):
     assert (code, err) == (2, "error: t.csv/t.txt: File exists\n")
     assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2
     assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
+    assert "--trials is only for a recipe" in fedloom_(*runs, "--trials", "2")[2]
+    assert "--base: the runs of a recipe are compared with local" in fedloom_("compare", "digits-tasks", *runs[-4:])[2]
 
 
 def test_lines_come_about_ten_times_in_a_run(capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -104,12 +104,17 @@ def compare(
     percent: Annotated[
         bool, flag("--percent", "Print fractions such as accuracies in percent, as papers do, in the table of a grid.")
     ] = False,
+    trials: Annotated[
+        int | None, option("The number of settings to try per method of a recipe.", min=1, show_default="8")
+    ] = None,
 ) -> None:
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
     For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
     methods and centralised training, and say which clients benefit.
     """
+    from fedloom.federation.recipes.loader import names as recipes
+    from fedloom.study import compare as side_by_side
     from fedloom.study.grid import against
     from fedloom.study.results import of_grid
     from fedloom.study.significance import contrasts, ranked
@@ -119,6 +124,11 @@ def compare(
     for name, value in {} if is_grid else {"at": at, "percent": percent, **of_grids}.items():
         if value:
             raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
+    is_recipe = not is_grid and len(runs) == 1 and (runs[0].is_file() or (source in recipes() and not runs[0].is_dir()))
+    if trials is not None and not is_recipe:
+        raise UserError("--trials is only for a recipe, whose methods are tuned: give a recipe's name or file")
+    if base is not None and is_recipe:
+        raise UserError("--base: the runs of a recipe are compared with local: leave --base out")
     asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **of_grids}.items() if wanted]
     if len(asked) > 1:
         raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
@@ -145,7 +155,9 @@ def compare(
             other = losses or "metrics" * metrics or "seeds" * seeds
             shown = _of_grid(opened, folder, split, other, percent)
     else:
-        shown = comparison = _of_runs(runs, base, split, metric)
+        shown = comparison = (
+            _of_recipe(source, split, metric, trials) if is_recipe else side_by_side(runs, base, split, metric)
+        )
         results = comparison.results
     if ranks:
         shown = ranked(results, ranks)
@@ -170,18 +182,14 @@ def _of_grid(grid: Grid, folder: Path, split: Literal["test", "val"], other: str
     return made[other](grid, folder, split) if other else tabulate(grid, folder, split, percent)
 
 
-def _of_runs(runs: Sequence[Path], base: str | None, split: Literal["test", "val"], metric: str | None) -> Comparison:
-    """Return runs side by side, or what a recipe's own runs, which this makes, say."""
-    from fedloom.federation.recipes.loader import load, names
+def _of_recipe(source: str, split: Literal["test", "val"], metric: str | None, trials: int | None) -> Comparison:
+    """Return what the runs of a recipe, which this makes, say."""
+    from fedloom.experiments.compared import compare
+    from fedloom.experiments.tune import Budget
+    from fedloom.federation.recipes.loader import load
 
-    if len(runs) == 1 and (runs[0].is_file() or (str(runs[0]) in names() and not runs[0].is_dir())):
-        from fedloom.experiments.compared import compare as run_and_compare
-
-        recipe = load(str(runs[0]))
-        return run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
-    from fedloom.study import compare as put_side_by_side
-
-    return put_side_by_side(runs, base, split, metric)
+    recipe, budget = load(source), None if trials is None else Budget(trials=trials)
+    return compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric, budget=budget)
 
 
 def figure(
