@@ -210,6 +210,7 @@ def test_rows_that_no_verdict_is_about_are_not_run(
     asked.clear()
     monkeypatch.setattr(experiment, "tune_grid", tune)
     monkeypatch.setattr(experiment, "of_seeds", lambda grid, folder, split: rule if split == "val" else TEST)
+    monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
     experiment.claimed(file, tmp_path / "runs", runner=Rows(tell=told.append))
     judges = ["Local", "centralised", "constant"]
     compared = ["Local", "FedAvg", "FedProx", "centralised", "constant"]
@@ -344,9 +345,18 @@ def test_a_grid_that_stops_leaves_the_files_of_before(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(experiment, "tune_grid", tune)
     monkeypatch.setattr(experiment, "of_seeds", read)
+    monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
     with pytest.raises(StateError, match="the disk is full"):
         experiment.claimed(file, tmp_path / "runs", runner=Rows())
     assert {path: path.read_text() for path in tmp_path.rglob("small.csv")} == before
+
+
+def test_a_claim_is_about_methods_with_the_same_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "refusal", lambda one, base, seeds: f"not the same data set at seed {seeds[0]}")
+    cells = {("NYUD", name, "-", 3): {"semseg": 0.2, "edge": 0.3} for name in ("FedAvg", "Local")}
+    write_grid(tmp_path / "g", plan(), cells)
+    with pytest.raises(StateError, match="NYUD: FedAvg and Local: not the same data set at seed 3"):
+        experiment._ran(plan(), tmp_path / "g", "test", Rows())
 
 
 def test_seeds_are_used_once() -> None:

@@ -28,7 +28,8 @@ from fedloom.study.claims import (
     sentences,
 )
 from fedloom.study.grid import Grid, cell_of, load_grid, safe, write
-from fedloom.study.results import Seeds, of_seeds, read_seeds
+from fedloom.study.results import Seeds, of_seeds, read, read_seeds
+from fedloom.study.significance import refusal
 
 JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
 """The rows by which a benchmark is judged."""
@@ -106,9 +107,17 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
 
 
 def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
-    """Run a grid and return the number of every seed. Raises StateError where a run fails."""
+    """Run a grid and return the number of every seed.
+
+    Raises StateError where a run fails, and where two methods that the family compares had other data or examples.
+    """
     for cell, reason in runner.run(grid, folder).failed.items():
         raise StateError(f"{cell} failed: {reason}")
+    sides, _ = read(grid, folder, split) if grid.family else ({}, [])
+    for (data, *names), one in sides.items():
+        for base in [sides[data, *of] for of in grid.compared(*names) if (data, *of) in sides]:
+            if why := refusal(one, base, sorted(one.values.keys() & base.values.keys())):
+                raise StateError(f"{grid.name}, {data}: {one.label} and {base.label}: {why}")
     return of_seeds(grid, folder, split)
 
 
