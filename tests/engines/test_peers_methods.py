@@ -10,11 +10,11 @@ import torch
 from fedloom.engines.api import trained_models
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import method_of
-from fedloom.federation.runs.checkpoint import load, same
+from fedloom.federation.runs.checkpoint import load
 from fedloom.methods import METHODS
 from peers_support import Valleys
 from quadratics import Quadratics
-from tests_support import POOLED, Quick, load_recipe, named
+from tests_support import POOLED, Quick, load_recipe, named, same
 
 H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
 B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of, numbers_of
-from fedloom.federation.runs.checkpoint import same
+from tests_support import same
 
 TREE = {
     "vector": torch.arange(5, dtype=torch.float32),
