@@ -222,7 +222,8 @@ def test_what_ran_on_other_data_is_not_taken_for_it(tmp_path: Path) -> None:
                       "references": []})  # fmt: skip
 
     def ask() -> None:
-        fl.compare(str(data), folder=tmp_path / "c", budget=Budget(trials=1, seeds=(100,)), tell=lambda text: None)
+        once = Budget(trials=1, seeds=(100,))
+        fl.compare(str(data), seeds=1, folder=tmp_path / "c", budget=once, tell=lambda text: None)
         assert Runner().run(grid, tmp_path / "g").failed == {}
 
     ask()
