@@ -179,9 +179,9 @@ def test_ditto_without_coupling_is_local_training() -> None:
 
 def test_pfedme_personal_models_minimise_the_envelope() -> None:
     """theta_k -> (h b + lam w) / (h + lam); w rests where the envelopes' gradients cancel."""
-    method = methods.pfedme(lam=2.0, inner=60, outer=0.1)
+    method = methods.pfedme(lam=2.0, inner=30, outer=0.3)
     run = Quadratics(method, [1, 3], [0, 4], steps=1, optimizer={"lr": 0.1})
-    run.go(150)
+    run.go(40)
     w = float(run.point)
     for name, h, b in (("c00", 1.0, 0.0), ("c01", 3.0, 4.0)):
         assert float(run.clients[name]["personal"]["vector"]) == pytest.approx((h * b + 2 * w) / (h + 2), abs=1e-3)

@@ -125,7 +125,7 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
     file.write_text(
         "name: g\ndata: {benchmark: {recipe: benchmarks/digits}}\n"
         "bases: {FedAvg: {method: fedavg}, Prox: {method: fedprox}}\n"
-        "references: [simple, constant]\nset: {training.rounds: 2, training.epochs: 1, partition.clients_per_task: 1}\n"
+        "references: [simple, constant]\nset: {training.rounds: 1, training.epochs: 1, partition.clients_per_task: 1}\n"
     )
     out = tmp_path / "tuned"
     command = ["tune", str(file), "--trials", "2", "--seeds", "1", "--out", str(out), "-q"]
