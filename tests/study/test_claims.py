@@ -209,7 +209,7 @@ def test_rows_that_no_verdict_is_about_are_not_run(
 
     asked.clear()
     monkeypatch.setattr(experiment, "tune_grid", tune)
-    monkeypatch.setattr(experiment, "of_seeds", lambda grid, folder, split: rule if split == "val" else TEST)
+    monkeypatch.setattr(experiment, "seeds_of", lambda grid, sides: rule if grid.name.endswith("-rule") else TEST)
     monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
     experiment.claimed(file, tmp_path / "runs", runner=Rows(tell=told.append))
     judges = ["Local", "centralised", "constant"]
@@ -338,13 +338,13 @@ def test_a_grid_that_stops_leaves_the_files_of_before(tmp_path: Path, monkeypatc
         (folder / "curves.csv").write_text("another")
         return grid, []
 
-    def read(grid: Grid, folder: Path, split: str) -> Seeds:
-        if split == "test":
+    def seeds_of(grid: Grid, sides: Any) -> Seeds:
+        if not grid.name.endswith("-rule"):
             raise StateError("the disk is full")
         return RULE
 
     monkeypatch.setattr(experiment, "tune_grid", tune)
-    monkeypatch.setattr(experiment, "of_seeds", read)
+    monkeypatch.setattr(experiment, "seeds_of", seeds_of)
     monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
     with pytest.raises(StateError, match="the disk is full"):
         experiment.claimed(file, tmp_path / "runs", runner=Rows())

@@ -265,8 +265,7 @@ def claims(
                 made = redone(file, redo, grids, _runner(quiet, jobs), changes or ())
     if redo is None:
         made = verdicts(file)
-    written = "json" if as_json else kind
-    shared.put(getattr(made, f"to_{written}")(), out, written)
+    shared.put_table(made, kind, as_json, out)
 
 
 def _runner(quiet: bool, jobs: int | None) -> Runner:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedloom.experiments.export.finished import Tell
+    from fedloom.study.output import HasTable
 
 
 def argument(about: str, metavar: str | None = None, **more: Any) -> Any:
@@ -176,6 +177,12 @@ def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
             typer.echo(part, nl=not part.endswith("\n"))
         else:
             print_wide(part)
+
+
+def put_table(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
+    """Print a table as text of a kind (`Kind`) or as JSON, or write it to a file and print the file's name."""
+    written = "json" if as_json else kind
+    put(getattr(table, f"to_{written}")(), out, written)
 
 
 def put(text: str, out: Path | None, kind: str = "") -> None:

@@ -256,8 +256,7 @@ def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
     from fedloom.study.comparison import Comparison
 
     if kind != "text" or out is not None or as_json:
-        written = "json" if as_json else kind
-        shared.put(getattr(table, f"to_{written}")(), out, written)
+        shared.put_table(table, kind, as_json, out)
         return
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else WIDE

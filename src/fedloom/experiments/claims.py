@@ -28,7 +28,7 @@ from fedloom.study.claims import (
     sentences,
 )
 from fedloom.study.grid import Grid, cell_of, load_grid, safe, write
-from fedloom.study.results import Seeds, of_seeds, read, read_seeds
+from fedloom.study.results import Seeds, read, read_seeds, seeds_of
 from fedloom.study.significance import refusal
 
 JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
@@ -113,12 +113,12 @@ def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
     """
     for cell, reason in runner.run(grid, folder).failed.items():
         raise StateError(f"{cell} failed: {reason}")
-    sides, _ = read(grid, folder, split) if grid.family else ({}, [])
-    for (data, *names), one in sides.items():
+    sides, _ = read(grid, folder, split)
+    for (data, *names), one in sides.items() if grid.family else ():
         for base in [sides[data, *of] for of in grid.compared(*names) if (data, *of) in sides]:
             if why := refusal(one, base, sorted(one.values.keys() & base.values.keys())):
                 raise StateError(f"{grid.name}, {data}: {one.label} and {base.label}: {why}")
-    return of_seeds(grid, folder, split)
+    return seeds_of(grid, sides)
 
 
 def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:

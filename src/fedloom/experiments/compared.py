@@ -212,7 +212,7 @@ class _Question:
             if recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
             if self.changed is None:
-                self.changed = changed(recipe.data.model_dump(mode="json"))
+                self.changed = changed(recipe)
             if began(place) < self.changed:
                 check_parts(place, build(recipe).about)
                 self.changed = 0.0  # their content is what it was

@@ -6,7 +6,6 @@ however it ends.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -216,8 +215,8 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     for cell, recipe in by_cell.items():
         if cell in chosen and states[cell] == "finished":
             of_data.setdefault(recipe.data.model_dump_json(), []).append(cell)
-    for data, done in of_data.items():
-        since = changed(json.loads(data))
+    for done in of_data.values():
+        since = changed(by_cell[done[0]])
         if before := [cell for cell in done if began(cell.folder(folder)) < since]:
             _ask(_compare_data, before[0].folder(folder), by_cell[before[0]])
     open_ = [cell for cell in by_cell if states[cell] != "finished" and cell in chosen]

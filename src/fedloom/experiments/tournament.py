@@ -161,10 +161,11 @@ def standings(
         f"against every other method was yes or no ({grid.smallest:g} % counts), up to {t.most}; such p-values are "
         "too small, and the lead of the best of many is too large (docs/statistics.md)."
     )
-    edge = [f"the best rate is the largest or the smallest one tried, so more trials may help: {', '.join(at_edge)}."]
+    at_end = "the best rate is the largest or the smallest one tried, so more trials may help"
+    edge = [f"{at_end}: {', '.join(at_edge)}."] if at_edge else []
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
-    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *(edge if at_edge else ()), *out))
+    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *edge, *out))
     decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
     return Standings(made, Records(CSV, records), len(seeds), decided)
 

@@ -659,11 +659,16 @@ HEAD = tuple(field.name for field in fields(SeedLine))
 
 def of_seeds(grid: Grid, folder: Path, split: str = "test") -> Seeds:
     """Return the number of every task of every finished run. Raises StateError where no run has finished."""
-    sides, _ = read(grid, folder, split)
+    return seeds_of(grid, read(grid, folder, split)[0])
+
+
+def seeds_of(grid: Grid, sides: Mapping[Combination, Side]) -> Seeds:
+    """Return the number of every task of every run."""
+    by_data = {data: {c.task: c for c in columns_of(grid, data, sides) if c.task} for data, *_ in sides}
     lines = []
     for seed in grid.seeds:
         for (data, *_), side in sides.items():
-            columns = {c.task: c for c in columns_of(grid, data, sides) if c.task}
+            columns = by_data[data]
             if seed not in side.values:
                 continue
             by_task = losses(side.runs[seed])

@@ -230,11 +230,10 @@ def _parsed(text: str) -> Any:
 
 def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
     """Return the plain content of a file. Raises RecipeError where it is not there or is not YAML."""
-    if path.is_file() and ending(path) in TABLES:
-        raise RecipeError(
-            f"{path} is a table, and no {kind}: make a recipe of it with `fedloom init {path} --labels ...`"
-        )
     if path.is_file():
+        if ending(path) in TABLES:
+            advice = f"make a recipe of it with `fedloom init {path} --labels ...`"
+            raise RecipeError(f"{path} is a table, and no {kind}: {advice}")
         try:
             return parse(path.read_text("utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:

@@ -246,7 +246,7 @@ def began(folder: Path) -> float:
     return (folder / "recipe.yaml").stat().st_mtime
 
 
-def changed(data: Mapping[str, Any]) -> float:
+def changed(recipe: Recipe) -> float:
     """Return when the last of the files changed that a recipe's data section names, or that lie in folders it names.
 
     Their content may be what it was. 0 where it names none.
@@ -260,7 +260,7 @@ def changed(data: Mapping[str, Any]) -> float:
                 yield from Path(of).rglob("*")
             yield from paths(of)
 
-    stats = [path.stat() for path in paths(data)]
+    stats = [path.stat() for path in paths(recipe.data.model_dump(mode="json"))]
     return max((max(of.st_mtime, of.st_ctime) for of in stats), default=0.0)
 
 
