@@ -28,7 +28,7 @@ from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.evaluation import evaluate
-from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
@@ -395,8 +395,9 @@ def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> N
     built = build(load_recipe("model.heads=own", "training.batch_size=7", section))
     context = community_of(built).context.at("all-0")
     start, client = context.origin, context.client
-    trained = Trained(None, start, 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(0)), 1)  # type: ignore[arg-type]
-    found = signals(context, trained, {"server": {"buffers": None, "integers": {}}, "client": {}})
+    payload = Payload((client.id, None), 1.0)
+    step = 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(0))
+    found = signals(context, trained := Trained(payload, start, step, 1, before=Message(start)))
     module = built.module.eval()
     at = trained.model if model == "trained" else start
     torch.nn.utils.vector_to_parameters(at, module.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,14 +31,14 @@ _FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
 
 
 class Probe:
-    """A model that is run with given shared parameters (d), and with the rest from a peer's state."""
+    """A model that is run as a message (parameters and buffers) and a client's state (all else) have it."""
 
     def __init__(self, built: Built) -> None:
         self.built = built
 
-    def features(self, client: BuiltClient, state: State, vector: Tensor) -> Tensor:
+    def features(self, client: BuiltClient, message: Message, state: State) -> Tensor:
         """Return channel means and deviations (2 x C) of the encoder on some of the client's training data."""
-        model, names = self._loaded(state, vector), tuple(client.tasks)
+        model, names = self._loaded(message, state), tuple(client.tasks)
         recorder, seen, part = FeatureRecorder(model), [], client.train
         with torch.no_grad(), recorder.recording():
             for batch in part.index.split(self._batch)[:_FEATURE_BATCHES]:
@@ -47,12 +47,12 @@ class Probe:
                 seen.append(recorder.now)
         return feature_statistics(torch.cat(seen))
 
-    def gradient(self, client: BuiltClient, state: State, vector: Tensor, part: Layout) -> Tensor:
+    def gradient(self, client: BuiltClient, message: Message, state: State, part: Layout) -> Tensor:
         """Return the gradient of the client's weighted loss over its training data, in the columns of `part` (eq. 4.2).
 
         The model is in eval mode, so neither dropout nor the order of batches has a part in it.
         """
-        model = self._loaded(state, vector)
+        model = self._loaded(message, state)
         model.grad.zero_()
         for examples, names in client.train.by_labels(client.tasks):
             tasks = {name: client.tasks[name] for name in names}
@@ -60,11 +60,12 @@ class Probe:
                 x, targets = examples.examples.batch(batch, model.device, tasks=names)
                 loss, _ = task_losses(model.module(x, names), targets, tasks)
                 (loss * (len(batch) / len(examples))).backward()
-        return model.layout.parameters.take(model.grad, part)
+        # a copy: where the columns follow each other this is a view, and the next peer uses the same model
+        return model.layout.parameters.take(model.grad, part).clone()
 
-    def outputs(self, client: BuiltClient, state: State, vector: Tensor) -> dict[str, Tensor]:
+    def outputs(self, client: BuiltClient, message: Message, state: State) -> dict[str, Tensor]:
         """Return outputs (flat) for the client's tasks on some of its validation data."""
-        model, names = self._loaded(state, vector), tuple(client.tasks)
+        model, names = self._loaded(message, state), tuple(client.tasks)
         part, outputs = client.part("val"), dict[str, list[Tensor]]()
         with torch.no_grad():
             for batch in part.index[:_OUTPUT_EXAMPLES].split(self._batch):
@@ -73,10 +74,8 @@ class Probe:
                     outputs.setdefault(name, []).append(output.flatten())
         return {name: torch.cat(each) for name, each in outputs.items()}
 
-    def _loaded(self, state: State, vector: Tensor) -> FlatModel:
-        server = state["server"]
-        message = Message(vector, server["buffers"], server["integers"])
-        load(self.built.method, self._model, message, state["client"])
+    def _loaded(self, message: Message, state: State) -> FlatModel:
+        load(self.built.method, self._model, message, state)
         self._model.module.eval()
         return self._model
 
@@ -239,6 +238,8 @@ class Trained:
     start    where training started (d)
     update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
     round    the peer's round in which it trained
+    before   the model that training started from, and `kept`, the client's state then ({} if no signal is of that
+             model) and after training
     ended    simulated time at which training ended, of peers that do not wait for each other
     digests  scope -> `digest` of where training started, once it was worked out
     """
@@ -248,18 +249,40 @@ class Trained:
     update: Tensor
     round: int
     ended: float | None = None
+    before: Message | None = None
+    kept: tuple[State, State] = ({}, {})
     digests: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(context: PeerContext, payload: Payload, start: Tensor, round: int, ended: float | None = None) -> Trained:
+    def of(
+        context: PeerContext,
+        payload: Payload,
+        start: Tensor,
+        round: int,
+        ended: float | None = None,
+        before: Message | None = None,
+        kept: tuple[State, State] = ({}, {}),
+    ) -> Trained:
         """Take the update out of the payload."""
         update = torch.zeros_like(start)
         if not context.by_task:  # a codec may keep the rows of several tasks packed
             like = blank(context.shared, context.federation, (payload.row,), update[None])
             update = context.method.codec.unpack(payload.packed, like)[0]
-        return Trained(payload, start, update, round, ended)
+        return Trained(payload, start, update, round, ended, before, kept)
 
     @cached_property
     def model(self) -> Tensor:
         """The trained model (d)."""
         return self.start + self.update
+
+    def as_sent(self, when: Literal["trained", "received"]) -> tuple[Message, State]:
+        """Return the model after or before training, as a message, and the client's state of that moment."""
+        assert self.before is not None
+        before, after = self.kept
+        if when == "received":
+            return self.before, before
+        # where each task has a model of its own, there are rows of buffers, and none belongs to `model`
+        alone, sent = replace(self.before, vector=self.model), self.payload
+        if sent.buffers is None or sent.buffers.ndim > 1:
+            return alone, after
+        return replace(alone, buffers=sent.buffers, integers=sent.integers), after

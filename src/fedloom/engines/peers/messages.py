@@ -23,7 +23,7 @@ from fedloom.engines.peers.community import PeerContext, Trained
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.federation.rounds.messages import Message, Payload, blank
+from fedloom.federation.rounds.messages import Payload, blank
 from fedloom.federation.rounds.worker import EvalJob, Job
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 from fedloom.methods.peers.neighbours import (
@@ -203,18 +203,20 @@ def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
     return due(context, trained.round) or dict[str, float](context.config.similarity.signals.items())
 
 
-def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, Tensor]:
+def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
     """Return the tensors by which others judge a peer, beside its tasks."""
     config = context.config.similarity
     wanted, sketch = _judged_by(context, trained), config.sketch
     part = shared_columns(context.shared)
     model = trained.model if config.model == "trained" else trained.start
+    # the probe and the measurements of others also need the rest of the model, such as statistics of batch norm
+    message, state = trained.as_sent(config.model)
     tensors: dict[str, Tensor] = {}
     if "gradient" in wanted and config.gradient == "update":
         tensors["gradient"] = context.shared.take(trained.update, part)
     elif "gradient" in wanted:
         assert context.probe is not None
-        tensors["gradient"] = context.probe.gradient(context.client, state, model, part)
+        tensors["gradient"] = context.probe.gradient(context.client, message, state, part)
     if "parameters" in wanted:
         tensors["parameters"] = context.shared.take(model - context.origin, part)
     if sketch is not None:
@@ -223,10 +225,12 @@ def signals(context: PeerContext, trained: Trained, state: State) -> dict[str, T
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
         assert context.probe is not None
-        tensors["features"] = context.probe.features(context.client, state, model)
+        tensors["features"] = context.probe.features(context.client, message, state)
     if wanted.keys() & {*config.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
         tensors["model"] = Raw().pack(like)["values"]
+        if message.buffers is not None:
+            tensors["buffers"] = message.buffers
     return tensors
 
 
@@ -243,6 +247,8 @@ def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
     if wanted.keys() & {*context.config.similarity.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
         fields["model"] = replace(Raw().fields(like)["values"], exact=True)
+        if context.method.buffers != "local" and (b := context.method.shared_buffers(context.layout).d):
+            fields["buffers"] = Array((b,))
     return fields
 
 
@@ -265,10 +271,13 @@ def judge(
     parts: dict[str, Tensor] = {}
     weights = _judged_by(context, trained)
     measured = weights.keys() & {*config.measured}
-    losses = _losses(context, trained, state, messages, run) if measured else None
+    losses = _losses(context, trained, messages, run) if measured else None
     for signal in weights:
         if losses is not None and signal in measured:
-            parts[signal] = disparity(losses) if signal == "disparity" else cross_loss(losses, config.cross_loss)
+            # an exponential needs losses near 1; eq. 4.5 is the client's own loss, as it is
+            relative = signal == "disparity" or config.cross_loss == "exp"
+            each = per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]), relative)
+            parts[signal] = disparity(each) if signal == "disparity" else cross_loss(each, config.cross_loss)
             continue
         if signal == "overlap":
             shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
@@ -302,12 +311,17 @@ def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequenc
     return names
 
 
-def close(context: PeerContext, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the peers whose models (d) give outputs like the own model's, on the peer's validation data."""
+def close(context: PeerContext, own: Trained, heard: Mapping[str, Heard]) -> frozenset[str]:
+    """Return the peers whose models give outputs like the own model's, on the peer's validation data."""
     assert context.probe is not None
     assert context.fine is not None
+    mine, state = own.as_sent("trained")
+    models = {context.client.id: mine}
+    for name, one in heard.items():
+        buffers = mine.buffers if one.payload.buffers is None else one.payload.buffers
+        models[name] = replace(mine, vector=one.model, buffers=buffers)
     names, me = sorted(models), context.client.id
-    each = [context.probe.outputs(context.client, state, models[name]) for name in names]
+    each = [context.probe.outputs(context.client, models[name], state) for name in names]
     S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
     clusters = fine_clusters(names, S, context.fine)
     return frozenset(next(group for group in clusters if me in group)) - {me}
@@ -323,17 +337,17 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
     return list(next((group for group in clusters if names[0] in group), (names[0],)))
 
 
-def _losses(
-    context: PeerContext, trained: Trained, state: State, messages: Mapping[str, PeerMessage], run: Run
-) -> Tensor:
-    """Return losses (n) of others' models on the peer's validation data, with its own heads where they have none."""
-    me, names, server = context.client, sorted(messages), state["server"]
-    tasks, some = tuple(me.tasks), context.config.similarity.samples or 0
+def _losses(context: PeerContext, trained: Trained, messages: Mapping[str, PeerMessage], run: Run) -> Tensor:
+    """Return losses (n x tasks) of others' models on the peer's validation data; it has heads where they have none."""
+    me, names, config = context.client, sorted(messages), context.config.similarity
+    tasks, some = tuple(me.tasks), config.samples or 0
+    mine, state = trained.as_sent(config.model)
+    assert mine.vector is not None
     jobs: list[Job] = []
     for i, name in enumerate(names):
-        model = filled(context, messages[name], messages[name].tensors["model"], context.shared, trained.model)
-        message = Message(model, server["buffers"], server["integers"])
-        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round, some=some))
+        told = messages[name].tensors
+        model = filled(context, messages[name], told["model"], context.shared, mine.vector)
+        message = replace(mine, vector=model, buffers=told.get("buffers", mine.buffers))
+        jobs.append(EvalJob(i, message, state, me.id, "val", tasks, trained.round, some=some))
     scores: dict[int, Scores] = dict(run(jobs))
-    losses = torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
-    return per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]))
+    return torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])

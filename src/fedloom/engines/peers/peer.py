@@ -35,7 +35,7 @@ from fedloom.engines.peers.messages import (
 from fedloom.engines.peers.transport import Mailbox, PeerMessage
 from fedloom.federation.rounds.diagnostics import sampled
 from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.federation.rounds.messages import ALL, Payload, clip_counts, rows_of
+from fedloom.federation.rounds.messages import ALL, Message, Payload, clip_counts, rows_of
 from fedloom.federation.rounds.recovery import was_lost
 from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.federation.rounds.worker import TrainJob
@@ -65,8 +65,8 @@ class Mix:
         scope, shares = context.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
         alike = frozenset[str]()
         if context.fine is not None and scope == "full":
-            models = {name: self._model(name) for name in self.chosen}
-            alike = close(context, state, {me: self.own.model, **models})
+            models = {name: self.heard[name] for name in self.chosen}
+            alike = close(context, self.own, models)
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
         if context.method.turn.start == "own":
@@ -221,16 +221,19 @@ class Peer:
         if not payload.finite:
             self._roll_back("local training gave nan or inf")
             return None
-        self.state, server = {**self.state, "client": client}, self.state["server"]
+        server, first = self.state["server"], self.context.config.similarity.model == "received"
         start = self.context.method.server.dispatch(server["model"], server["rule"][ALL])
-        return Trained.of(self.context, payload, start, self.round, ended)
+        before = Message(start, server["buffers"], server["integers"])
+        kept = self.state["client"] if first else {}, client
+        self.state = {**self.state, "client": client}
+        return Trained.of(self.context, payload, start, self.round, ended, before, kept)
 
     def publish(self, trained: Trained | None, graph: Graph) -> Published:
         """Send the signal by which others judge this peer to all peers that may hear it."""
         if trained is None or self.context.alone(self.round):
             return Published(trained, graph, {})
         now = bool(due(self.context, self.round))
-        tensors = signals(self.context, trained, self.state) if now else {}
+        tensors = signals(self.context, trained) if now else {}
         about = {"tasks": self.context.client.shares, "due": now}
         self._send(graph.receivers(self.name), write(self.context, trained, "signal", tensors, about))
         return Published(trained, graph, tensors)
@@ -243,7 +246,7 @@ class Peer:
             return {}
         new: State = {"similarity": {}}
         if judged := {name: message for name, message in messages.items() if message.values["due"]}:
-            own = published.signals or signals(self.context, trained, self.state)
+            own = published.signals or signals(self.context, trained)
             new = judge(self.context, trained, self.state, own, judged, self.env.run)
         # where all judge anew at one instant, older similarities are out of date
         anew = bool(due(self.context, self.round)) and self.context.config.mode == "synchronous"

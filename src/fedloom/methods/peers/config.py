@@ -41,7 +41,8 @@ class Similarity(Section):
     scale: Scale = "unit"
     """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9)."""
     cross_loss: LossRule = "exp"
-    """exp: exp(-loss). negative: -loss (eq. 4.6); soft weights then need `normalise`. inverse: 1 / (loss + 0.01)."""
+    """exp: exp(-loss), of losses in units of the median candidate's. negative: -loss (eq. 4.6); soft weights then need
+    `normalise`. inverse: 1 / (loss + 0.01), as the release has it. These two take the client's loss as it is."""
     normalise: Literal["none", "min-max", "z-score"] = "none"
     """The scale to which each signal is brought over a peer's candidates before signals are combined."""
     model: Literal["trained", "received"] = "trained"

@@ -105,8 +105,9 @@ def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
 def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
     """Return how well others' models do here: similarities from losses (n).
 
-    "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. The order of the
-    candidates is the same for all; "exp" and "inverse" also serve as weights. An infinite loss gives 0, or -inf.
+    "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. For the same losses
+    the order of the candidates is the same; "exp" and "inverse" also serve as weights. An infinite loss gives 0, or
+    -inf. Peers give "exp" losses relative to the median candidate's, the others the losses as they are (`per_task`).
 
     The release compares the peer's own model on the others' data instead, which says for whom the peer is good, not who
     is good for it. Losses of different tasks: see `per_task`.
@@ -126,12 +127,12 @@ def disparity(losses: Tensor) -> Tensor:
     return 1 - cross_loss(losses.where(losses.isfinite(), math.nan))
 
 
-def per_task(losses: Tensor, weights: Tensor) -> Tensor:
-    """Return one loss per candidate (n, float64) from its losses per task (n x T), on scales that compare.
+def per_task(losses: Tensor, weights: Tensor, relative: bool = True) -> Tensor:
+    """Return one loss per candidate (n, float64) from its losses per task (n x T) and the peer's task weights (T).
 
-    Each task's losses are divided by the median of their sizes over the candidates, and then weighted by the peer's
-    own task weights (T, divided by their sum). Thus the task with the largest unit does not decide. Tasks of weight 0
-    do not count, whatever their losses. A median of 0 divides by 1.
+    With `relative` each task's losses are first divided by the median of their sizes over the candidates, and weights
+    by their sum. Thus the task with the largest unit does not decide. A median of 0 divides by 1. Without, it is the
+    weighted sum that the peer trains on (L_i in eq. 4.5). Tasks of weight 0 do not count, whatever their losses.
     """
     L, w = losses.double().cpu(), weights.double().cpu()
     if L.ndim != 2 or w.shape != (L.shape[1],) or bool((w < 0).any()) or not float(w.sum()) > 0:
@@ -141,6 +142,8 @@ def per_task(losses: Tensor, weights: Tensor) -> Tensor:
     L, w = L[:, w > 0], w[w > 0]
     if not len(L):
         return L.new_zeros(0)
+    if not relative:
+        return L @ w
     unit = L.abs().nanmedian(0).values
     unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1.0)
     return (L / unit) @ (w / w.sum())
