@@ -20,7 +20,7 @@ from fedloom.core.context import State
 from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.peers.community import Trained
+from fedloom.engines.peers.community import PeerContext, Trained
 from fedloom.engines.peers.messages import signals
 from fedloom.engines.peers.rounds import community_of
 from fedloom.errors import RecipeError
@@ -37,6 +37,7 @@ from fedloom.methods.peers.aggregation import AtPeer, at_peers
 from fedloom.methods.peers.config import SketchSection
 from fedloom.peers import Safeguards, shared_columns
 from fedloom.stages import Identity, Mean, MinNorm, Split
+from fedloom.training.flat import FlatModel
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import Quick, load_recipe, outcome, same
@@ -408,6 +409,64 @@ def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> N
     whole = torch.autograd.grad(loss, [module.get_parameter(name) for name in part.names])
     torch.testing.assert_close(found["gradient"], torch.cat([g.flatten() for g in whole]), rtol=1e-4, atol=1e-6)
     assert bool(found["parameters"].any()) == (model == "trained")
+
+
+@pytest.mark.parametrize(("signal", "rule"), [("gradient", "exp"), ("cross-loss", "negative"), ("cross-loss", "exp")])
+def test_every_peer_judges_others_by_what_they_and_it_trained(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch, signal: str, rule: str
+) -> None:
+    """Eqs. 4.2, 4.3 and 4.5, 4.6 by hand at each of five peers, with each model's own statistics of batch norm."""
+    ended: dict[str, Trained] = {}
+
+    def heard(context: PeerContext, trained: Trained) -> dict[str, torch.Tensor]:
+        ended[context.client.id] = trained
+        return signals(context, trained)
+
+    monkeypatch.setattr("fedloom.engines.peers.peer.signals", heard)
+    section = f"{{signals: {{{signal}: 1}}, gradient: loss, scale: cosine, cross_loss: {rule}}}"
+    changes = ("model={name: resnet10, width: 4, heads: own}", "partition.val_fraction=0.3", "training.rounds=1")
+    result = quick(*changes, f"peers={{choose: {{top: 2}}, weights: {{kind: uniform}}, similarity: {section}}}")
+    built = build(load_recipe(*changes))
+    clients, model = built.federation.clients, FlatModel.copy_of(built.module)
+    part = shared_columns(built.layout.parameters)
+    assert len(ended) == 5
+
+    def loss(of: str, at: str, split: str) -> torch.Tensor:
+        """The loss of one peer's trained model on another's data, all of it at once; the other has the heads."""
+        model.params.copy_(ended[of].model)
+        for block, span in zip(model.layout.parameters.blocks, model.layout.parameters.slices, strict=True):
+            if block.task is not None and block.task not in clients[of].tasks:
+                model.params[span] = ended[at].model[span]
+        buffers = ended[of].payload.buffers
+        assert buffers is not None
+        model.buffers.copy_(buffers)
+        tasks, data = clients[at].tasks, clients[at].part(split)
+        x, targets = data.examples.batch(data.index, torch.device("cpu"), tasks=tuple(tasks))
+        outputs = model.module.eval()(x, tuple(tasks))
+        return torch.stack([w * task.loss(outputs[name], targets[name]) for name, (task, w) in tasks.items()])
+
+    def gradient(of: str) -> torch.Tensor:
+        model.grad.zero_()
+        loss(of, of, "train").sum().backward()
+        return model.layout.parameters.take(model.grad, part).double()
+
+    records = [r for r in result.run.rounds[-1]["records"] if r["kind"] == "peer"]
+    gradients = {name: gradient(name) for name in clients} if signal == "gradient" else {}
+    for record in records:
+        me, others = record["peer"], record["similarity"]
+        assert len(others) == 4
+        if signal == "gradient":
+            cosine = torch.nn.functional.cosine_similarity
+            wanted = {name: float(cosine(gradients[me], gradients[name], 0)) for name in others}
+        else:
+            with torch.no_grad():
+                each = {name: loss(name, me, "val") for name in others}
+            if rule == "exp":  # relative to the median candidate's, mean over tasks
+                median = torch.stack([*each.values()]).quantile(0.5, 0, interpolation="lower")
+                wanted = {name: float((-(found / median).mean()).exp()) for name, found in each.items()}
+            else:
+                wanted = {name: -float(found.sum()) for name, found in each.items()}
+        assert others == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
 
 def test_equation_4_19_is_the_shortest_convex_combination() -> None:

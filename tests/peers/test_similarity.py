@@ -129,6 +129,7 @@ def test_the_task_with_the_largest_unit_does_not_decide() -> None:
     both = torch.tensor([0.5, 0.5])
     found = per_task(losses, both)
     assert found.tolist() == pytest.approx([0.5 * 0.5 + 0.505, 0.5 * 2 + 0.5, 0.5 + 0.5])
+    assert per_task(losses, both, relative=False).tolist() == pytest.approx((losses @ both).tolist())
     assert int((losses @ both).argmin()) == 2
     assert int(found.argmin()) == 0
     # Tasks that the peer does not have play no part.

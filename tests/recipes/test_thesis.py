@@ -76,14 +76,18 @@ def similarity(recipe: Recipe) -> dict[str, str]:
 
 
 def test_similarities_are_those_of_the_text_in_every_grid_but_the_releases() -> None:
-    """Eqs. 4.2, 4.3 and 4.6 everywhere; signals are brought to one scale where two of them are combined."""
+    """Eqs. 4.2, 4.3 and 4.6 everywhere; signals are brought to one scale where two of them are combined.
+
+    B1 by cross-loss is B1 between two measurements: cosines as they are, without weight below 0 (eq. 4.9).
+    """
     every = {f"{name}: {cell}": r for name in GRIDS if "release" not in name for cell, r in cells(name).items()}
     every |= {name: load(name) for name in RECIPES}
     for where, recipe in every.items():
         if recipe.peers is None:
             continue
         assert similarity(recipe) == {"gradient": "loss", "scale": "cosine", "cross_loss": "negative"}, where
-        assert len(recipe.peers.similarity.signals) == 1 or recipe.peers.similarity.normalise == "min-max", where
+        scale = {"cross-loss": "min-max"} if "B1, cross-loss" in where else "min-max"
+        assert len(recipe.peers.similarity.signals) == 1 or recipe.peers.similarity.normalise == scale, where
         assert recipe.peers.weights.include_self
 
 

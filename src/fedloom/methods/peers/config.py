@@ -13,6 +13,7 @@ from fedloom.methods.peers.scenario import Scenario
 
 Scale = Literal["unit", "cosine"]
 LossRule = Literal["exp", "negative", "inverse"]
+Normalise = Literal["none", "min-max", "z-score"]
 Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
 Share = Annotated[float, Field(gt=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
@@ -43,8 +44,9 @@ class Similarity(Section):
     cross_loss: LossRule = "exp"
     """exp: exp(-loss), of losses in units of the median candidate's. negative: -loss (eq. 4.6); soft weights then need
     `normalise`. inverse: 1 / (loss + 0.01), as the release has it. These two take the client's loss as it is."""
-    normalise: Literal["none", "min-max", "z-score"] = "none"
-    """The scale to which each signal is brought over a peer's candidates before signals are combined."""
+    normalise: Normalise | dict[Signal, Normalise] = "none"
+    """The scale to which each signal is brought over a peer's candidates before signals are combined; signal -> scale
+    for a part of them."""
     model: Literal["trained", "received"] = "trained"
     """The model that signals describe: the one after local training, or the one that local training starts from."""
     every: Count | dict[Signal, Count] = 1
@@ -57,6 +59,8 @@ class Similarity(Section):
     def _problems(self) -> Problems:
         if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
             yield f"every names {unknown[0]!r}, which is not among signals"
+        if isinstance(self.normalise, dict) and (unknown := sorted(self.normalise.keys() - self.signals.keys())):
+            yield f"normalise names {unknown[0]!r}, which is not among signals"
         if self.samples is not None and not self.measured:
             yield "samples is about cross-loss and disparity, but signals has neither"
         if self.model == "received" and self.gradient == "update" and "gradient" in self.signals:
@@ -69,6 +73,15 @@ class Similarity(Section):
         """Return the signals, with their weights, that peers send so many rounds after the first."""
         every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
         return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
+
+    def scale_of(self, signal: Signal) -> Normalise:
+        """Return the scale to which a signal is brought over a peer's candidates."""
+        return self.normalise.get(signal, "none") if isinstance(self.normalise, dict) else self.normalise
+
+    @property
+    def scales(self) -> set[Normalise]:
+        """The scales to which signals are brought."""
+        return {self.scale_of(signal) for signal in self.signals}
 
     @property
     def measured(self) -> list[str]:
@@ -240,7 +253,7 @@ class PeersBase(Section):
         return scopes != {"full"} or (groups is not None and groups.fine is not None)
 
     def _problems(self) -> Problems:
-        negative = self.similarity.cross_loss == "negative" and self.similarity.normalise == "none"
+        negative = self.similarity.cross_loss == "negative" and self.similarity.scale_of("cross-loss") == "none"
         if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
             yield (
                 "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
@@ -255,13 +268,13 @@ class PeersBase(Section):
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
                 )
-            negative = self.similarity.scale == "cosine" and self.similarity.normalise == "none"
+            negative = self.similarity.scale == "cosine" and self.similarity.scale_of("gradient") == "none"
             if negative and "gradient" in self.similarity.signals:
                 yield (
                     "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
                     "similarity.normalise: min-max"
                 )
-            if self.similarity.normalise == "z-score":
+            if "z-score" in self.similarity.scales:
                 yield "choose.groups needs similarities of at least 0, but similarity.normalise is z-score"
             if groups.fine is not None and self.scope != "full":
                 yield f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
@@ -270,15 +283,15 @@ class PeersBase(Section):
                     "choose.groups compares all candidates at once, but mode 'asynchronous' judges them one by "
                     "one, as their messages arrive"
                 )
-        if self.choose.recency is not None and self.similarity.normalise == "z-score":
+        if self.choose.recency is not None and "z-score" in self.similarity.scales:
             yield "choose.recency needs similarities of at least 0, but similarity.normalise is z-score"
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
                 yield "mode 'asynchronous' needs scenario.speed, which determines who finishes first"
             if isinstance(self.similarity.every, dict):
                 yield "similarity.every per signal needs peers in one round, but mode is asynchronous"
-            if self.similarity.normalise != "none":
+            if scales := self.similarity.scales - {"none"}:
                 yield (
-                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
+                    f"similarity.normalise {min(scales)!r} compares all candidates, but mode "
                     "'asynchronous' judges them one by one, as their messages arrive"
                 )

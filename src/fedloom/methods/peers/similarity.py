@@ -23,9 +23,7 @@ from torch import Tensor
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Layout
 from fedloom.core.settings.section import Checked, Count
-from fedloom.methods.peers.config import LossRule, Scale
-
-Normalise = Literal["none", "min-max", "z-score"]
+from fedloom.methods.peers.config import LossRule, Normalise, Scale
 
 _CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
 
