@@ -23,6 +23,7 @@ from fedloom.engines.api import Result, trained_models
 from fedloom.engines.peers.community import PeerContext, Trained
 from fedloom.engines.peers.messages import signals
 from fedloom.engines.peers.rounds import community_of
+from fedloom.engines.plan import plan
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
@@ -32,6 +33,7 @@ from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.reader import human_bytes
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.peers.aggregation import AtPeer, at_peers
 from fedloom.methods.peers.config import SketchSection
@@ -343,6 +345,7 @@ def test_a_signal_may_come_less_often_than_others_and_from_few_examples(quick: Q
     ]
     assert found[0] != found[3]
     built = build(load_recipe(*more, section.format("gradient: 1, cross-loss: 3", each)))
+    assert f"signals are {human_bytes(sent[0])} more per round" in " ".join(plan(built).notes)
     similarity = built.recipe.peers.similarity  # type: ignore[union-attr]
     assert [{*similarity.due(round)} for round in range(3)] == [
         {"gradient", "cross-loss"},

@@ -1,7 +1,7 @@
 """Packaged recipes and grids have the values of each paper's text, and a release differs in named keys only.
 
-The values are in tests/facts, one file per paper: of recipes by their key, of the `grids` by base and key beside their seeds, and the
-`defaults` of add-ons and kinds of tasks, which stand in no recipe.
+The values are in tests/facts, one file per paper: of recipes by their key, of the `grids` their seeds and cells by
+base and key, and the `defaults` of add-ons and kinds of tasks, which stand in no recipe.
 """
 
 from __future__ import annotations

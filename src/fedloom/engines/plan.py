@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.untrusted import Array
+from fedloom.engines.peers.messages import signal_fields
+from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import constant_scores
@@ -19,6 +22,7 @@ from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
+from fedloom.federation.runs.reader import human_bytes
 from fedloom.models.signal import blank as blank_input
 from fedloom.models.signal import sized
 
@@ -106,7 +110,8 @@ def plan_of(built: Built) -> Plan:
     if built.method.private is not None and not built.method.private_part(layout).blocks:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:
-        notes.append("bytes are those of one model of each peer; it goes to every peer that asks for it")
+        more = f"; signals are {human_bytes(sent)} more per round" if (sent := _signals(built)) else ""
+        notes.append(f"bytes are those of one model of each peer; it goes to every peer that asks for it{more}")
     if built.method.turn.pool:
         notes.append("one model is trained on the examples of all clients in one place; nothing is sent")
     elif taking_part < len(federation.clients):
@@ -132,6 +137,21 @@ def plan_of(built: Built) -> Plan:
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
+
+
+def _signals(built: Built) -> int:
+    """Return the bytes of the signals by which peers judge each other, in the first round in which they send them."""
+    community = community_of(built)
+    warmup = community.context.config.warmup
+    first = 1 if warmup is None else warmup.alone
+    fields = signal_fields(community.context.at(community.names[0]), first)
+    sizes = {"features": getattr(getattr(built.module, "encoder", None), "features", 0)}
+    one = sum(
+        prod(sizes[n] if isinstance(n, str) else n for n in field.shape) * field.dtype.itemsize
+        for field in fields.values()
+    )
+    graph = community.graph(first)
+    return one * sum(len(graph.receivers(name)) for name in community.names)
 
 
 def activations(built: Built) -> int:

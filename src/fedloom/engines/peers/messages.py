@@ -287,7 +287,7 @@ def judge(
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
         similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
-    S, new = combined(parts, weights, config.normalise), dict[str, Any]()
+    S, new = combined(parts, weights, config.scales), dict[str, Any]()
     if groups is not None:
         new["group"] = _group(context, (me.id, *names), S)
         S = S[0, 1:]

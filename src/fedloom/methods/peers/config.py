@@ -74,14 +74,11 @@ class Similarity(Section):
         every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
         return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
 
-    def scale_of(self, signal: Signal) -> Normalise:
-        """Return the scale to which a signal is brought over a peer's candidates."""
-        return self.normalise.get(signal, "none") if isinstance(self.normalise, dict) else self.normalise
-
     @property
-    def scales(self) -> set[Normalise]:
-        """The scales to which signals are brought."""
-        return {self.scale_of(signal) for signal in self.signals}
+    def scales(self) -> dict[str, Normalise]:
+        """Signal -> the scale to which it is brought over a peer's candidates."""
+        how = self.normalise
+        return {each: how.get(each, "none") if isinstance(how, dict) else how for each in self.signals}
 
     @property
     def measured(self) -> list[str]:
@@ -253,7 +250,9 @@ class PeersBase(Section):
         return scopes != {"full"} or (groups is not None and groups.fine is not None)
 
     def _problems(self) -> Problems:
-        negative = self.similarity.cross_loss == "negative" and self.similarity.scale_of("cross-loss") == "none"
+        scales = self.similarity.scales
+        unscaled = {signal for signal, scale in scales.items() if scale == "none"}
+        negative = self.similarity.cross_loss == "negative" and "cross-loss" in unscaled
         if negative and self.weights.kind == "soft" and {*self.similarity.signals} == {"cross-loss"}:
             yield (
                 "similarity.cross_loss 'negative' is never above 0, so soft weights would leave out every neighbour; "
@@ -268,13 +267,12 @@ class PeersBase(Section):
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
                 )
-            negative = self.similarity.scale == "cosine" and self.similarity.scale_of("gradient") == "none"
-            if negative and "gradient" in self.similarity.signals:
+            if self.similarity.scale == "cosine" and "gradient" in unscaled:
                 yield (
                     "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
                     "similarity.normalise: min-max"
                 )
-            if "z-score" in self.similarity.scales:
+            if "z-score" in scales.values():
                 yield "choose.groups needs similarities of at least 0, but similarity.normalise is z-score"
             if groups.fine is not None and self.scope != "full":
                 yield f"choose.groups.fine applies to parts outside the encoder, but scope is {self.scope!r}"
@@ -283,15 +281,15 @@ class PeersBase(Section):
                     "choose.groups compares all candidates at once, but mode 'asynchronous' judges them one by "
                     "one, as their messages arrive"
                 )
-        if self.choose.recency is not None and "z-score" in self.similarity.scales:
+        if self.choose.recency is not None and "z-score" in scales.values():
             yield "choose.recency needs similarities of at least 0, but similarity.normalise is z-score"
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
                 yield "mode 'asynchronous' needs scenario.speed, which determines who finishes first"
             if isinstance(self.similarity.every, dict):
                 yield "similarity.every per signal needs peers in one round, but mode is asynchronous"
-            if scales := self.similarity.scales - {"none"}:
+            if unscaled != scales.keys():
                 yield (
-                    f"similarity.normalise {min(scales)!r} compares all candidates, but mode "
+                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but mode "
                     "'asynchronous' judges them one by one, as their messages arrive"
                 )
