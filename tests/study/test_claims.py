@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -80,6 +81,12 @@ def test_the_three_verdicts_and_what_forbids_them() -> None:
     short = replace(TEST, lines=tuple(x for x in TEST.lines if (x.method, x.seed) != ("FedAvg", 3)))
     assert said(short)["FedAvg over Local"] == "cannot tell (no seed 3: FedAvg)"
     assert said(short)["FedProx over Local"] == "yes"
+    # nor is a verdict on half of the tasks one on all
+    for name, gap in (("FedAvg", [x for x in TEST.lines if (x.method, x.task) != ("FedAvg", "edge")]),
+                      ("Local", [replace(x, value=math.nan) if (x.method, x.task, x.seed) == ("Local", "edge", 2) else x
+                                 for x in TEST.lines])):  # fmt: skip
+        of = said(replace(TEST, lines=tuple(gap)))["FedAvg over Local"]
+        assert of == f"cannot tell (no number of edge at some seed: {name})"
     # R2 of -0.02 is no baseline: of that, 0.2 is a gain of 1100 %
     signed = [replace(x, metric="r2", value=x.value - 0.22) if x.task == "edge" else x for x in TEST.lines]
     assert (

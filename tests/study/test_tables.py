@@ -318,6 +318,22 @@ def test_every_seed_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("data,method\nx,y\n")
     with pytest.raises(StateError, match="bad.csv: the column seed is absent"):
         read_seeds(tmp_path / "bad.csv")
+    head, line, *_ = made.to_csv().splitlines()
+    fields = line.split(",")
+    for at, found, why in (
+        (HEAD.index("direction"), "up", "line 2: direction: expected max or min, found 'up'"),
+        (HEAD.index("falling"), "-3", "line 2: falling: expected a number of 0 or more, found -3"),
+        (HEAD.index("ratio"), "-5", "line 2: ratio: expected a number of 0 or more, found -5"),
+        (HEAD.index("seed"), "first", "line 2: .*'first'"),
+        (0, "\xff", "no CSV file in UTF-8"),
+    ):
+        changed = ",".join([*fields[:at], found, *fields[at + 1 :]])
+        (tmp_path / "bad.csv").write_bytes(f"{head}\n{changed}\n".encode("latin-1"))
+        with pytest.raises(StateError, match=why):
+            read_seeds(tmp_path / "bad.csv")
+    (tmp_path / "bad.csv").write_text(f"{head}\n{line}\n{line}\n")
+    with pytest.raises(StateError, match="line 3: a second number of NYUD, FedAvg, 0, "):
+        read_seeds(tmp_path / "bad.csv")
     lines = {line[:5]: line[5] for line in made.records().lines}
     assert lines["NYUD", "FedAvg", 1, "depth", "rmse"] == drawn("NYUD", "FedAvg", "-", 1)["depth"]
     assert lines["PASCAL_x", "constant", 0, "semseg", "miou"] == drawn("PASCAL_x", "constant", "-", 0)["semseg"] / 2

@@ -22,6 +22,7 @@ from fedloom.study.grid import Grid, load_grid, write
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import of_grid
+from fedloom.study.significance import CORRECTED
 from fedloom.study.statistics import LEVEL, Paired, against_zero, corrected, delta_terms, holm, p_text
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Atlas(HasTable):
     cosines: Mapping[str, Mapping[int, Matrix]]
     """Layers of the encoder -> round -> seed x task x task: mean cosine of updates, while all train together."""
     rounds: int
+    ratio: float = 0.0
+    """Where the seeds redraw the test part from one pool, the ratio of `against_zero`; else 0."""
 
     def early(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Matrix:
         """Return seed x T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
@@ -132,7 +135,9 @@ class Atlas(HasTable):
         A pair with a change that is no number is not among them.
         """
         known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
-        tests = {pair: against_zero(each) for pair, each in known.items() if all(map(math.isfinite, each))}
+        tests = {
+            pair: against_zero(each, ratio=self.ratio) for pair, each in known.items() if all(map(math.isfinite, each))
+        }
         return {pair: (of, p) for (pair, of), p in zip(tests.items(), corrected([*tests.values()]), strict=True)}
 
     @property
@@ -227,6 +232,7 @@ class Atlas(HasTable):
             "seed, while all "
             f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
+            *([CORRECTED.format(ratio=self.ratio)] if self.ratio else []),
             *([left_out] if self.left_out else []),
         )
 
@@ -275,7 +281,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
     each = [_cosines(run, clients) for run in sides[TOGETHER].runs.values()]
     cosines = {name: {r: np.stack([of[name][r] for of in each]) for r in by} for name, by in each[0].items()}
     last = max(run.last_round for run in sides[TOGETHER].runs.values())
-    return Atlas(grid.title, tasks, seeds, changes, changed(EVERYONE), cosines, last)
+    return Atlas(grid.title, tasks, seeds, changes, changed(EVERYONE), cosines, last, sides[OWN].ratio)
 
 
 def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:

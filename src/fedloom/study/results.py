@@ -687,17 +687,28 @@ def seeds_of(grid: Grid, sides: Mapping[Combination, Side]) -> Seeds:
 
 def read_seeds(file: Path) -> Seeds:
     """Return the lines of a CSV file that `of_seeds` made. Raises StateError where it is none."""
-    rows = csv.DictReader(io.StringIO(file.read_text("utf-8")))
+    try:
+        rows = csv.DictReader(io.StringIO(file.read_text("utf-8")), strict=True)
+        table = [*enumerate(rows, 2)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StateError(f"{file}: no CSV file in UTF-8: {error}") from None
     if absent := [name for name in HEAD if name not in (rows.fieldnames or ())]:
         raise StateError(
             f"{file}: the column {absent[0]} is absent; make the file with `fedloom compare GRID --seeds --format csv`"
         )
-    lines = []
-    for number, row in enumerate(rows, 2):
+    lines: dict[tuple[str, str, int, str], SeedLine] = {}
+    for number, row in table:
         try:
             value, *more = (float(row[key] or math.nan) for key in ("value", *HEAD[-3:]))
+            if row["direction"] not in ("max", "min"):
+                raise ValueError(f"direction: expected max or min, found {row['direction']!r}")
+            for key, found in zip(HEAD[-2:], more[-2:], strict=True):
+                if found < 0:
+                    raise ValueError(f"{key}: expected a number of 0 or more, found {found:g}")
             names = row["data"], row["method"], int(row["seed"]), row["task"], row["metric"]
-            lines.append(SeedLine(*names, value, row["direction"], *more))
+            if names[:4] in lines:
+                raise ValueError(f"a second number of {', '.join(map(str, names[:4]))}")
+            lines[names[:4]] = SeedLine(*names, value, row["direction"], *more)
         except (TypeError, ValueError) as error:
             raise StateError(f"{file}, line {number}: {error}") from None
-    return Seeds(file.stem, tuple(lines))
+    return Seeds(file.stem, tuple(lines.values()))
