@@ -8,7 +8,7 @@ import random
 import re
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -475,6 +475,53 @@ def test_a_node_that_dies_is_not_waited_for(go: Go) -> None:
     result = go("runtime.flower.deadline=1000000", "evaluation.every=3", change=change)
     assert trained(result.folder) == [HONEST] * 3
     assert "its node has disconnected" in dropped(result)[0]["why"]
+
+
+def test_a_refused_node_is_asked_again_after_five_minutes(homes: dict[int, dict[str, str]]) -> None:
+    """Not before every message: each time the others would wait for its answer. What it said first is not forgotten."""
+    one = recipe()
+    grid = LocalGrid(client_app(one), homes)
+    sent: list[int] = []
+    push = grid.push_messages
+    grid.push_messages = lambda messages: sent.append(len(messages)) or push(messages)  # type: ignore[func-returns-value, method-assign]
+    client_manager = ClientManager(grid, "another recipe", one.runtime.flower)
+    client_manager.log = lambda event, fields: None
+    clock = ClientManager.wait.__globals__["time"]
+    client_manager.meet()
+    why = client_manager.missing()
+    assert why.count("recipe") >= len(homes) == sent[0]
+    for seconds in (0, 60, 200):
+        clock.sleep(seconds)
+        client_manager.meet()
+    assert len(sent) == 1
+    clock.sleep(50)
+    grid.silent |= homes.keys()
+    client_manager.meet()
+    assert len(sent) == 2
+    assert client_manager.missing() == why
+
+
+def test_a_node_that_needs_longer_than_a_minute_joins(homes: dict[int, dict[str, str]]) -> None:
+    """Its answer to the first hello comes too late; the next one waits twice as long."""
+    one = recipe("runtime.flower.nodes=2")
+    grid = LocalGrid(client_app(one), homes)
+    client_manager = ClientManager(grid, recipe_hash(one), one.runtime.flower)
+    clock = ClientManager.wait.__globals__["time"]
+    pull, pushed = grid.pull_messages, dict[str, float]()
+    push = grid.push_messages
+
+    def late(ids: Sequence[str]) -> Iterable[Any]:
+        ready = [each for each in ids if clock.monotonic() - pushed[each] >= 100]
+        return pull(ready) if ready else []
+
+    def timed(messages: Iterable[Any]) -> list[str]:
+        ids = [*push(messages)]
+        return pushed.update(dict.fromkeys(ids, clock.monotonic())) or ids
+
+    grid.push_messages, grid.pull_messages = timed, late  # type: ignore[method-assign, assignment]
+    client_manager.log = lambda event, fields: None
+    assert client_manager.wait(2, 240) == len(homes)
+    assert 160 <= clock.monotonic() < 240
 
 
 def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:

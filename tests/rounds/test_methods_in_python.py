@@ -17,7 +17,7 @@ from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
-from fedloom.stages import CAGrad, Heal, PCGrad, Stage, TopMagnitude
+from fedloom.stages import CAGrad, Heal, MinNorm, PCGrad, Stage, TopMagnitude
 from fedloom.study import compare
 from fedloom.training import Proximal
 from tests_support import Quick, load_recipe
@@ -57,6 +57,16 @@ def test_a_recipe_may_add_the_class_of_a_stage() -> None:
     method = method_of(load_recipe("method={name: fedavg, add: {'fedloom.stages:Heal': {tau: 0.7, at: server}}}"))
     assert method.name == "fedavg + fedloom.stages:Heal"
     assert method.stage == methods.fedavg().plus(Heal(0.7), at="server").stage
+
+
+def test_the_class_of_a_rule_that_combines_rows_takes_the_place_of_the_mean() -> None:
+    for at in ("", "at: server"):
+        method = method_of(load_recipe(f"method={{name: fedprox, add: {{'fedloom.stages:MinNorm': {{{at}}}}}}}"))
+        assert method.stage == MinNorm()
+    row = method_of(load_recipe("method={name: fedavg, add: {'fedloom.stages:TopMagnitude': {rho: 0.5}}}"))
+    assert (row.edge, row.stage) == (TopMagnitude(0.5), methods.fedavg().stage)
+    with pytest.raises(RecipeError, match="would replace a mean, but"):
+        method_of(load_recipe("method={name: fedhca2, add: {'fedloom.stages:MinNorm': {}}}"))
 
 
 def test_methods_of_recipes_keep_their_names() -> None:

@@ -22,6 +22,7 @@ from fedloom.federation.rounds.privacy import PrivacyTerms, forecast, ratio, sha
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status
+from fedloom.federation.rounds.seen import needed
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
@@ -285,6 +286,20 @@ def test_what_nobody_can_account_for_is_refused(change: str) -> None:
     with pytest.raises(RecipeError, match="privacy|early_stopping|buffers|enough") as refused:
         build(load_recipe("method={name: fedavg, weights: uniform}", GIVEN, change))
     assert CENTRAL[change] in str(refused.value)
+
+
+def test_a_rule_that_is_no_mean_is_not_replaced_by_one() -> None:
+    """Of one's own too, which says that other rules may take its place."""
+
+    @dataclass(frozen=True)
+    class Middle(Stage):
+        traits = Traits("matrix", reads={"X"}, reduces=True)
+        replaceable = True
+
+    method = Method(name="own", stage=Middle(), weights="uniform")
+    with pytest.raises(RecipeError, match=r"own: .*Middle\(\) reads the columns of all rows"):
+        private(method, clip=1.0, noise=1.0, share=1.0, local=False)
+    assert needed(Middle()) == "each of them"
 
 
 def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() -> None:

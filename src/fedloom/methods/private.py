@@ -178,17 +178,22 @@ def _stages(method: Method) -> tuple[Stage, ...]:
     return method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
 
 
+def _is_mean(stage: Stage) -> bool:
+    """Return whether a private mean does what a stage does, but for the noise: a plain rule that only adds rows up."""
+    return stage.replaceable and stage.traits.sums
+
+
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
     """Return the method's aggregation with a private mean for its plain one, which must be the first to see rows."""
     first, *after = _stages(method)
-    if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
+    if isinstance(first, ChosenClusters) and _is_mean(first.stage) and not after:
         if first.first == "groups":
             raise RecipeError(
                 f"privacy: {method.name} starts with groups that it computes from the rows, so nothing bounds how "
                 "much one client can move them; set method.first: noise"
             )
         return PrivateClusters(first.count, first.first, first.noise, mean, first.least)
-    if not first.replaceable:
+    if not _is_mean(first):
         does = {"row": "changes rows after the clip", "mix": "weights or mixes rows by their values"}
         why = does.get(first.traits.kind, "reads the columns of all rows")
         raise RecipeError(

@@ -133,11 +133,13 @@ class ClientManager:
                 with reading():
                     self._greet(node, answer, nonces[node], here, known)
             except RefusedError as error:
-                self._why[node] = str(error)
+                silent = isinstance(answer, RefusedError)
+                if not silent or node not in self._why:  # what it said once tells more than that it says nothing now
+                    self._why[node] = str(error)
                 self.log("node refused", {"node": node, "why": str(error)})
+                self._refused[node] = time.monotonic() + _AGAIN[not silent]
             else:
                 self._why.pop(node, None)
-                self._refused[node] = time.monotonic() + _AGAIN[not isinstance(answer, RefusedError)]
 
     def _greet(self, node: int, answer: Any, nonce: str, here: set[int], known: Iterable[str] | None) -> None:
         """Register a node by its hello. Raises RefusedError, or any other error, for an unfit one."""
@@ -167,9 +169,12 @@ class ClientManager:
 
     def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
         """Wait for `count` clients whose reports agree, at most for `seconds`. Returns how many there are."""
-        end = time.monotonic() + seconds
+        end, patience = time.monotonic() + seconds, _JOIN
         while True:
-            self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
+            began = time.monotonic()
+            self.meet(known, min(max(end - began, 1.0), patience))
+            if time.monotonic() - began >= patience:  # a node on a slow machine must not be asked anew before it answers
+                patience *= 2
             reports = {client: self.reports[client] for client in self.there()}
             agreeing = len(agreed(reports)[0]) if known is None else len(reports)
             if agreeing >= count or time.monotonic() >= end:

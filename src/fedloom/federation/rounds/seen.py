@@ -24,7 +24,7 @@ _NAMED = 5
 
 def needed(stage: Stage) -> str:
     """Return what a stage needs of the clients' updates to do its work, by its traits."""
-    if stage.traits.hides or stage.replaceable:
+    if stage.traits.hides or stage.traits.sums:
         return "only their sum"
     return "their inner products or extras" if stage.traits.kind == "mix" else "each of them"
 
