@@ -469,7 +469,7 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     result = fl.run(fed, tmp_path / "run", model="mlp", method="fedavg", rounds=30, lr=0.1)
     assert result.run.final().values["grade"]["kappa"] > 0.6
     data = {"name": "table", "path": str(path), **draft(path, ["grade"], "site").section}
-    data["tasks"]["grade"] |= {"kind": "ordinal", "metric": "mae"}
+    data["tasks"]["grade"] |= {"kind": "ordinal"}
     model = {"model": {"name": "mlp", "hidden": []}, "method": "fedavg", "training": {"rounds": 2}}
     again = fl.run({"name": "t", "data": data, "partition": "own", **model}, tmp_path / "again")
     assert "mae" in again.run.final().values["grade"]

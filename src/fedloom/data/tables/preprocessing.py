@@ -53,7 +53,7 @@ class Label(Section):
     """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
 
     A multilabel task has several columns of yes and no. `metric` stands for the task, or the first of some: by default
-    auc of two classes and of several labels, accuracy of more classes, and rmse.
+    auc of two classes and of several labels, accuracy of more classes, mae of ordered ones (in classes), and rmse.
     """
 
     column: str | None = None
@@ -69,7 +69,7 @@ class Label(Section):
     @property
     def judge(self) -> tuple[str, ...]:
         """The names of the metrics."""
-        usual = ("auc",) if self.kind in ("binary", "multilabel") else ()
+        usual = {"binary": ("auc",), "multilabel": ("auc",), "ordinal": ("mae",)}.get(self.kind, ())
         return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
 
     def read_from(self, task: str) -> tuple[str, ...]:
