@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +15,7 @@ import fedloom.core.machine
 from fedloom.cli import deploy as cli_doctor
 from fedloom.cli.app import app, main, message_of
 from fedloom.errors import UserError
+from fedloom.federation.runs.checkpoint import join_tree
 from folders_support import nyud
 
 Fedloom = Callable[..., tuple[int, str, str]]
@@ -43,16 +46,31 @@ def test_what_can_be_mended_is_a_sentence(error: Exception, text: str | None) ->
 def test_a_bug_shows_its_traceback_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
-        raise KeyError("inner")
-
-    monkeypatch.setattr("fedloom.cli.app.app", broken)
+    monkeypatch.setattr("fedloom.cli.app.app", lambda: join_tree({"$tensor": "inner"}, {}))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
     shown = capsys.readouterr().err
     assert "KeyError: 'inner'" in shown
     assert "This is a bug of fedloom" in shown
+
+
+def test_a_bug_in_code_of_the_users_own_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a library that it calls raises the error."""
+
+    def broken() -> None:
+        np.concatenate([])
+
+    monkeypatch.setattr("fedloom.cli.app.app", broken)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert re.search(r"error: .*test_commands.py, line \d+, which is no part of fedloom: ValueError: need at", shown)
+    assert "This is a bug" not in shown
 
 
 @pytest.mark.parametrize(

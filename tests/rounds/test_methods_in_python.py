@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom import Method, methods
-from fedloom.errors import RecipeError, StateError
+from fedloom import Ctx, Method, methods
+from fedloom.core.context import State
+from fedloom.core.stage import Traits
+from fedloom.core.updates import Updates
+from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import recipe_hash
@@ -67,6 +70,26 @@ def test_the_class_of_a_rule_that_combines_rows_takes_the_place_of_the_mean() ->
     assert (row.edge, row.stage) == (TopMagnitude(0.5), methods.fedavg().stage)
     with pytest.raises(RecipeError, match="would replace a mean, but"):
         method_of(load_recipe("method={name: fedhca2, add: {'fedloom.stages:MinNorm': {}}}"))
+
+
+@dataclass(frozen=True)
+class Forgot(Stage):
+    """A rule whose author forgot what its traits promise: one row, and the state."""
+
+    state: bool
+    traits = Traits("mix", reads={"X"}, reduces=True)
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> Any:
+        return (updates, state) if self.state else updates.reduced(updates.X.mean(0))
+
+
+def test_a_stage_that_breaks_its_promise_is_named(quick: Quick) -> None:
+    for stage, why in (
+        (Forgot(True), r"Forgot\(state=True\) returned rows of 5 clients, but .* expected updates.reduced"),
+        (Forgot(False), r"Forgot\(state=False\) returned Updates, expected updates and state"),
+    ):
+        with pytest.raises(UserError, match=why):
+            quick(method=Method(name="own", stage=stage, weights="uniform"))
 
 
 def test_methods_of_recipes_keep_their_names() -> None:

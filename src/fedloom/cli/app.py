@@ -6,6 +6,8 @@ import atexit
 import gc
 import sys
 import traceback
+from pathlib import Path
+from sysconfig import get_paths
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +26,10 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the app: an error that the user can correct ends in one message and exit code 2, a bug in a traceback."""
+    """Run the app: an error that the user can correct ends in one message and exit code 2, a bug in a traceback.
+
+    An error in the user's own code ends in both.
+    """
     atexit.register(gc.freeze)  # else the interpreter searches all that torch made for garbage before it ends
     try:
         app()
@@ -32,10 +37,27 @@ def main() -> None:
         text = message_of(error)
         if text is None:
             traceback.print_exc()
+            text = elsewhere(error)
+        if text is None:
             typer.echo("This is a bug of fedloom, not your mistake: please report it with the lines above.", err=True)
             sys.exit(1)
         typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
         sys.exit(2)
+
+
+def elsewhere(error: Exception) -> str | None:
+    """Return one sentence for an error in code of the user's own, such as a method's; None where it is fedloom's."""
+    home, installed = (
+        Path(__file__).parents[1],
+        [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")],
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(home):
+            return None
+        if file.is_absolute() and not any(file.is_relative_to(path) for path in installed):
+            return f"{file}, line {frame.lineno}, which is no part of fedloom: {type(error).__name__}: {error}"
+    return None
 
 
 def message_of(error: Exception) -> str | None:

@@ -43,9 +43,9 @@ __getattr__, __dir__ = lazy(__name__)  # what methods are made of imports torch,
 class AddOns(Registry):
     """Add-ons; the method that one returns is called as in a recipe: 'fedavg + feddea'.
 
-    The class of a stage, under a name `package.module:Class`, is an add-on too. A stage that combines the rows takes the
-    place of the method's mean. Any other is added at the client or the server as its key `at` says; without that at the
-    client where it changes each row alone, else at the server.
+    The class of a stage, under a name `package.module:Class`, is an add-on too. A stage that combines the rows takes
+    the place of the method's mean. Any other is added at the client or the server as its key `at` says; without that
+    at the client where it changes each row alone, else at the server.
     """
 
     def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
@@ -56,7 +56,9 @@ class AddOns(Registry):
         def added(method: Method, *, at: Literal["edge", "server"] | None = None, **params: Any) -> Method:
             stage = entry.make(**params)
             where = at or ("edge" if stage.traits.kind == "row" and not stage.traits.reduces else "server")
-            return method.combined_by(stage) if stage.traits.reduces and where == "server" else method.plus(stage, where)
+            return (
+                method.combined_by(stage) if stage.traits.reduces and where == "server" else method.plus(stage, where)
+            )
 
         at: Any = (Literal["edge", "server"] | None, None)
         model = create_model(f"{self.kind}:{name}", __base__=entry.params, at=at)

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
+from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Layout
+from fedloom.core.stage import Stage
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import BuiltFederation
@@ -283,13 +285,27 @@ def aggregated(
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        out, stage = method.stage(updates, state["stage"], ctx)
+        out, stage = _answer(method.stage, method.stage(updates, state["stage"], ctx), ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
 
     # under DP, row norms are private, so they are not used to detect outliers
     return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, method.stage, agree)
+
+
+def _answer(stage: Stage, answer: Any, ctx: Ctx) -> tuple[Updates, State]:
+    """Return a stage's answer. Raises UserError where it is not what the traits say, as of a stage of one's own."""
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
+        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+        raise UserError(f"{stage!r} returned {found}, expected updates and state")
+    updates, _ = answer
+    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in updates.rows):
+        raise UserError(
+            f"{stage!r} returned rows of {len(updates)} clients, but its traits say that it leaves one (reduces): "
+            "expected updates.reduced(...)"
+        )
+    return answer
 
 
 def apply_update(
