@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.core.errors import RecipeError, StateError
+from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
@@ -268,7 +268,12 @@ def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: 
 
 
 def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
-    """Return a grid by its name or file; a recipe's becomes a grid of its method alone."""
+    """Return a grid by its name or file; a recipe's becomes a grid of its method alone.
+
+    Raises RecipeError where there is neither.
+    """
+    if not Path(source).exists() and source not in (known := (*loader.names(), *names())):
+        raise RecipeError(f"no recipe or grid {source!r}: neither a file nor a packaged one.{nearest(source, known)}")
     beside = Path(source).is_file() and "bases" not in (parse(Path(source).read_text("utf-8"), source) or {})
     if source in names() or not (source in loader.names() or beside):
         return load_grid(source, changes)
