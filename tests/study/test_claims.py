@@ -25,6 +25,7 @@ from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
 from fedloom.study.results import SeedLine, Seeds, of_grid, of_seeds
 from fedloom.study.significance import contrasts
+from fedloom.study.statistics import Estimate
 from grid_support import paper_grid, write_grid
 
 FAMILY = {"FedAvg/-": ["Local/-"], "FedProx/-": ["Local/-", "FedAvg/-"]}
@@ -106,6 +107,10 @@ def test_the_numbers_by_hand() -> None:
     assert plain.change is not None
     assert plain.change.mean == pytest.approx(sum(gains) / 5)
     assert plain.change.p == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    rows = {row[1]: row for row in judged(plan(), TEST, RULE).methods}
+    assert [row[0] for row in rows.values()] == ["NYUD"] * len(LEVELS)
+    assert rows["FedAvg"][2:] == ("5", Estimate.of(gains).signed, "0.3", "0.1")
+    assert rows["Local"][3] == ""
     # Holm over the three comparisons of the family, and over nothing else
     ps = sorted(of.change.p for of in found.values() if of.change)
     assert sorted(of.holm for of in found.values()) == pytest.approx(

@@ -23,7 +23,7 @@ from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.output import HasTable, Records, Table
-from fedloom.study.results import STILL, Seeds, at_constant, deltas, of_seeds, read_seeds, uneven
+from fedloom.study.results import STILL, Seeds, at_constant, change, deltas, of_seeds, read_seeds, uneven
 from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
 
 ALONE = "Local"
@@ -170,6 +170,11 @@ ABOUT = (
     "else cannot tell, with the gain that these seeds detect with a power of 80 %. Where the benchmark is not "
     "sensitive, or a method has not converged, there is neither yes nor no."
 )
+ABOUT_METHODS = (
+    "Gain: mean over tasks and seeds, in percent of training alone, with a 95 % interval. Loss: the training loss of "
+    "the last round, mean over tasks and seeds. Falls: by how many percent it still falls per tenth of the rounds."
+)
+METHODS = ("grid", "data", "method", "seeds", "gain over Local %", "loss", "falls %")
 HEAD = ("claim", "paper", "method", "compared with", "benchmark", "state", "seeds", "gain %", "p, Holm", "verdict")
 CSV = (
     *("claim", "paper", "method", "baseline", "grid", "data", "state", "seeds", "gain", "ci95_low", "ci95_high"),
@@ -240,6 +245,8 @@ class Judged:
     comparisons: Mapping[tuple[str, str, str], Tested]
     """(data, method, the one that it is compared with) -> the comparison."""
     sensitivity: Mapping[str, Sensitivity]
+    methods: tuple[tuple[str, ...], ...] = ()
+    """Data set, method, seeds, gain over training alone, last training loss and by how much that still falls."""
 
     @property
     def is_decided(self) -> bool:
@@ -257,12 +264,14 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
     gains: dict[tuple[str, str, str], list[float]] = {}
     why: dict[tuple[str, str, str], str] = {}
     known: dict[str, Sensitivity] = {}
+    rows: list[tuple[str, ...]] = []
     for data in grid.data:
         if rule is not None and rule.methods(data):
             known[data] = sensitivity(rule, data)
         state = _state(known.get(data))
         barred = "" if state == SENSITIVE else f"benchmark {state}"
         directions = counted_tasks(grid, seeds, data) if counted is None else counted
+        rows += [(data, name, *_row(seeds, data, name, directions)) for name in seeds.methods(data)]
         for cell in grid.combinations:
             for other in grid.compared(*cell):
                 names = method, over = together(*cell), together(*other)
@@ -271,7 +280,19 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
                 )
                 why[data, method, over] = barred or _unfit(seeds, data, names, directions)
     ratios = {key: seeds.ratio(key[0]) for key in gains}
-    return Judged(grid, family(gains, ratios, why, grid.smallest), known)
+    return Judged(grid, family(gains, ratios, why, grid.smallest), known, tuple(rows))
+
+
+def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a method's seeds, its mean gain over training alone, its last training loss and the fall of that."""
+    values, alone = seeds.values(data, name), seeds.values(data, ALONE)
+    gain = change(values, alone, directions, seeds.ratio(data)) if name != ALONE else None
+    losses = [line.training_loss for line in seeds.lines if (line.data, line.method) == (data, name)]
+    falls = [fall for by_task in seeds.falling(data, name).values() for fall in by_task.values()]
+    each = ([x for x in of if not math.isnan(x)] for of in (losses, falls))
+    loss, fall = (fmean(known) if known else None for known in each)
+    texts = ("" if gain is None else gain.signed, *("" if x is None else f"{x:.2g}" for x in (loss, fall)))
+    return str(len(values)), *texts
 
 
 def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[str, str]) -> str:
@@ -350,8 +371,12 @@ class Verdicts(HasTable):
             mark = {"yes": "✓ ", "no": "✗ ", "cannot": "? "}.get(verdict.replace(",", " ").split(" ")[0], "")
             percent = f": {gain.replace(' (', ' % (', 1)}" if gain else ""
             lines.append(f"| {claim} | {mark}**{verdict}**{percent} |")
-        folded = f"<details><summary>Grids, seeds and numbers</summary>\n\n{whole.to_markdown()}\n</details>\n"
-        return "\n".join(lines) + "\n\n" + folded
+        rows = tuple((name, *row) for name, of in self.grids.items() for row in of.methods)
+        parts = {"Grids, seeds and numbers": whole, "All methods": Table("Methods", METHODS, rows, (ABOUT_METHODS,))}
+        folded = [
+            f"<details><summary>{what}</summary>\n\n{of.to_markdown()}\n</details>\n" for what, of in parts.items()
+        ]
+        return "\n".join([*lines, "", *folded])
 
     def _notes(self) -> list[str]:
         smallest = sorted({of.grid.smallest for of in self.grids.values()})
