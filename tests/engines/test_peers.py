@@ -21,7 +21,7 @@ from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.peers.community import PeerContext, Trained
-from fedloom.engines.peers.messages import signals
+from fedloom.engines.peers.messages import signal_fields, signals
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.plan import plan
 from fedloom.errors import RecipeError
@@ -395,13 +395,14 @@ def test_a_peer_whose_update_conflicts_has_no_weight_and_one_without_agreement_k
 @pytest.mark.parametrize("model", ["trained", "received"])
 def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> None:
     """Eq. 4.2 against torch on all training examples at once, at the model that signals describe."""
-    section = f"peers={{similarity: {{signals: {{gradient: 1, parameters: 1}}, gradient: loss, model: {model}}}}}"
+    names = "gradient: 1, parameters: 1, cross-loss: 1"
+    section = f"peers={{choose: {{top: 1}}, similarity: {{signals: {{{names}}}, gradient: loss, model: {model}}}}}"
     built = build(load_recipe("model.heads=own", "training.batch_size=7", section))
     context = community_of(built).context.at("all-0")
     start, client = context.origin, context.client
     payload = Payload((client.id, None), 1.0)
     step = 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(0))
-    found = signals(context, trained := Trained(payload, start, step, 1, before=Message(start)))
+    found = signals(context, trained := Trained(payload, start, step, 1, before=Message(start, start[:0])))
     module = built.module.eval()
     at = trained.model if model == "trained" else start
     torch.nn.utils.vector_to_parameters(at, module.parameters())
@@ -412,6 +413,7 @@ def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> N
     whole = torch.autograd.grad(loss, [module.get_parameter(name) for name in part.names])
     torch.testing.assert_close(found["gradient"], torch.cat([g.flatten() for g in whole]), rtol=1e-4, atol=1e-6)
     assert bool(found["parameters"].any()) == (model == "trained")
+    assert found.keys() == signal_fields(context, 1).keys() == {"gradient", "parameters", "model"}
 
 
 @pytest.mark.parametrize(("signal", "rule"), [("gradient", "exp"), ("cross-loss", "negative"), ("cross-loss", "exp")])
@@ -423,7 +425,9 @@ def test_every_peer_judges_others_by_what_they_and_it_trained(
 
     def heard(context: PeerContext, trained: Trained) -> dict[str, torch.Tensor]:
         ended[context.client.id] = trained
-        return signals(context, trained)
+        found = signals(context, trained)
+        assert found.keys() == signal_fields(context, 1).keys() >= ({"buffers"} if signal == "cross-loss" else set())
+        return found
 
     monkeypatch.setattr("fedloom.engines.peers.peer.signals", heard)
     section = f"{{signals: {{{signal}: 1}}, gradient: loss, scale: cosine, cross_loss: {rule}}}"

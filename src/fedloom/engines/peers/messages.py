@@ -229,7 +229,7 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
     if wanted.keys() & {*config.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
         tensors["model"] = Raw().pack(like)["values"]
-        if message.buffers is not None:
+        if message.buffers is not None and len(message.buffers):
             tensors["buffers"] = message.buffers
     return tensors
 
