@@ -41,7 +41,11 @@ def init(
         ),
     ] = None,
     clients: Annotated[
-        str | None, option("The number of clients, or the column that names the client of each row.", "N|NAME")
+        str | None,
+        option(
+            "The number of clients, of each domain where a folder has domains; or the column that names each row's client.",
+            "N|NAME",
+        ),
     ] = None,
     method: Annotated[str | None, option("The training method.", autocompletion=shared.complete_method)] = None,
     rounds: Annotated[int | None, option("The number of rounds.", min=1)] = None,
