@@ -43,7 +43,7 @@ def init(
     clients: Annotated[
         str | None,
         option(
-            "The number of clients, of each domain where a folder has domains; or the column that names each row's client.",
+            "The number of clients, of each domain where a folder has domains; or the column that names them.",
             "N|NAME",
         ),
     ] = None,
