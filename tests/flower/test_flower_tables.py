@@ -17,6 +17,7 @@ from fedloom.cli.app import app
 from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError
+from fedloom.experiments.export.bundle import export
 from fedloom.experiments.export.predictions import predict
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.privacy import PrivacyTerms
@@ -88,6 +89,8 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     assert tables[1]["tasks"]["score"]["std"] == tables[0]["tasks"]["score"]["std"]
     weights = [(result.folder / "model.safetensors").read_bytes() for result in (here, there)]
     assert weights[0] == weights[1]
+    bundles = [export(result.folder, tmp_path / f"bundle-{i}") for i, result in enumerate((here, there))]
+    pandas.testing.assert_frame_equal(*(predict(bundle, folder / "bonn.csv") for bundle in bundles))
     about = json.loads((there.folder / "run.json").read_text())["clients"]
     assert {name: [*client["tasks"]] for name, client in about.items()} == {
         "aachen": ["ill", "score"], "bonn": ["ill", "score"], "cologne": ["ill"],

@@ -19,11 +19,10 @@ from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Section, explain, folder_name, strict
 from fedloom.data.partition import Partition
-from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.api import Engine
 from fedloom.engines.flower.at_nodes import AtNodes, ClientManager
 from fedloom.engines.flower.node import client_app
-from fedloom.engines.flower.nodes import NodeReport, agreed, build_from
+from fedloom.engines.flower.nodes import REPORTS, agreed, build_again, build_from
 from fedloom.engines.flower.relay import refuse, stub
 from fedloom.engines.flower.terms import Offer
 from fedloom.federation.recipes.runtime import FlowerSettings
@@ -159,14 +158,9 @@ class OverGrid(Flower):
         self.nodes = ClientManager(self.grid, recipe_hash(recipe), recipe.runtime.flower, self.folder / _KEYS)
         if recipe.data.name != "nodes":
             return super().build(recipe, partition)
-        file = self.folder / "nodes.json"
         if partition is not None:
-            try:
-                value = dict(json_of(file))
-                self.reports = {client: NodeReport.read(report, client) for client, report in value.items()}
-            except (OSError, TypeError, ValueError, UserError) as error:
-                raise StateError(f"{file} cannot be read: {error}") from error
-            return build_from(recipe, self.reports, partition, _fitted(self.folder / "run.json"))
+            built, self.reports = build_again(recipe, self.folder, partition)
+            return built
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError(
@@ -183,21 +177,12 @@ class OverGrid(Flower):
     def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
         if built.recipe.data.name == "nodes":
             value = {client: report.model_dump(mode="json") for client, report in self.reports.items()}
-            checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))
+            checkpoint.write_text(folder.path / REPORTS, json.dumps(value, indent=1))
         return self.nodes
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return the global models; each node has its client's own models."""
         return self.at.export(state), labels(built, state)
-
-
-def _fitted(file: Path) -> Preprocessing | None:
-    """Return the preprocessing of a run's tables, as run.json has it: with noise it cannot be computed again."""
-    try:
-        found = dict(json_of(file)).get("table")
-        return None if found is None else Preprocessing.model_validate(found)
-    except (OSError, TypeError, ValueError, UserError) as error:
-        raise StateError(f"{file}, table, cannot be read: {error}") from error
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:

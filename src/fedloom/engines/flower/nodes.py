@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedloom.core.context import new_secret
-from fedloom.core.errors import DataError, RecipeError, choices
+from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
 from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.untrusted import shown
@@ -41,6 +41,8 @@ from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
 T = TypeVar("T", bound=Section)
+REPORTS = "nodes.json"
+"""The file of a run folder that has the reports of nodes with their own data."""
 
 _MOST = 10_000_000
 """Most examples of one split of a client."""
@@ -394,6 +396,22 @@ def build_from(
     built = assemble(recipe, method, dataset, Pool.of(dataset), saved or partition, federation)
     unmeasured(built)  # refuses an evaluation without any score
     return built
+
+
+def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Built, dict[str, NodeReport]]:
+    """Build the recipe of a run folder at the server, without the nodes; return their reports too.
+
+    Raises StateError where a file of the folder is not what was written.
+    """
+    file = folder / REPORTS
+    try:
+        reports = {client: NodeReport.read(report, client) for client, report in dict(json_of(file)).items()}
+        file = folder / "run.json"  # has the preprocessing of tables, which with noise cannot be computed again
+        found = dict(json_of(file)).get("table")
+        fitted = None if found is None else Preprocessing.model_validate(found)
+    except (OSError, TypeError, ValueError, UserError) as error:
+        raise StateError(f"{file} cannot be read: {error}") from error
+    return build_from(recipe, reports, partition, fitted), reports
 
 
 def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...], fitted: Preprocessing | None = None) -> Built:

@@ -206,6 +206,10 @@ def _inputs(
 ) -> tuple[Examples, list[float] | None, list[float] | None]:
     """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
     federation, part = built.federation, built.dataset.test
+    if built.recipe.data.name == "nodes":
+        if built.dataset.table is None:
+            raise UserError("data: nodes: only the nodes know how their inputs are scaled, unless these are tables")
+        return part, None, None
     holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in tasks]
     tests = [holder.test.of(task.name).index for holder, task in zip(holders, tasks, strict=True)]
     index = torch.cat(tests)

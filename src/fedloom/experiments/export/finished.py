@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.core.errors import StateError
 from fedloom.core.layout import Layout
+from fedloom.engines.flower.nodes import build_again
 from fedloom.engines.result import fill, model_file, model_key, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
@@ -73,8 +74,13 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
     """
     recipe, partition = RunFolder.read(folder)
     model_file(folder)  # asked first, for what follows takes long
+    if recipe.data.name == "nodes":
+        return _of_run(folder, build_again(recipe, folder, partition)[0])
     same = like is not None and (like.recipe.data, like.recipe.seed) == (recipe.data, recipe.seed)
-    built = build(recipe, partition=partition, dataset=like.dataset if like is not None and same else None)
+    return _of_run(folder, build(recipe, partition=partition, dataset=like.dataset if like and same else None))
+
+
+def _of_run(folder: Path, built: Built) -> tuple[Built, Run]:
     run = Run.read(folder)
     if run.info["layout_hash"] != built.layout.hash:
         raise StateError(f"{folder}: the model differs from the one that the run began with")
