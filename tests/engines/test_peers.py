@@ -21,8 +21,9 @@ from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.peers.community import PeerContext, Trained
-from fedloom.engines.peers.messages import signal_fields, signals
+from fedloom.engines.peers.messages import signal_fields, signals, statistics
 from fedloom.engines.peers.rounds import community_of
+from fedloom.engines.peers.transport import PeerMessage
 from fedloom.engines.plan import plan
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import load
@@ -474,6 +475,25 @@ def test_every_peer_judges_others_by_what_they_and_it_trained(
             else:
                 wanted = {name: -float(found.sum()) for name, found in each.items()}
         assert others == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def test_a_head_that_the_sender_lacks_is_measured_with_the_peers_own_statistics() -> None:
+    """Of a model that came, only the blocks that its sender has are the sender's, of batch norm in decoders too."""
+    built = build(load_recipe("data.count=24", "model.heads=own", recipe="thesis/scenes-single"))
+    context, clients = community_of(built).context, built.federation.clients
+    names = {next(iter(client.tasks)): name for name, client in clients.items() if len(client.tasks) == 1}
+    (task, me), (other, sender) = [*names.items()][:2]
+    every = context.method.shared_buffers(built.layout)
+    own, told = torch.zeros(every.d), torch.ones(every.d)
+    about = {"tasks": clients[sender].shares}
+    message = PeerMessage("signal", sender, 1, built.layout.hash, {"buffers": told}, about)
+    found = statistics(context.at(me), message, own)
+    assert found is not None
+    for block, span in zip(every.blocks, every.slices, strict=True):
+        assert bool(found[span].all()) == (block.task in (None, other)), block.name
+    assert {block.task for block in every.blocks} >= {task, other}
+    assert told.all()
+    assert statistics(context.at(me), dataclasses.replace(message, tensors={}), own) is own
 
 
 def test_equation_4_19_is_the_shortest_convex_combination() -> None:

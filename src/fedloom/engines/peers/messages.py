@@ -337,6 +337,18 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
     return list(next((group for group in clusters if names[0] in group), (names[0],)))
 
 
+def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -> Tensor | None:
+    """Return the buffers of a model that is measured: those sent with it, and the peer's own where the sender has no
+    such block."""
+    told, every = message.tensors.get("buffers"), context.method.shared_buffers(context.layout)
+    if told is None or own is None:
+        return own if told is None else told
+    have = acquainted(context, [message]).presence(every, [(message.sender, None)])
+    there = [True] * len(every.blocks) if have is None else have[0].tolist()
+    lacked = Layout(tuple(block for block, known in zip(every.blocks, there, strict=True) if not known))
+    return every.put(told.clone(), lacked, every.take(own, lacked)) if lacked.blocks else told
+
+
 def _losses(context: PeerContext, trained: Trained, messages: Mapping[str, PeerMessage], run: Run) -> Tensor:
     """Return losses (n x tasks) of others' models on the peer's validation data; it has heads where they have none."""
     me, names, config = context.client, sorted(messages), context.config.similarity
@@ -345,9 +357,8 @@ def _losses(context: PeerContext, trained: Trained, messages: Mapping[str, PeerM
     assert mine.vector is not None
     jobs: list[Job] = []
     for i, name in enumerate(names):
-        told = messages[name].tensors
-        model = filled(context, messages[name], told["model"], context.shared, mine.vector)
-        message = replace(mine, vector=model, buffers=told.get("buffers", mine.buffers))
+        model = filled(context, messages[name], messages[name].tensors["model"], context.shared, mine.vector)
+        message = replace(mine, vector=model, buffers=statistics(context, messages[name], mine.buffers))
         jobs.append(EvalJob(i, message, state, me.id, "val", tasks, trained.round, some=some))
     scores: dict[int, Scores] = dict(run(jobs))
     return torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
