@@ -285,7 +285,7 @@ def aggregated(
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        out, stage = _answer(method.stage, method.stage(updates, state["stage"], ctx), ctx)
+        out, stage = (method.stage if ctx.round > 1 else partial(_tried, method.stage))(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
@@ -294,18 +294,19 @@ def aggregated(
     return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, method.stage, agree)
 
 
-def _answer(stage: Stage, answer: Any, ctx: Ctx) -> tuple[Updates, State]:
-    """Return a stage's answer. Raises UserError where it is not what the traits say, as of a stage of one's own."""
+def _tried(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+    """Call a stage. Raises UserError where its answer is not what its traits say, as of a stage of one's own."""
+    answer: Any = stage(updates, state, ctx)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
         found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
         raise UserError(f"{stage!r} returned {found}, expected updates and state")
-    updates, _ = answer
-    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in updates.rows):
+    out, new = answer
+    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in out.rows):
         raise UserError(
-            f"{stage!r} returned rows of {len(updates)} clients, but its traits say that it leaves one (reduces): "
-            "expected updates.reduced(...)"
+            f"{stage!r} returned rows of {len(out)} clients, but its traits say that it leaves one (reduces): expected "
+            "updates.reduced(...)"
         )
-    return answer
+    return out, new
 
 
 def apply_update(
