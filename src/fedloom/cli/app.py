@@ -47,10 +47,8 @@ def main() -> None:
 
 def elsewhere(error: Exception) -> str | None:
     """Return one sentence for an error in code of the user's own, such as a method's; None where it is fedloom's."""
-    home, installed = (
-        Path(__file__).parents[1],
-        [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")],
-    )
+    home = Path(__file__).parents[1]
+    installed = [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(home):

@@ -55,10 +55,9 @@ class AddOns(Registry):
 
         def added(method: Method, *, at: Literal["edge", "server"] | None = None, **params: Any) -> Method:
             stage = entry.make(**params)
-            where = at or ("edge" if stage.traits.kind == "row" and not stage.traits.reduces else "server")
-            return (
-                method.combined_by(stage) if stage.traits.reduces and where == "server" else method.plus(stage, where)
-            )
+            if stage.traits.reduces and at != "edge":
+                return method.combined_by(stage)
+            return method.plus(stage, at or ("edge" if stage.traits.kind == "row" else "server"))
 
         at: Any = (Literal["edge", "server"] | None, None)
         model = create_model(f"{self.kind}:{name}", __base__=entry.params, at=at)

@@ -304,8 +304,8 @@ def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[
         values = seeds.values(data, name)
         if absent := sorted(every - values.keys()):
             return f"no seed {', '.join(map(str, absent))}: {name}"
-        known = {task for task in directions if all(math.isfinite(of.get(task, math.nan)) for of in values.values())}
-        if unknown := [task for task in directions if task not in known]:
+        each = {task: [of.get(task, math.nan) for of in values.values()] for task in directions}
+        if unknown := [task for task, numbers in each.items() if not all(map(math.isfinite, numbers))]:
             return f"no number of {', '.join(unknown)} at some seed: {name}"
     if vague := [task for task in seeds.near_0(data, names[1]) if task in directions]:
         return f"about 0 with {names[1]}, so no percent: {', '.join(vague)}"

@@ -173,9 +173,8 @@ class ClientManager:
         while True:
             began = time.monotonic()
             self.meet(known, min(max(end - began, 1.0), patience))
-            if (
-                time.monotonic() - began >= patience
-            ):  # a node on a slow machine must not be asked anew before it answers
+            # a node on a slow machine must not be asked anew before it answers
+            if time.monotonic() - began >= patience:
                 patience *= 2
             reports = {client: self.reports[client] for client in self.there()}
             agreeing = len(agreed(reports)[0]) if known is None else len(reports)

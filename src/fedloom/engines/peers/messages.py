@@ -208,9 +208,9 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
     config = context.config.similarity
     wanted, sketch = _judged_by(context, trained), config.sketch
     part = shared_columns(context.shared)
-    model = trained.model if config.model == "trained" else trained.start
-    # the probe and the measurements of others also need the rest of the model, such as statistics of batch norm
     message, state = trained.as_sent(config.model)
+    model = message.vector
+    assert model is not None
     tensors: dict[str, Tensor] = {}
     if "gradient" in wanted and config.gradient == "update":
         tensors["gradient"] = context.shared.take(trained.update, part)
