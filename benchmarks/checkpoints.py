@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from _common import alone, arguments, machine
 from round_copies import recipe
@@ -36,10 +37,10 @@ def a_round(every: int | str, width: int, count: int) -> tuple[float, float, int
         saved.append(state["round"])
         save(self, state, name)
 
-    RunFolder.save = counted  # type: ignore[method-assign]
     progress = api.Progress()
     progress.round = lambda *_: ends.append((time.perf_counter(), time.process_time()))  # type: ignore[method-assign]
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    # a test calls this in its own process, whose later tests need the class as it was
+    with tempfile.TemporaryDirectory(dir=".") as folder, mock.patch.object(RunFolder, "save", counted):
         one = load(recipe("fedhca2", width, count), [f"runtime.checkpoint_every={every}"])
         api.run(one, Path(folder) / "run", progress=progress)
     ends.pop()  # the last round is saved in any case
