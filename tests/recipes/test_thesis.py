@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from fedloom.core.errors import RecipeError
 from fedloom.federation.recipes import Recipe, load, names
 from fedloom.study import grid as grids
 from fedloom.study.grid import Cell, load_grid, recipes
@@ -60,6 +61,9 @@ def test_the_release_is_a_variant() -> None:
             assert not recipe.peers.weights.include_self
             assert similarity(recipe) == {"gradient": "update", "scale": "unit", "cross_loss": "inverse"}
             assert recipe.peers.similarity.normalise == "none"
+        if cell.base == "B1, cross-loss":
+            assert recipe.peers is not None
+            assert recipe.peers.similarity.scales == {"cross-loss": "min-max"}
     assert cells("thesis/dense-release").keys() == cells("thesis/dense").keys()
     for release, text in (("thesis/cifar-release", "thesis/cifar"), ("thesis/cifar-mini-release", "thesis/cifar-mini")):
         for cell, recipe in cells(release).items():
@@ -67,6 +71,15 @@ def test_the_release_is_a_variant() -> None:
             assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (3, "sgd", 0.01)
             now = cells(text)[cell].training
             assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (5, "adam", 0.001)
+
+
+def test_one_key_has_the_similarities_of_the_release() -> None:
+    recipe = load("thesis/cifar", ["peers.similarity.release=true"])
+    assert similarity(recipe) == {"gradient": "update", "scale": "unit", "cross_loss": "inverse"}
+    assert load(recipe.model_dump(mode="json")) == recipe
+    for wrong in ("peers.similarity.release=yes please", "peers.similarity={release: true, signals: 3}"):
+        with pytest.raises(RecipeError, match="peers.similarity"):
+            load("thesis/cifar", [wrong])
 
 
 def similarity(recipe: Recipe) -> dict[str, str]:

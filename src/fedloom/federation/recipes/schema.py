@@ -53,6 +53,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
         "cross_loss": "exp",
         "model": "trained",
         "samples": None,
+        "release": False,
     },
     ("peers", "warmup"): {"alone": 1},
     ("runtime",): {"deterministic": False, "exact": True},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
@@ -55,6 +55,18 @@ class Similarity(Section):
     samples: Count | None = None
     """The validation examples on which peers measure cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
+    release: bool = False
+    """True takes the values of the thesis' release, whatever else is given here: gradient update, scale unit,
+    cross_loss inverse, and min-max for cross-loss alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_released(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("release") is not True:
+            return given
+        signals = given.get("signals")
+        normalise = {"cross-loss": "min-max"} if isinstance(signals, Mapping) and "cross-loss" in signals else "none"
+        return {**given, "gradient": "update", "scale": "unit", "cross_loss": "inverse", "normalise": normalise}
 
     def _problems(self) -> Problems:
         if isinstance(self.every, dict) and (unknown := sorted(self.every.keys() - self.signals.keys())):
