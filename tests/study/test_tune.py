@@ -58,6 +58,9 @@ def test_rates_cover_two_decades_and_go_on_while_the_best_is_at_an_end() -> None
     inside = spent(search, lambda trial: -abs(math.log10(trial.get(RATE, 0.1)) + 1.25))
     assert {0.01, 0.032, 0.1, 0.32, 1.0} < set(rates(inside, 0.1))
     assert max(inside, key=inside.get) == key({RATE: 0.057})  # half a step beside the best of the grid, 0.032 or 0.1
+    for few in (3, 4):  # two decades with fewer trials, too
+        tried = rates(spent(Search(0.1, {}, few), lambda trial: -abs(trial.get(RATE, 0.1) - 0.1)), 0.1)
+        assert (tried[0], tried[-1], len(tried)) == (0.01, 1.0, few)
 
 
 def test_numbers_of_the_method_are_tried_at_the_best_rate() -> None:
@@ -149,7 +152,7 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
     again = CliRunner().invoke(app, command)
     assert again.output == result.output
     assert sorted((out / "trials").rglob("run.json")) == trained
-    assert any("training.optimizer.lr=0.0095" in path.parts[-4] for path in trained)
+    assert any("training.optimizer.lr=0.03" in path.parts[-4] for path in trained)
     # named by its settings, so that a search with more seeds, which may go another way, finds what ran before
     more = CliRunner().invoke(app, [*command[:4], "--seeds", "2", *command[-3:]])
     assert more.exit_code == 0, more.output

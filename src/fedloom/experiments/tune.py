@@ -33,6 +33,8 @@ from fedloom.study.statistics import delta_m
 RATE = "training.optimizer.lr"
 STEPS = (0, 1, -1, 2, -2)
 """Half powers of ten around the recipe's learning rate: two decades."""
+ENDS = (0, 2, -2)
+"""The same two decades, for fewer trials than steps."""
 FACTORS = (3.0, 1 / 3)
 """The factors that a number of the method is multiplied by."""
 NUMBERS = 2
@@ -76,7 +78,7 @@ class Search:
             steps: list[float] = []
             yield [{}]
         else:
-            yield [self._at(step) for step in STEPS[: max(3, min(self.trials, len(STEPS)))]]
+            yield [self._at(step) for step in (STEPS if self.trials >= len(STEPS) else ENDS)]
             steps = [step for step in range(-40, 41) if key(self._at(step)) in scores]
             top = max(steps, key=lambda step: scores[key(self._at(step))])
             if scores[key(self._at(top))] > -math.inf:
