@@ -229,7 +229,7 @@ def test_scenes_are_rendered_once(tmp_path, monkeypatch):
     assert store.key({**settings, "noise": 0.02}) != store.key(settings)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "absent", "manifest", "nonsense"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "shape", "type", "absent", "manifest", "nonsense", "nothing"])
 def test_a_damaged_cache_is_built_again(tmp_path, damage):
     settings = {**SETTINGS, "count": 3}
     first = {key: np.array(value) for key, value in store.split(settings).items()}
@@ -241,10 +241,13 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
         content = bytearray(file.read_bytes())
         content[-50] ^= 1
         file.write_bytes(content)
+    elif damage in ("shape", "type"):
+        right, wrong = {"shape": (b")", b"("), "type": (b"<", b">")}[damage]
+        file.write_bytes(file.read_bytes().replace(right, wrong, 1))
     elif damage == "absent":
         file.unlink()
     else:
-        (place / prepare.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
+        (place / prepare.MANIFEST).write_text({"manifest": "{", "nonsense": "[1]", "nothing": "{}"}[damage])
     again = store.split(settings)
     assert all(np.array_equal(first[key], again[key]) for key in first)
     assert prepare._load(place) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from fedloom.errors import UserError
 from fedloom.experiments.grid_run import one_worker
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.runtime import Runtime
+from fedloom.federation.rounds import server
 from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.round import _in_order
 from fedloom.federation.rounds.worker import TrainJob
 from tests_support import assert_same
 
@@ -90,13 +93,45 @@ def test_one_client_a_round_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places(monkeypatch, [1.0], [0.5], jobs=1) == "hhhhhhhh"
 
 
-def test_a_run_that_moves_to_workers_is_the_same(quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("matrix", [True, False])
+def test_a_run_that_moves_to_workers_is_the_same(
+    quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, matrix: bool
+) -> None:
+    monkeypatch.setattr(server, "WHOLE", server.WHOLE if matrix else -1)  # rows are added up as they come
     monkeypatch.setattr(places_of, "START", -1.0)
     monkeypatch.setattr(Runtime, "processes", 2)
     pools = []
     monkeypatch.setattr(places_of, "WorkerPool", lambda *setup: pools.append(pool := WorkerPool(*setup)) or pool)
     assert_same(quick("training.rounds=3"), quick("training.rounds=3", "runtime.workers=auto"))
     assert pools
+
+
+def test_few_results_wait_for_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers, of which one is at the first job until nobody else has anything to do."""
+    jobs = [TrainJob(str(i), 1, Message(None), {}) for i in range(30)]
+    ends = [Pipe() for _ in range(2)]
+    begun: list[str] = []
+
+    class Pool(WorkerPool):
+        def __init__(self) -> None:
+            self.pipes, self.processes, self.loading = [here for here, _ in ends], [], []
+            self.at: dict[Any, str] = {}
+
+        def _talk(self, pipe: Any, message: Any) -> None:
+            self.at[pipe] = message[0].client
+            begun.append(message[0].client)
+
+        def _hear(self, pipe: Any) -> tuple[bool, Any]:
+            if self.at[pipe] == "0":
+                before.append(len(begun))
+            return True, SimpleNamespace(client=self.at.pop(pipe))
+
+    before: list[int] = []
+    pool = Pool()
+    monkeypatch.setattr(places_of, "wait", lambda pipes: [p for p in pipes if pool.at[p] != "0"] or list(pipes))
+    assert [d.client for d in _in_order(pool.run(jobs), jobs)] == [str(i) for i in range(30)]
+    assert begun == [str(i) for i in range(30)]
+    assert before == [1 + 2 * places_of.HELD]
 
 
 def test_cells_beside_others_have_one_worker() -> None:

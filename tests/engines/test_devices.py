@@ -21,7 +21,7 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.measure import groups
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch
-from fedloom.federation.rounds.worker import TrainJob, Worker, check_device
+from fedloom.federation.rounds.worker import TrainJob, Worker, check_device, fitting
 from fedloom.models.multitask import MultiTask
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
@@ -68,6 +68,12 @@ def test_training_without_memory_names_the_batch_size_to_try(full: None, changes
     jobs = [TrainJob(name, 1, message, {}) for name, message in messages.items()]
     with pytest.raises(UserError, match=r"^(client '.*'|\d stacked clients), round 1: memory ran out with " + message):
         next(worker.train_stacked(jobs)) if "training.stacked=true" in changes else worker.train(jobs[0])
+
+
+def test_memory_that_pythons_own_objects_do_not_get_is_said_alike() -> None:
+    why = r"^client 'a': memory ran out with training.batch_size=8 \(.*\); try training.batch_size=4$"
+    with pytest.raises(UserError, match=why), fitting("client 'a'", "training.batch_size", 8):
+        raise MemoryError
 
 
 def test_measuring_without_memory_names_the_batch_size_to_try(full: None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedloom.engines.api import trained_models
 from fedloom.engines.pool import Stacked, executor
@@ -64,6 +65,31 @@ def test_the_seconds_of_a_stack_are_shared_among_its_clients(quick: Quick) -> No
     assert shares
     assert min(shares) > 0
     assert sum(shares) < spent
+
+
+class Unusual(nn.Module):
+    """A model of which torch cannot train copies side by side, or, without `how`, can."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how, self.linear, self.gru = how, nn.Linear(4, 4), nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, tasks: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        z = self.linear(x)
+        if self.how == "random":
+            z = torch.nn.functional.dropout(z, 0.3, self.training)
+        if self.how == "values" and z.mean() > 0:
+            z = -z
+        if self.how == "layer":
+            z = self.gru(z[:, None])[0][:, 0]
+        return dict.fromkeys(tasks, z)
+
+
+@pytest.mark.parametrize(("how", "possible"), [("", True), ("random", False), ("values", False), ("layer", False)])
+def test_auto_tries_whether_copies_of_a_model_train_side_by_side(how: str, possible: bool) -> None:
+    model = Unusual(how).eval()
+    assert stacked.stacks(model, torch.ones(1, 4), ("a", "b")) is possible
+    assert not model.training
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from safetensors.torch import save as library
 
 import fedloom
 from fedloom.core.context import State
+from fedloom.core.errors import StateError
 from fedloom.engines.cluster.member import SharedFolder
-from fedloom.federation.recipes.runtime import Runtime
+from fedloom.federation.recipes.runtime import EarlyStopping, Runtime
 from fedloom.federation.rounds import rounds
 from fedloom.federation.rounds.rounds import Saving
 from fedloom.federation.runs import checkpoint
@@ -137,3 +138,33 @@ def test_a_tensor_that_is_twice_in_a_state_is_written_once(tmp_path: Path) -> No
     assert (tmp_path / "s.safetensors").stat().st_size < 1600 * x.element_size()
     back, _, _ = checkpoint.load(tmp_path, "s", lambda head: 0)
     assert same(back, {"a": x, "b": {"c": x}, "d": x[:500]})
+
+
+def test_the_best_state_is_saved_before_the_first_state_that_names_its_round(tmp_path: Path) -> None:
+    """A kill in between leaves a best state that no state names; what is named is still there, whatever comes after."""
+
+    def state(number: int, best: int) -> State:
+        early = {"best": 1.0, "best_round": best, "waited": number - best}
+        return {"round": number, "early": early, "stopped": number - best == 3, "w": torch.tensor([number])}
+
+    early = EarlyStopping(patience=3)
+    with RunFolder(tmp_path) as folder:
+        saving = Saving(folder, 5)
+        for number, best in ((4, 4), (5, 4)):
+            saving.best = state(4, 4) if number == best else saving.best
+            if saving.due(number):
+                saving.save(state(number, best))
+        for killed in (6, 7):
+            folder.save(state(killed, killed), "best")
+    with RunFolder(tmp_path) as folder:
+        newest = folder.load()
+        assert newest is not None
+        assert newest[0]["round"] == 5
+        assert folder.kept(state(7, 4), early)["w"].tolist() == [4]
+        with pytest.raises(StateError, match="the state of round 5, the best one, is missing"):
+            folder.kept(state(8, 5), early)
+        folder.save(state(9, 9), "best")
+        folder.save(state(9, 9))
+        folder.save(state(10, 9))
+        assert sorted(path.name for path in tmp_path.glob("best*.json")) == ["best-9.json"]
+        assert folder.kept(state(12, 9), early)["w"].tolist() == [9]

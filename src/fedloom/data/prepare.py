@@ -132,7 +132,7 @@ def _save(place: Path, arrays: Mapping[str, Array]) -> None:
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-            manifest[name] = zlib.crc32(array.data)
+            manifest[name] = _checksum(array)
         (draft / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)  # a damaged one
         draft.rename(place)
@@ -144,16 +144,19 @@ def _save(place: Path, arrays: Mapping[str, Array]) -> None:
 def _load(place: Path) -> dict[str, Array] | None:
     """Return the arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        arrays = {}
-        for name, checksum in manifest.items():
+        with parsing("it is damaged"):  # numpy reads headers as Python
+            manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
             # Mapped copy-on-write: torch warns about read-only memory, and nothing is ever written.
-            arrays[name] = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-            if zlib.crc32(arrays[name].data) != checksum:
-                return None
-    except (OSError, ValueError, EOFError, AttributeError):
+            files = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in manifest}
+            whole = all(_checksum(array) == manifest[name] for name, array in files.items())
+    except DataError:
         return None
-    return arrays
+    return files if files and whole else None
+
+
+def _checksum(array: Array) -> int:
+    """Return a checksum of an array's values, type and shape."""
+    return zlib.crc32(array.data, zlib.crc32(f"{array.dtype.str} {array.shape}".encode()))
 
 
 def digest(files: Sequence[Path | str]) -> bytes:

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -35,6 +35,8 @@ from fedloom.federation.rounds.worker import (
 from fedloom.federation.runs.checkpoint import map_tensors
 
 _SMALL = 1 << 18  # bytes
+HELD = 4
+"""For each worker so many results may wait for an earlier one before new jobs do."""
 
 
 class Stacked(InProcess):
@@ -83,14 +85,19 @@ class WorkerPool:
         self.loading = list(self.pipes)
         """Workers that have not reported yet that they have loaded the setup."""
 
-    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Yield results in order of completion. Raises UserError if a worker fails or dies."""
+    def run(self, jobs: Sequence[Job], **options: Any) -> Generator[Any, int | None]:
+        """Yield results in order of completion. Raises UserError if a worker fails or dies.
+
+        The caller may send how many results it holds back until an earlier job is done; no job begins while these are
+        HELD times the workers.
+        """
         self.load()
         todo = list(reversed(jobs))
         busy: set[Connection] = set()
         idle = list(self.pipes)
+        held = 0
         while todo or busy:
-            while idle and todo:
+            while idle and todo and held < HELD * len(self.pipes):
                 pipe = idle.pop()
                 self._talk(pipe, (todo.pop(), options))
                 busy.add(pipe)
@@ -104,7 +111,7 @@ class WorkerPool:
                     raise value
                 if isinstance(value, TrainDone):  # shared memory between processes is scarce: keep a copy
                     value = replace(value, state=map_tensors(value.state, lambda t: t.clone() if t.is_shared() else t))
-                yield value
+                held = (yield value) or 0
 
     def load(self) -> None:
         """Wait until all workers have loaded the setup. Raises UserError if one cannot."""
@@ -133,7 +140,7 @@ class WorkerPool:
         self.close()
         raise UserError(
             f"worker process {process.pid} ended with exit code {process.exitcode}; "
-            "-9 often means that memory ran out. The last finished round is saved; continue with `fedloom resume`."
+            "-9 often means that memory ran out. `fedloom resume` goes on from what was saved last."
         ) from error
 
     def close(self) -> None:
@@ -256,17 +263,17 @@ class Adaptive:
         self._alone: list[float] = []
         self._shared: list[float] = []
 
-    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+    def run(self, jobs: Sequence[Job], **options: Any) -> Generator[Any, int | None]:
         """Yield results as they arrive."""
-        results, seconds = (self.pool or self.here).run(jobs, **options), 0.0
+        results, seconds, held = (self.pool or self.here).run(jobs, **options), 0.0, None
         while True:
             start = time.perf_counter()
             try:
-                value = next(results)
+                value = results.send(held) if isinstance(results, Generator) else next(results)
             except StopIteration:
                 break
             seconds += time.perf_counter() - start  # without the time in which the caller uses the result
-            yield value
+            held = yield value
             del value  # before the next client trains
         trained = [job for job in jobs if isinstance(job, TrainJob)]
         if trained and not self.decided:

@@ -96,6 +96,26 @@ def pays(
     return training.batch_size * sum(work) <= LIGHT["cuda" if device.startswith("cuda") else "cpu"]
 
 
+def stacks(module: nn.Module, x: Tensor, tasks: tuple[str, ...]) -> bool:
+    """Return whether torch can train copies of a module side by side, which it tries on an input (1 x ...): not where
+    the forward pass draws random numbers or depends on values, nor through every kind of layer."""
+    weights = {name: p.detach().expand(2, *p.shape).clone().requires_grad_() for name, p in module.named_parameters()}
+
+    def total(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.stack([out.sum() for out in functional_call(module, weights, (x, tasks)).values()]).sum()
+
+    mode = module.training
+    module.train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            vmap(total)(weights, x.expand(2, *x.shape)).sum().backward()
+    except RuntimeError:
+        return False
+    finally:
+        module.train(mode)
+    return True
+
+
 def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:
     """Group clients that can share a stack, those with the most steps first.
 
@@ -209,7 +229,7 @@ def train_stacked(
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
-            raise UserError(f"training.stacked: the model cannot be stacked: {error}") from error
+            raise UserError(f"training.stacked: the model cannot be stacked, so set it to false: {error}") from error
         for rule in rules:
             rule.grad(view, {})
         if training.clip_norm is not None:

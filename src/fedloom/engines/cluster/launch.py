@@ -121,7 +121,7 @@ class _Watched:
                 tail = "\n".join((self.folder / LOG).read_text(errors="replace").splitlines()[-_TAIL:])
                 raise UserError(
                     f"the processes of the cluster failed {_RESTARTS + 1} times (exit code {process.returncode}). The "
-                    "last finished round is saved; continue with `fedloom resume`. The end of "
+                    "state saved last is there for `fedloom resume`. The end of "
                     f"{self.folder / LOG}:\n{tail}"
                 )
 

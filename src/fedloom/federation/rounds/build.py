@@ -41,7 +41,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.own import Own, judged
 from fedloom.models.tasks.task import Task
-from fedloom.training.stacked import kind, pays
+from fedloom.training.stacked import kind, pays, stacks
 from fedloom.training.stacked import refuse as refuse_stack
 
 
@@ -471,4 +471,4 @@ def _stacked(built: Built) -> bool:
     sizes = [len(client.train) for client in trainers]
     kinds = len({kind(client.tasks) for client in trainers})
     names, device = tuple(task.name for task in built.dataset.tasks), built.recipe.runtime.devices[0]
-    return pays(module, x, names, training, sizes, kinds, device)
+    return pays(module, x, names, training, sizes, kinds, device) and stacks(module, x, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -172,14 +172,16 @@ class Round:
 
 
 def _in_order(done: Iterator[TrainDone], jobs: Sequence[TrainJob]) -> Iterator[TrainDone]:
-    """Yield results in the order of their jobs."""
+    """Yield results in the order of their jobs; the executor is sent how many wait here for an earlier one."""
     waiting: dict[str, TrainDone] = {}
     for job in jobs:
         while job.client not in waiting:
-            d = next(done)
+            d = done.send(len(waiting) or None) if isinstance(done, Generator) else next(done)
             waiting[d.client] = d
             del d
         yield waiting.pop(job.client)
+    for _ in done:  # to its end, where a pool looks at how long the round took
+        pass
 
 
 Advance = Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]

@@ -143,7 +143,7 @@ class Patience:
 
 
 class EarlyStopping(Observer):
-    """Keeps the best state, and ends a run when patience has run out."""
+    """Notes the best round, and ends a run when patience has run out."""
 
     def after(self, state: State, now: Round) -> State:
         config = self.built.recipe.early_stopping
@@ -156,8 +156,6 @@ class EarlyStopping(Observer):
         rule = rule.see(score, now.number)
         early = {"best": rule.best, "best_round": rule.best_round, "waited": rule.waited}
         state = {**state, "early": early, "stopped": rule.stop}
-        if rule.best_round == now.number and config.restore_best:
-            self.folder.save(state, "best")
         if rule.stop:
             now.log("stopped early", {"best_round": rule.best_round, "best_score": rule.best})
         return state
@@ -206,12 +204,17 @@ class Saving:
 
     def __init__(self, folder: RunFolder, every: int | None) -> None:
         self.folder, self.every = folder, every
+        self.best: State | None = None
+        """The best state since the last save. It is saved just before the state that names its round."""
         self._next = 0.0
         """The time from which on the next state is saved."""
 
     def save(self, state: State) -> None:
         """Save a state."""
         begun = time.monotonic()
+        if self.best is not None:
+            self.folder.save(self.best, "best")
+            self.best = None
         self.folder.save(state)
         now = time.monotonic()
         self._next = now + (now - begun) * (1 / self.SHARE - 1)
@@ -239,7 +242,7 @@ def run_rounds(
     pictures are kept on the way, the observers look at the round, its line is written, and the state is saved. The last
     state has what its measurement counted too, so that nobody measures it again to show its predictions.
     """
-    recipe, evaluation = built.recipe, built.recipe.evaluation
+    recipe, evaluation, early = built.recipe, built.recipe.evaluation, built.recipe.early_stopping
     observers = [kind(built, folder) for kind in OBSERVERS]
     for observer in observers:
         state = observer.begin(state)
@@ -263,6 +266,8 @@ def run_rounds(
                 show(state)
         for observer in observers:
             state = observer.after(state, now)
+        if early and early.restore_best and (state["early"] or {}).get("best_round") == now.number:
+            saving.best = state
         line = now.line
         folder.write_round(line, now.ledger.bytes)
         if last or stopped(state) or saving.due(now.number):

@@ -279,7 +279,7 @@ def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         try_ = f"try {key}={batch // 2}{more}" if batch > 1 else "try smaller inputs or a smaller model"

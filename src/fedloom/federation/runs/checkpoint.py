@@ -230,12 +230,7 @@ _NEEDED = (
     "*.jsonl",
     "peers/*/*.safetensors",
     "peers/*/*.json",
-    *(
-        f"{name}.{part}{kind}"
-        for name in ("best", "state")
-        for part in ("prev.", "")
-        for kind in ("safetensors", "json")
-    ),
+    *(f"{name}{kind}" for name in ("best*", "state.prev", "state") for kind in (".safetensors", ".json")),
     "run.json",
 )
 """Patterns of the files, in the order in which they are copied: peers before the rest, the checkpoint but one before

@@ -101,6 +101,8 @@ class RunFolder:
         """Events between two sessions, for the next round's line."""
         self._written: dict[str, tuple[int, Any]] = {}
         """Log -> (bytes, running checksum) of what it holds."""
+        self._named: int | None = None
+        """The best round that the newest checkpoint names."""
         self._unsynced: set[str] = set()
         """Logs with lines that may not be on the disk yet."""
         self._lock = ExitStack()
@@ -337,8 +339,10 @@ class RunFolder:
 
     def save(self, state: State, name: str = "state") -> None:
         """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
-        the round's number, and stays until no checkpoint of the rest asks for it."""
+        the round's number, and stays until no checkpoint of the rest asks for it. So does a best state, `name` "best",
+        which is saved before the first state that names its round."""
         round_ = state["round"]
+        file = name if name == "state" else f"{name}-{round_}"
         self._sync()
         # peers first: the rest names their round, so a crash in between leaves a checkpoint that has all it names
         for peer, own in state.get("peers", {}).items():
@@ -347,12 +351,16 @@ class RunFolder:
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
         sums = self._sums()
-        checkpoint.save(self.path, name, rest, round=round_, logs=sums)
+        checkpoint.save(self.path, file, rest, round=round_, logs=sums)
         if self.audit is not None:
-            digest = sum_of(self.path / f"{name}.json")[1]
+            digest = sum_of(self.path / f"{file}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
         for peer in state.get("peers", {}):
             self._forget(_peer(self.path, peer), name, round_)
+        if name == "state":
+            named = _best_round(state)
+            _delete(self.path, "best", {named, self._named})
+            self._named = named
         self._copy()
 
     def _copy(self) -> None:
@@ -372,10 +380,7 @@ class RunFolder:
     @staticmethod
     def _forget(home: Path, name: str, round_: int) -> None:
         """Delete a peer's checkpoints but for this round's and that of the last round before it."""
-        files = _numbered(home, name)
-        kept = sorted(number for number in files if number <= round_)[-2:]
-        for path in (path for number in files.keys() - set(kept) for path in files[number]):
-            path.unlink(missing_ok=True)
+        _delete(home, name, set(sorted(number for number in _numbered(home, name) if number <= round_)[-2:]))
 
     def agreed(self, decision: bool) -> bool:
         """Return a decision that all processes of a run take together."""
@@ -387,16 +392,14 @@ class RunFolder:
         It is that of the run's folder, or of its mirror, `home`.
         """
         home = home or self.path
-        if not any(home.glob(f"{name}*.json")):
+        if not any(home.glob(f"{name}.*json")):
             return None
 
         def whole(tree: State, labels: Mapping[str, Any]) -> State:
             if "peers" not in tree:
                 return tree
-            return {
-                **tree,
-                "peers": {peer: self._own(_peer(home, peer), name, labels["round"]) for peer in tree["peers"]},
-            }
+            kind, number = name.partition("-")[0], labels["round"]
+            return {**tree, "peers": {peer: self._own(_peer(home, peer), kind, number) for peer in tree["peers"]}}
 
         return checkpoint.load(home, name, newest=lambda head: int(head["round"]), complete=whole)
 
@@ -445,6 +448,7 @@ class RunFolder:
         state, _, problems = newest or (initial(), {}, [])
         for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
+        self._named = _best_round(state)
         info = read_info(self.path)
         if info.get("status") != RUNNING:  # what is cut off and written again is no finished run
             self._describe({key: value for key, value in info.items() if key != "files"} | {"status": RUNNING})
@@ -492,9 +496,10 @@ class RunFolder:
         """Return the state to keep of a run that ended in `state`: the best one if it stopped early and wants it."""
         if early is None or not (state["stopped"] and early.restore_best):
             return state
-        best = self.load("best")
-        if best is None:
-            raise StateError(f"{self.path}: the best state is missing")
+        number = _best_round(state)
+        best = self.load(f"best-{number}") or self.load("best")  # the name that all had before
+        if best is None or best[0]["round"] != number:
+            raise StateError(f"{self.path}: the state of round {number}, the best one, is missing")
         return best[0]
 
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
@@ -532,8 +537,20 @@ def _peer(home: Path, name: str) -> Path:
     return home / "peers" / folder_name(name)
 
 
+def _best_round(state: State) -> int | None:
+    """Return the best round that a state names."""
+    return (state.get("early") or {}).get("best_round")
+
+
+def _delete(home: Path, name: str, but: Collection[int | None]) -> None:
+    """Delete the checkpoints that are named by rounds other than these."""
+    for number, files in _numbered(home, name).items():
+        for path in files if number not in but else []:
+            path.unlink(missing_ok=True)
+
+
 def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
-    """Return the files of a peer's checkpoints, by their round."""
+    """Return the files of checkpoints that are named by their round, by that round."""
     files: dict[int, list[Path]] = {}
     for path in home.glob(f"{name}-*"):
         number = path.name.removeprefix(f"{name}-").partition(".")[0]
