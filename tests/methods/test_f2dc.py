@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import fedloom
-from fedloom.core.layout import Layout
+from fedloom.core.errors import UserError
+from fedloom.core.layout import Layout, Select
 from fedloom.engines.api import Result, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.methods.f2dc.rules import (
@@ -98,7 +99,7 @@ def test_what_the_module_keeps_fits_together(plain: MultiTask) -> None:
     assert torch.allclose(parts.fused, parts.robust + parts.corrected, atol=1e-12)
 
 
-def test_the_terms_of_several_stages_add_up(plain: MultiTask) -> None:
+def test_the_terms_of_several_stages_are_averaged(plain: MultiTask) -> None:
     model = attached(plain, layers=("stages.1", "stages")).train()
     outputs = model(X)
     labels = {"digit": torch.arange(6)}
@@ -109,7 +110,7 @@ def test_the_terms_of_several_stages_add_up(plain: MultiTask) -> None:
         for module in model.encoder.attached.values()  # type: ignore[union-attr, operator]
     ]
     total = FeatureModules().penalty(view, {})
-    torch.testing.assert_close(total, terms[0].penalty + terms[1].penalty)
+    torch.testing.assert_close(total, (terms[0].penalty + terms[1].penalty) / 2)  # eq. 9: 1 / |L|
 
 
 def test_a_copy_of_the_model_uses_its_own_modules(plain: MultiTask) -> None:
@@ -377,3 +378,14 @@ def test_every_module_learns_and_the_wrong_label_passes_no_gradient():
     logits = head(parts.fused.mean((2, 3)))
     feature_losses(parts, logits, torch.tensor([0, 1, 2, 0]), m).penalty.backward()
     assert head.weight.grad is None or not head.weight.grad.any()
+
+
+@pytest.mark.parametrize("scope", ["identity", "local"])
+def test_modules_that_stay_go_with_methods_whose_heads_stay(scope: str) -> None:
+    changes = ("model={name: resnet10, width: 4, heads: own}", *TINY[2:])
+    add = f"add: {{feature-modules: {{scope: {scope}}}}}"
+    assert build(load_recipe(f"method={{name: fedhca2, {add}}}", *changes)).method.private == Select(
+        role=("head", "private")
+    )
+    with pytest.raises(UserError, match="feature-modules: with scope .* but fedbn chooses what stays there by other"):
+        build(load_recipe(f"method={{name: fedbn, {add}}}", *changes))

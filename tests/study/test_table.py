@@ -223,3 +223,24 @@ def test_signs_of_a_format_are_escaped() -> None:
     sheet = Table("t", ("a", "b|c"), (("x", "1"),))
     assert sheet.to_text() == "t\na  b|c\n-  ---\nx    1\n"
     assert sheet.to_markdown() == "**t**\n\n| a | b\\|c |\n|---|---:|\n| x | 1 |\n"
+
+
+def test_what_was_lost_is_said_and_a_run_in_vain_has_no_verdict(tmp_path):
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"B": {"method": "fedavg"}}, seeds=[0, 1, 2])
+    runs = {("D", "B", addon, s): {"semseg": 10.0 + s + at} for at, addon in enumerate(("-", "+DEA")) for s in range(3)}
+    folder = write_grid(tmp_path, grid, runs)
+    assert not any("lost" in note for note in tabulate(grid, folder).notes)
+    for seed in (0, 2):
+        run = Cell("D", "B", "+DEA", seed).folder(folder)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["events"] = [{"event": "update dropped", "client": "a"}, {"event": "round lost"}]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        info = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**info, "status": "nothing learned"}))
+    said = "D / B +DEA lost updates or rounds at seeds 0, 2; at seed 0: the run nothing learned: "
+    said += "every update of every round was dropped, or every round was lost; 1 update dropped "
+    said += "(a 1; no reason recorded); 1 round lost."
+    results = of_grid(grid, folder)
+    for notes in (tabulate(grid, folder).notes, contrasts(results).notes, ranked(results).notes):
+        assert said in notes
+    assert {test.verdict.in_words() for test in contrasts(results).tests} == {"cannot tell (nothing learned: B +DEA)"}

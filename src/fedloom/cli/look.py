@@ -44,14 +44,15 @@ def show(
     from fedloom.federation.runs.reader import human_bytes
 
     plan = api.plan(checked)
+    constant = [f"{task} {metric} {value:.4f}" for task, (metric, value) in plan.constant.items()]
+    if not full and len(constant) > 4:
+        constant[4:] = [f"and {len(constant) - 4} more (--full)"]
     facts = {
         "method": plan.method.strip().splitlines()[0],
         "parameters": ", ".join(f"{role} {count:,}" for role, count in plan.parameters.items()),
         "memory": ", ".join(f"{part} {human_bytes(count)}" for part, count in plan.memory.items()),
         "bytes per round": f"{human_bytes(plan.bytes_up)} from clients, {human_bytes(plan.bytes_down)} to clients",
-        "constant prediction": ", ".join(
-            f"{task} {metric} {value:.4f}" for task, (metric, value) in [*plan.constant.items()][: None if full else 4]
-        ),
+        "constant prediction": ", ".join(constant),
     }
     clients = plan.clients
     if not full:

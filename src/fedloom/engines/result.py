@@ -6,7 +6,6 @@ import copy
 import math
 import shutil
 import weakref
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from html import escape
@@ -20,7 +19,7 @@ from fedloom.core.errors import StateError, parsing, unknown
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import IN_VAIN, Final, Run
+from fedloom.federation.runs.reader import Final, Run
 from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.build import is_whole
 
@@ -67,17 +66,7 @@ class Result:
     @property
     def trouble(self) -> str:
         """Return how the run ended, unless as meant, and how many updates and rounds were lost; '' if none was."""
-        events = [event for line in self.run.rounds for event in line.get("events", ())]
-        dropped = [event for event in events if event["event"] == "update dropped"]
-        lost = sum(event["event"] == "round lost" for event in events)
-        parts = [f"the run {self.status}: {IN_VAIN[self.status]}"] if self.status in IN_VAIN else []
-        if dropped:
-            clients = Counter(str(event.get("client", "a client")) for event in dropped)
-            names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
-            why = dropped[0].get("why", "no reason recorded")
-            parts.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
-        parts += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
-        return "; ".join(parts)
+        return self.run.trouble
 
     def __repr__(self) -> str:
         trouble = self.trouble if (self.folder / "run.json").is_file() else ""

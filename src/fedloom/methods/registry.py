@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedloom.core.layout import ALL_BUT_ENCODER as ALL_BUT_ENCODER
     from fedloom.core.layout import EVERYTHING as EVERYTHING
     from fedloom.core.layout import Select as Select
+    from fedloom.core.layout import as_select as as_select
     from fedloom.core.server import Adaptive as Adaptive
     from fedloom.core.server import Lookahead as Lookahead
     from fedloom.core.server import Momentum as Momentum

@@ -15,9 +15,9 @@ from fedloom.core.errors import StateError, choices
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
-from fedloom.federation.runs.reader import IN_VAIN, POOLED, Final, Run, TaskMetric, human_bytes
+from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, human_bytes
 from fedloom.study.output import Best, HasTable, Records, Table, Value, span
-from fedloom.study.results import MOVING, Column, Results, Side, at_constant, last_loss, note
+from fedloom.study.results import MOVING, Column, Results, Side, at_constant, last_loss, note, troubles
 from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
@@ -181,7 +181,7 @@ def compare(
         values = {seed: {row.task: number(final, row) for row in rows} for seed, final in by_seed.items()}
         each = {line: Estimate.of([number(final, line) for final in by_seed.values()]) for line in lines}
         columns.append(RunSet(label, {run.seed: run for run in group}, by_seed, values, cells=each))
-    notes += _finals_notes(columns)
+    notes += [*_finals_notes(columns), *troubles({("", c.label, ""): c for c in columns})]
     reference = columns[0] if base is None else _find(columns, base)
     about_delta: list[str] = []
     pairings: list[str] = []
@@ -277,8 +277,6 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     if len(seeds) > 1:
         notes.append("The runs do not cover the same seeds.")
     notes += [f"Not finished: {run.folder.name}, round {run.last_round}." for run in runs if not run.is_finished]
-    ends = {run.folder.name: run.info["status"] for run in runs}
-    notes += [f"{name} {status}: {IN_VAIN[status]}." for name, status in ends.items() if status in IN_VAIN]
     return notes
 
 

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from math import isnan, nan
@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.federation.runs.reader import ARROWS, Final, Run, TaskMetric, best_round
+from fedloom.federation.runs.reader import ARROWS, IN_VAIN, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
 from fedloom.study.statistics import Estimate, delta_m, delta_terms
@@ -127,6 +127,11 @@ class Side:
         return self.fall > STILL
 
     @property
+    def is_in_vain(self) -> bool:
+        """Return whether a run learned nothing or gave up, so that no verdict on the method is possible."""
+        return any(run.info["status"] in IN_VAIN for run in self.runs.values())
+
+    @property
     def model(self) -> str:
         """'global', 'personal' or both."""
         return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
@@ -206,6 +211,7 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     pairs = [(key, (key[0], *named)) for key in sides for named in grid.compared(*key[1:])]
     notes = [about_model(grid, sides).capitalize() + ".", made_by(grid, sides) + "."]
     notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
+    notes += troubles(sides)
     notes += ["The grid's key family named these comparisons before it ran."] if grid.family else []
     vague = "on no task better than the constant prediction, so its mean and its interval say little"
     notes += [f"{of}: {vague}." for of in idle]
@@ -213,6 +219,17 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     title = grid.title or grid.name
     more = tuple(notes), tuple(about_delta), tuple(missing)
     return Results(title, split, sides, columns, pairs, *more, by_domain, grid.smallest)
+
+
+def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
+    """Yield a note on each method that lost updates or rounds."""
+    for (data, *_), side in sides.items():
+        lost = {seed: run.trouble for seed, run in side.runs.items() if run.trouble}
+        if lost:
+            first, why = next(iter(lost.items()))
+            who = " / ".join(filter(None, (data, side.label)))
+            seeds = f"seeds {', '.join(map(str, lost))}; at " if len(lost) > 1 else ""
+            yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
 
 
 def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:

@@ -27,6 +27,7 @@ from fedloom.study.results import (
     made_by,
     note,
     of_grid,
+    troubles,
 )
 from fedloom.study.statistics import CUT, FRACTIONS, Estimate, clear_best, without_base
 
@@ -209,6 +210,7 @@ class _Maker:
             yield note(tasks) if len(self.results.columns) == 1 else f"{data}: {note(tasks)}"
         if any(side.is_moving for side in self.results.sides.values()):
             yield MOVING
+        yield from troubles(self.results.sides)
         for name, reason in self.refused.items():
             yield f"refused: {name}: {reason}."
         if any(0 < len(side.runs) < len(self.grid.seeds) for side in self.results.sides.values()):

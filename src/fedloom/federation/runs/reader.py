@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -213,6 +213,22 @@ class Run:
     def is_finished(self) -> bool:
         """Return whether the run is over."""
         return self.info["status"] != "running"
+
+    @property
+    def trouble(self) -> str:
+        """Return how the run ended, unless as meant, and how many updates and rounds were lost; '' if none was."""
+        events = [event for line in self.rounds for event in line.get("events", ())]
+        status = self.info["status"]
+        dropped = [event for event in events if event["event"] == "update dropped"]
+        lost = sum(event["event"] == "round lost" for event in events)
+        parts = [f"the run {status}: {IN_VAIN[status]}"] if status in IN_VAIN else []
+        if dropped:
+            clients = Counter(str(event.get("client", "a client")) for event in dropped)
+            names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
+            why = dropped[0].get("why", "no reason recorded")
+            parts.append(f"{len(dropped)} update{'s' * (len(dropped) > 1)} dropped ({names}; {why})")
+        parts += [f"{lost} round{'s' * (lost > 1)} lost"] if lost else []
+        return "; ".join(parts)
 
     def final(self, split: str = "test", at: int | None = None) -> Final:
         """Return the kept model's metrics on a split: a client's personal model where it was measured, else the global.

@@ -43,7 +43,8 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
     Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
     f- = (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. The loss grows by
     lambda1 (cos(l+, l-)/tau + CE(m(l+), y) + CE(m(l-), wrong)) + lambda2 CE(m(l*), y), where l are pooled features, m
-    is a linear head of its own and `wrong` the main classifier's most confident wrong class.
+    is a linear head of its own and `wrong` the main classifier's most confident wrong class. Of several `layers` it is
+    the mean of these terms (eq. 9).
 
     scope    aggregate: the modules are averaged like the encoder. identity: they never leave a client, and are left out
              when a model is measured. local: they never leave a client, and the client is measured with them
@@ -56,19 +57,20 @@ def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rul
     here     64 channels (the first release's), Gumbel noise in training and none in evaluation; modules averaged by
              default, which is what the paper's numbers need
 
-    For tasks with one class per example; composes with every method whose encoder has maps. A linearised encoder is
-    refused.
+    For tasks with one class per example; composes with every method whose encoder has maps, but for `scope` identity
+    and local with fedbn. A linearised encoder is refused.
     """
     changed = replace(method.with_local(rule), model=(*method.model, attach))
     if attach.scope == "aggregate" or method.shares_nothing:
         return changed
-    if method.private is None:
-        return replace(changed, private=m.Select(role="private"))
-    if isinstance(method.private, str):
-        return replace(changed, private=m.Select(role=(method.private, "private")))
-    if method.private.exclude is None:
+    own = m.Select(role=()) if method.private is None else m.as_select(method.private)
+    if own == m.Select(role=own.role):
+        roles = (own.role,) if isinstance(own.role, str) else own.role or ()
+        return replace(changed, private=m.Select(role=(*roles, "private")))
+    if own.exclude is None:
         raise ValueError(
-            f"{method.name}: f2dc cannot be combined with private modules, but {method.private} is private"
+            f"feature-modules: with scope {attach.scope!r} the modules stay at the client, but {method.name} chooses "
+            "what stays there by other things than its role; set scope to 'aggregate'"
         )
     return changed  # everything but some part of the network is private, so the modules are too
 

@@ -308,7 +308,7 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class FeatureModules(FeatureModulesSettings, LocalRule):
-    """Adds lambda1 L_DFD + lambda2 L_DFC of every attached feature module to the loss (F2DC, eqs. 5 to 9).
+    """Adds the mean over the attached feature modules of lambda1 L_DFD + lambda2 L_DFC to the loss (F2DC, eqs. 5 to 9).
 
     `AttachFeatureModules` must have given the model these modules. The wrong label is the most confident wrong class of
     the main classifier. Clients without a classification task train as if there were no modules.
@@ -321,14 +321,15 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
         assert view.outputs is not None
         assert view.targets is not None
         total: Tensor | None = None
-        for module in view.module.encoder.attached.values():  # type: ignore[union-attr, operator]
+        attached = view.module.encoder.attached  # type: ignore[union-attr]
+        for module in attached.values():  # type: ignore[operator]
             lambda2 = self.lambda2 if module.corrector is not None else 0.0
             for task in view.outputs:
                 if task in module.auxiliary:
                     outputs, labels, head = view.outputs[task], view.targets[task], module.auxiliary[task]
                     losses = feature_losses(module.parts, outputs, labels, head, self.tau, self.lambda1, lambda2)
                     total = losses.penalty if total is None else total + losses.penalty
-        return total
+        return None if total is None else total / len(attached)  # type: ignore[arg-type]
 
 
 def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:
