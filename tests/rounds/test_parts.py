@@ -351,3 +351,20 @@ def test_a_part_in_a_worker_process_has_the_same_groups() -> None:
         part = pickle.loads(pickle.dumps(part))
         assert {names: found.positions.tolist() for found, names in part.by_labels(labels)} == groups
         assert part.has(labels).keys() == {"some", "same", "few"}
+
+
+def test_vectors_beside_the_model_count_the_blocks_that_a_client_has(quick: Quick) -> None:
+    """SCAFFOLD sends a control variate of the model's shape each way: twice what FedAvg sends, for every client."""
+
+    def sent(method: str) -> dict[tuple[str, str], int]:
+        rounds = quick(f"method={method}", "training.rounds=1", "model.heads=own").run.traffic
+        total: dict[tuple[str, str], int] = {}
+        for way in ("up", "down"):
+            for entry in rounds[-1][way]:
+                key = way, entry["client"]
+                total[key] = total.get(key, 0) + entry["bytes"] * (entry["role"] != "side" or method == "scaffold")
+        return total
+
+    plain, double = sent("fedavg"), sent("scaffold")
+    assert len({*plain.values()}) > 1
+    assert {key: double[key] - 8 * (key[0] == "up") for key in plain} == {key: 2 * n for key, n in plain.items()}

@@ -26,6 +26,14 @@ def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(text) for text in (folder / name).read_text().splitlines()]
 
 
+def without_side(folder: Path) -> list[dict[str, Any]]:
+    """Bytes by round, without vectors beside the model, which were then counted whole, whatever a client had."""
+    return [
+        {**line, **{way: [e for e in line[way] if e["role"] != "side"] for way in ("up", "down")}}
+        for line in lines(folder, "bytes.jsonl")
+    ]
+
+
 @each
 def test_it_is_read(name: str) -> None:
     run, whole = Run.read(HOME / name / "stopped"), Run.read(HOME / name / "whole")
@@ -44,7 +52,7 @@ def test_it_is_resumed(name: str, tmp_path: Path) -> None:
     expected = lines(whole)
     assert lines(folder)[:3] == lines(stopped)[:3]
     assert [(line["round"], line["cohort"]) for line in lines(folder)] == [(e["round"], e["cohort"]) for e in expected]
-    assert lines(folder, "bytes.jsonl") == lines(whole, "bytes.jsonl")
+    assert without_side(folder) == without_side(whole)
     for now, then in zip(lines(folder)[3:], expected[3:], strict=True):
         assert [list(m) for m in now["metrics"]] == [list(m) for m in then["metrics"]]
         assert [t["loss"] for t in now["train"]] == pytest.approx([t["loss"] for t in then["train"]], rel=0.05)

@@ -178,14 +178,13 @@ def count_bytes(
         elif sent.tasks:
             bytes_ = method.codec.count(sent.packed, like)
         if sent.broadcast:
-            bytes_["side", None] = _size([*sent.broadcast.values()])
+            bytes_["side", None] = _within(like, sent.broadcast)
     elif sent.finite:
         bytes_ = method.codec.count(sent.packed, like)
         if shared.blocks or sent.extra:  # per row the number of examples, and extras; for support one bit a block
             bits = 0 if sent.support is None else sent.support.numel()
-            bytes_["side", None] = (
-                8 * len(rows) + _size([*sent.extra.values(), *sent.auxiliary.values()]) + -(-bits // 8)
-            )
+            vectors = _within(like, sent.auxiliary) if sent.auxiliary else 0
+            bytes_["side", None] = 8 * len(rows) + _size([*sent.extra.values()]) + vectors + -(-bits // 8)
     if sent.buffers is not None and len(sent.buffers):
         each = sent.buffers.element_size() * (len(sent.buffers) if sent.buffers.ndim > 1 else 1)
         for block in method.shared_buffers(layout).blocks:
@@ -194,6 +193,14 @@ def count_bytes(
     if sent.integers:
         bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + _size([*sent.integers.values()])
     return bytes_
+
+
+def _within(like: Updates, tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes of tensors; of a vector over all columns, those of the blocks that the client has."""
+    there = d = like.layout.d
+    if like.present is not None:
+        there = sum(b.size for b, has in zip(like.layout.blocks, like.present.any(0), strict=True) if has)
+    return sum(t.element_size() * there if t.shape == (d,) else t.nbytes for t in tensors.values())
 
 
 def _size(value: Any) -> int:
