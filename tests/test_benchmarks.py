@@ -19,7 +19,7 @@ from fedloom.federation.rounds.build import build
 HOME = Path(__file__).parents[1] / "benchmarks"
 SLOW = {
     *("cluster_scaling", "diagnostics_cost", "f2dc_cost", "flower_simulation", "method_costs", "peers", "peers_growth"),
-    *("sketch_choices", "table"),
+    *("merging", "sketch_choices", "table"),
 }
 """These start each night, in processes of their own; by default they are only imported."""
 SCRIPTS = [HOME / "peers", *sorted(HOME.glob("[!_]*.py"))]

@@ -37,6 +37,8 @@ _TEX = {
     "Δ": r"$\Delta$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
     "ρ": r"$\rho$",  # noqa: RUF001
     "μ": r"$\mu$",
 }

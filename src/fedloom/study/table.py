@@ -139,7 +139,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test", percent: bool = Fals
     lines = [line for base, addon in grid.combinations for line in maker.lines(base, addon)]
     if grid.show != "clients":
         lines = _with_best(lines, columns)
-    return GridTable(grid, columns, tuple(lines), split, _caption(grid, results, percent), tuple(maker.notes()))
+    return GridTable(grid, columns, tuple(lines), split, _caption(grid, results), tuple(maker.notes()))
 
 
 def _in_percent(columns: Sequence[Column]) -> tuple[Column, ...]:
@@ -151,11 +151,12 @@ def _in_percent(columns: Sequence[Column]) -> tuple[Column, ...]:
     )
 
 
-def _caption(grid: Grid, results: Results, percent: bool) -> str:
+def _caption(grid: Grid, results: Results) -> str:
     finals = [final for side in results.sides.values() for final in side.finals.values()]
     seeds = f"seed {grid.seeds[0]}"
     if len(grid.seeds) > 1:
         seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}, {CUT}"
+    percent = any(c.unit == PERCENT for columns in results.columns.values() for c in columns)
     known = {c for columns in results.columns.values() for c in columns if c.unit not in ("", PERCENT)}
     units = sorted({f"{SPOKEN[c.metric]} in {c.unit}" for c in known})
     parts = [
