@@ -145,7 +145,8 @@ def test_the_best_state_is_saved_before_the_first_state_that_names_its_round(tmp
 
     def state(number: int, best: int) -> State:
         early = {"best": 1.0, "best_round": best, "waited": number - best}
-        return {"round": number, "early": early, "stopped": number - best == 3, "w": torch.tensor([number])}
+        peers = {"a": {"w": torch.tensor([number])}}
+        return {"round": number, "early": early, "stopped": number - best == 3, "peers": peers}
 
     early = EarlyStopping(patience=3)
     with RunFolder(tmp_path) as folder:
@@ -160,11 +161,11 @@ def test_the_best_state_is_saved_before_the_first_state_that_names_its_round(tmp
         newest = folder.load()
         assert newest is not None
         assert newest[0]["round"] == 5
-        assert folder.kept(state(7, 4), early)["w"].tolist() == [4]
+        assert folder.kept(state(7, 4), early)["peers"]["a"]["w"].tolist() == [4]
         with pytest.raises(StateError, match="the state of round 5, the best one, is missing"):
             folder.kept(state(8, 5), early)
         folder.save(state(9, 9), "best")
         folder.save(state(9, 9))
         folder.save(state(10, 9))
-        assert sorted(path.name for path in tmp_path.glob("best*.json")) == ["best-9.json"]
-        assert folder.kept(state(12, 9), early)["w"].tolist() == [9]
+        assert [path.name for path in tmp_path.rglob("best*.json")] == ["best-9.json"] * 2
+        assert folder.kept(state(12, 9), early)["peers"]["a"]["w"].tolist() == [9]

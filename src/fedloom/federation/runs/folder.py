@@ -355,11 +355,13 @@ class RunFolder:
         if self.audit is not None:
             digest = sum_of(self.path / f"{file}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
-        for peer in state.get("peers", {}):
-            self._forget(_peer(self.path, peer), name, round_)
         if name == "state":
             named = _best_round(state)
-            _delete(self.path, "best", {named, self._named})
+            homes = [_peer(self.path, peer) for peer in state.get("peers", {})]
+            for home in homes:
+                self._forget(home, name, round_)
+            for home in [self.path, *homes]:
+                _delete(home, "best", {named, self._named})
             self._named = named
         self._copy()
 
