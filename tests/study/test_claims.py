@@ -225,7 +225,7 @@ def test_rows_that_no_verdict_is_about_are_not_run(
     monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
     experiment.claimed(file, tmp_path / "runs", runner=Rows(tell=told.append))
     judges = ["Local", "centralised", "constant"]
-    compared = ["Local", "FedAvg", "FedProx", "centralised", "constant"]
+    compared = ["Local", "FedAvg", "FedProx", "centralised", "separate", "simple", "constant"]
     shown = verdicts(file).as_table().lines
     if rule is RULE:
         assert tuned == [judges, compared]

@@ -1,7 +1,8 @@
 """Run the grids of a file of claims (`fedloom study claims --run`), and one claim again (`--redo`).
 
 Of each grid: tune training alone and on all data, judge the benchmark by them, then tune the methods that a verdict is
-about, run them with one seed more until each claim is decided, and keep trials and seeds as CSV beside the file.
+about and the other references, run them with one seed more until each claim is decided, and keep trials and seeds as
+CSV beside the file.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from fedloom.study.significance import refusal
 
 JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
 """The rows by which a benchmark is judged."""
+
+BESIDE = {"separate", "simple"}
+"""What a method is compared with beside them, where the grid has it."""
 
 
 def claimed(
@@ -92,7 +96,7 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
         runner.tell("\n".join([f"{grid.name}: no other row is tuned or run", *sentences(found)]))
     else:
         compared = {cell_of(each)[0] for name, others in grid.family.items() for each in (name, *others)}
-        whole = tuned(of_rows(grid, JUDGES | compared) if compared else grid)
+        whole = tuned(of_rows(grid, JUDGES | BESIDE | compared) if compared else grid)
 
         def final(count: int) -> Judged:
             made = whole.model_copy(update={"seeds": tuple(range(count))})
