@@ -393,6 +393,18 @@ def test_a_peer_whose_update_conflicts_has_no_weight_and_one_without_agreement_k
     assert unit.recorded("peer")[0]["weights"]["c03"] == pytest.approx(0.5 / (1 + (half + 1) / 2 + 0.5))
 
 
+@pytest.mark.parametrize("which", ["change", "model"])
+def test_models_are_compared_as_they_are_or_by_what_they_learned(which: str) -> None:
+    """Section 6.2.2 by hand: two steps of 0.1 take a peer 19 % of the way from the start to its b."""
+    b, start = torch.tensor([[1.0, 0], [1, 1], [-1, 0], [0, -1]]).double(), torch.tensor([10.0, 8.0]).double()
+    similarity = {"signals": {"parameters": 1}, "scale": "cosine", "parameters": which}
+    peers = Valleys({"choose": {"top": 3}, "similarity": similarity}, 1.0, b.tolist(), start=start)
+    peers.go()
+    X = torch.nn.functional.normalize(0.19 * (b - start) + (start if which == "model" else 0))
+    found = next(about["similarity"] for about in peers.recorded("peer") if about["peer"] == "c00")
+    assert [found[name] for name in ("c01", "c02", "c03")] == pytest.approx((X[1:] @ X[0]).tolist())
+
+
 @pytest.mark.parametrize("model", ["trained", "received"])
 def test_the_loss_gradient_is_that_of_one_batch_of_all_examples(model: str) -> None:
     """Eq. 4.2 against torch on all training examples at once, at the model that signals describe."""

@@ -52,7 +52,7 @@ def test_the_release_is_a_variant() -> None:
     for cell, recipe in cells("thesis/dense-release").items():
         model, stopping = recipe.model.params, recipe.early_stopping
         assert (model["architecture"], model["decoder"]) == ("resnet50", "thesis")
-        assert recipe.data.params["size"] == ((288, 384) if cell.data == "NYU v2" else (512, 512))
+        assert recipe.data.params["size"] == (288, 384)
         assert recipe.data.params.get("parts", 6) == 6
         assert (cell.base == "constant") == (stopping is None)
         assert stopping is None or not stopping.relative

@@ -496,7 +496,7 @@ def test_the_learning_rate_falls_as_torchs_scheduler_says(settings: dict[str, An
     )
     state, ours, expected = rule.init(zero), [], []
     for loss in (3.0, 2, 2, 1.9, 2.1, 1.95, 1.99, 1.9, 1.2, 1.3, 1.25, 1.19, 1.3, 1.4, 1.5):
-        view = View(zero, zero, zero, (), validate=lambda loss=loss: {"a": loss - 1, "b": 1.0})
+        view = View(zero, zero, zero, (), validate=lambda loss=loss: loss)
         state, _ = rule.finish(view, rule.begin(view, state))
         theirs.step(loss)
         ours.append(view.scale)

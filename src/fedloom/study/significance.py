@@ -242,10 +242,10 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
         in_vain = {(key[0], side.label) for key, side in results.sides.items() if side.is_in_vain}
         for i, test in enumerate(lines):
-            names = [name for name in (test.method, test.base) if (test.data, name) in moving]
-            reason = f"not converged: {', '.join(names)}" if names else ""
-            vain = [name for name in (test.method, test.base) if (test.data, name) in in_vain]
-            reason = f"nothing learned: {', '.join(vain)}" if vain else reason
+            reason = ""
+            for why, of in (("not converged", moving), ("nothing learned", in_vain)):
+                names = [name for name in (test.method, test.base) if (test.data, name) in of]
+                reason = f"{why}: {', '.join(names)}" if names else reason
             lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
         about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"

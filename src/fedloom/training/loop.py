@@ -144,7 +144,7 @@ class Additions:
     phases: tuple[Phase, ...] = ()
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     received: Tensor | None = None
-    validate: Callable[[], Mapping[str, float]] | None = None
+    validate: Callable[[], float] | None = None
     losses: Callable[[], Tensor] | None = None
     labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
 

@@ -46,7 +46,7 @@ class View:
     received  parameters and buffers at the start of the round, as one vector
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
     under     a model as one vector (parameters, buffers) -> its predictions of the batch by task, without gradient
-    validate  task -> mean loss of the current model on the client's validation data
+    validate  the mean loss of the current model on the client's validation data, summed over its tasks by their weights
     losses    the loss of each of the client's training examples (n) under the current model
     labels    the labels of the client's training examples, as they are measured and batch by batch
     chosen    positions, in the order of `losses`, of the examples to train on in this round, which a rule's `begin` may
@@ -71,7 +71,7 @@ class View:
     received: Tensor | None = None
     features: FeatureRecorder | None = None
     under: Callable[[Tensor], Mapping[str, Tensor]] | None = None
-    validate: Callable[[], Mapping[str, float]] | None = None
+    validate: Callable[[], float] | None = None
     losses: Callable[[], Tensor] | None = None
     labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
     chosen: Tensor | None = None

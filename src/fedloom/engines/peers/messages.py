@@ -185,11 +185,7 @@ def count(context: PeerContext, message: PeerMessage) -> ByteCount:
 
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]
-_SIMILARITY: dict[str, Callable[..., Tensor]] = {
-    "parameters": parameters,
-    "features": features,
-    "overlap": overlap,
-}
+_SIMILARITY: dict[str, Callable[..., Tensor]] = {"features": features, "overlap": overlap}
 
 
 def due(context: PeerContext, round: int) -> dict[str, float]:
@@ -218,7 +214,9 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
         assert context.probe is not None
         tensors["gradient"] = context.probe.gradient(context.client, message, state, part)
     if "parameters" in wanted:
-        tensors["parameters"] = context.shared.take(model - context.origin, part)
+        tensors["parameters"] = context.shared.take(
+            model if config.parameters == "model" else model - context.origin, part
+        )
     if sketch is not None:
         short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
@@ -285,7 +283,7 @@ def judge(
             mine, others = rows[me.id], torch.stack([rows[name] for name in names])
         else:
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
-        similarity = partial(gradient, scale=config.scale) if signal == "gradient" else _SIMILARITY[signal]
+        similarity = _SIMILARITY.get(signal) or partial(gradient, scale=config.scale)
         parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
     S, new = combined(parts, weights, config.scales), dict[str, Any]()
     if groups is not None:

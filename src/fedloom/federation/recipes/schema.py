@@ -52,6 +52,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
         "scale": "unit",
         "cross_loss": "exp",
         "model": "trained",
+        "parameters": "change",
         "samples": None,
         "release": False,
     },

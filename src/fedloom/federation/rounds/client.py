@@ -97,11 +97,11 @@ class ClientRound:
             added = Additions(self.params.spans(self.shared), rules, phases, broadcast, received, *look)
         return train(self.model, self.client.work(who), self.training, self.ctx, added, memory)
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self) -> float:
         plain = {name: task for name, (task, _) in self.client.tasks.items()}
         scores = evaluate(self.model, self.client.part("val"), plain, self.training.batch_size)
         self.model.module.train()
-        return {name: score["loss"] for name, score in scores.items()}
+        return sum(weight * scores[name]["loss"] for name, (_, weight) in self.client.tasks.items())
 
     def _losses(self) -> Tensor:
         each = example_losses(self.model, self.client.train, self.client.tasks, self.training.batch_size)

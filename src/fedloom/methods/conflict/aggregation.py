@@ -341,21 +341,18 @@ class FairGrad(FairGradSettings, Weighting):
 
 @dataclass(frozen=True)
 class ValidationLosses(LocalRule):
-    """Provides the validation loss of the model as received and as trained, summed over the client's tasks."""
+    """Provides the validation loss of the model as received and as trained (see `View.validate`)."""
 
     validation = True
     provides = frozenset({"extra:loss_received", "extra:loss_trained"})
 
     def begin(self, view: View, state: State) -> State:
-        return {"received": self._loss(view)}
+        assert view.validate is not None
+        return {"received": view.validate()}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        return {}, {"loss_received": state["received"], "loss_trained": self._loss(view)}
-
-    @staticmethod
-    def _loss(view: View) -> float:
         assert view.validate is not None
-        return math.fsum(view.validate().values())
+        return {}, {"loss_received": state["received"], "loss_trained": view.validate()}
 
 
 def adjusted(

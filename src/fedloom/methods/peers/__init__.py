@@ -173,8 +173,9 @@ class PlateauSettings:
 def plateau(method: m.Method, rule: training.Plateau) -> m.Method:
     """Lower a client's learning rate where its validation loss no longer falls.
 
-    Each client measures the model that it receives, summed over its tasks. Where the loss has not been below
-    (1 - min_delta) times its least for `patience` rounds, the learning rate is multiplied by `factor` from then on.
+    Each client measures the model that it receives, its loss summed over its tasks by their weights. Where that has not
+    been below (1 - min_delta) times its least for `patience` rounds, the learning rate is multiplied by `factor` from
+    then on.
 
     paper    "we adjust the learning rate based on validation progress", without numbers
     release  warm-up and cosine by rounds, for all clients alike

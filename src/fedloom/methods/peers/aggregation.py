@@ -271,7 +271,7 @@ class Plateau(PlateauSettings, LocalRule):
 
     def begin(self, view: View, state: State) -> State:
         assert view.validate is not None
-        loss, best = math.fsum(view.validate().values()), float(state["best"])
+        loss, best = view.validate(), float(state["best"])
         better = loss < best * (1 - self.min_delta)
         waited, scale = 0 if better else int(state["waited"]) + 1, float(state["scale"])
         if waited == self.patience:

@@ -39,8 +39,12 @@ class Similarity(Section):
     gradient: Literal["update", "loss"] = "update"
     """The vector of the signal `gradient`: the update of the round, which is free, or the gradient of the client's loss
     over its training data (eq. 4.2), which costs one more pass."""
+    parameters: Literal["change", "model"] = "change"
+    """The vector of the signal `parameters`: the model less the initial one, or the model itself (section 6.2.2), of
+    which those that started alike are almost parallel whatever they learned."""
     scale: Scale = "unit"
-    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9)."""
+    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9). Of
+    gradients and parameters."""
     cross_loss: LossRule = "exp"
     """exp: exp(-loss), of losses in units of the median candidate's. negative: -loss (eq. 4.6); soft weights then need
     `normalise`. inverse: 1 / (loss + 0.01), as the release has it. These two take the client's loss as it is."""
