@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fedloom.core.settings.registry import Registered, Registry
-    from fedloom.federation.recipes.loader import Entry
     from fedloom.study.watch import Now
 
 MOST = 8
@@ -245,8 +244,9 @@ def recipes(
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
         for entry in catalogue()
-        if (not first or _begins(entry))
-        and (not free or not entry.needs)
+        # a beginner's needs no file and belongs to no paper
+        if (not first or entry.name.partition("/")[0] in (entry.name, "benchmarks"))
+        and (not (first or free) or not entry.needs)
         and (text or "").lower() in f"{entry.name} {entry.summary}".lower()
     ]
     if not rows:
@@ -271,11 +271,6 @@ def schema(
     from fedloom.federation.recipes.loader import schema as made
 
     shared.put(json.dumps(made(), indent=1) + "\n", out)
-
-
-def _begins(entry: Entry) -> bool:
-    """Return whether a recipe is for a beginner: it needs no file and belongs to no paper."""
-    return not entry.needs and entry.name.partition("/")[0] in (entry.name, "benchmarks")
 
 
 def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:

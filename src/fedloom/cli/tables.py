@@ -366,9 +366,8 @@ def features(
     with shared.bar(quiet) as advance:
         study = look(folders, examples, images, task, out is not None, device, advance)
     shared.answer({name: records.rows() for name, records in study.records().items()}, as_json, study.to_text())
-    if out is not None:
-        for file in study.write(out):
-            typer.echo(f"{file}", err=True)
+    for file in study.write(out) if out is not None else ():
+        typer.echo(f"{file}", err=True)
 
 
 def relatedness(
@@ -408,9 +407,8 @@ def relatedness(
     with shared.bar(quiet) as advance:
         result = relate(folder, named, examples, device, advance)
     typer.echo(getattr(result, f"to_{'json' if as_json else kind}")(), nl=False)
-    if out is not None:
-        for file in result.write(out):
-            typer.echo(f"{file}", err=True)
+    for file in result.write(out) if out is not None else ():
+        typer.echo(f"{file}", err=True)
 
 
 def join(

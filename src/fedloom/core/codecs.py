@@ -292,7 +292,8 @@ class Unified(Codec):
         if not own.blocks:
             return packed
         values = torch.stack([layout.take(x, own) for x in rows])
-        mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=_of(updates, own))
+        present = None if updates.present is None else updates.present[:, layout.positions(own)]
+        mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=present)
         return {**packed, "own": _values(mine)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
@@ -400,11 +401,6 @@ class Folded:
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
     """Return (columns that belong to no task, columns that do)."""
     return layout.common, layout.without(layout.common)
-
-
-def _of(updates: Updates, part: Layout) -> Tensor | None:
-    """Return which rows have the blocks of `part` (K x blocks), or None for all."""
-    return None if updates.present is None else updates.present[:, updates.layout.positions(part)]
 
 
 def _own(packed: Packed, like: Updates) -> Tensor:

@@ -159,7 +159,8 @@ class Layout:
                 continue
             rule = rule_of(roles, name)
             if rule is None and name not in norms:
-                raise ValueError(f"no role rule matches the parameter {name!r} {tuple(p.shape)}; {_known(roles)}")
+                known = "the rules are a function" if callable(roles) else f"rules: {', '.join(roles)}"
+                raise ValueError(f"no role rule matches the parameter {name!r} {tuple(p.shape)}; {known}")
             part, task = rule or (None, None)
             role = "norm" if name in norms else "adapter" if name in adapters else part
             blocks.append(Block(name, tuple(p.shape), dtype_name(p), role or "norm", task, part, norms.get(name)))
@@ -393,7 +394,3 @@ def rule_of(roles: Roles, name: str) -> tuple[str, str | None] | None:
     if rule is None:
         return None
     return (rule, None) if isinstance(rule, str) else rule
-
-
-def _known(roles: Roles) -> str:
-    return "the rules are a function" if callable(roles) else f"rules: {', '.join(roles)}"

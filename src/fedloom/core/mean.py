@@ -26,7 +26,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
         out = X.new_zeros(updates.layout.d)
         w = w.to(X)
         present = _columns(updates, support)
-        for s in _chunks(updates.layout.d):
+        for s in _chunks(0, updates.layout.d):
             coef = updates.coef[:, s].to(X)
             if present is not None:
                 coef = coef * present[:, s]
@@ -88,8 +88,8 @@ def _ratio(part: Tensor, total: Tensor) -> Tensor:
     return torch.where(total != 0, part / total, torch.zeros_like(part))
 
 
-def _chunks(d: int) -> list[slice]:
-    return [slice(a, min(a + _CHUNK, d)) for a in range(0, d, _CHUNK)]
+def _chunks(start: int, stop: int) -> list[slice]:
+    return [slice(a, min(a + _CHUNK, stop)) for a in range(start, stop, _CHUNK)]
 
 
 def mixed_models(updates: Updates, M: Tensor) -> Tensor:
@@ -108,8 +108,7 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
         change = (torch.where(total > 0, part / total, eye) - eye).to(X)
         if not bool(change.any()):
             continue
-        for a in range(columns.start, columns.stop, _CHUNK):
-            s = slice(a, min(a + _CHUNK, columns.stop))
+        for s in _chunks(columns.start, columns.stop):
             # models relative to the first start: the rows of `change` sum to 0
             w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
             out[rows, s] += change @ w
@@ -175,7 +174,7 @@ class SupportMean(Stage):
         if updates.support is not None:
             return updates.reduced(weighted_mean(updates, updates.support)), state
         out = updates.X.new_zeros(updates.layout.d)
-        for s in _chunks(updates.layout.d):
+        for s in _chunks(0, updates.layout.d):
             X = updates.X[:, s]
             coef = (X != 0).to(X.dtype)
             if updates.coef is not None:

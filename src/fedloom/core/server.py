@@ -132,7 +132,4 @@ class Lookahead(ServerRule):
         return torch.add(model, state["m"], alpha=self.lam) if self.lam else model
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
-        if not self.lam:
-            return model + update, state
-        m = torch.add(update, state["m"], alpha=self.lam)
-        return model + m, {"m": m}
+        return Momentum(self.lam).apply(model, update, state)

@@ -231,7 +231,7 @@ def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
     A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros pull S
     to 0.5. With zeros="out" a pair is compared on the coordinates where neither is zero; if there are none, S is 0.5.
     """
-    _choose("zeros", zeros, Zeros)
+    choose("zeros", zeros, Zeros)
     T, d = vectors.shape
     agree = torch.zeros(T, T, dtype=torch.float64, device=vectors.device)
     both = torch.zeros_like(agree) if zeros == "out" else torch.full_like(agree, d)
@@ -326,9 +326,9 @@ def aggregate_tasks(
     result (T x d), written to `out` if given (columns of a larger matrix will do), and pieces of a few thousand
     columns; masks are unpacked piece by piece.
     """
-    _choose("combine", combine, Combine)
-    _choose("cross", cross, Cross)
-    _choose("source", source, Source)
+    choose("combine", combine, Combine)
+    choose("cross", cross, Cross)
+    choose("source", source, Source)
     if kappa < 0:
         raise ValueError(f"kappa: expected a number of partners, found {kappa}")
     uploads = sorted(uploads, key=lambda u: (u.client, u.tasks))
@@ -381,7 +381,8 @@ class _RoundOfUploads:
         held = {t: [n for u in uploads for s, n in zip(u.tasks, u.counts, strict=True) if s == t] for t in self.tasks}
         self.holders = np.array([[len(n)] for n in held.values()], np.float32)
         # Eq. 3 in whole numbers: the smallest count that reaches rho
-        self.enough = np.array([[_enough(len(n), rho)] for n in held.values()])
+        reach = [next(c for c in itertools.count() if c / len(n) >= rho) for n in held.values()]
+        self.enough = np.array(reach)[:, None]
         self.at: list[Any] = []
         self.weights: list[Array] = []
         for u in uploads:
@@ -424,11 +425,6 @@ def _bytes(masks: Tensor, s: slice) -> Tensor:
     return masks[..., s.start // 8 : -(-s.stop // 8)]
 
 
-def _enough(holders: int, rho: float) -> int:
-    """Return the smallest count c with c / holders >= rho."""
-    return next(c for c in itertools.count() if c / holders >= rho)
-
-
 def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
     """Return the choice of eq. 6: T x T, S (or 1, "uniform") where the column is a partner of the row, else 0."""
     T = len(S)
@@ -455,6 +451,7 @@ def _weights(partners: Tensor, combine: Combine, cross: Cross) -> tuple[Tensor, 
     return torch.where(some, 0.5, 1.0).to(total), weights / 2
 
 
-def _choose(name: str, value: str, among: object) -> None:
+def choose(name: str, value: str, among: object) -> None:
+    """Raise ValueError for a value that is none of a Literal's."""
     if value not in get_args(among):
         raise ValueError(f"{name}: expected one of {', '.join(get_args(among))}, found {value!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.context import derive_seed
+from fedloom.core.context import derive_seed, generator
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
 from fedloom.data.combine import Columns, combine, of_classes
@@ -155,8 +155,6 @@ def render(x: Tensor, name: str, seed: int) -> Tensor:
     """Render images (n x 1 x S x S, 0..1) as the named domain shows them, again in 0..1."""
     import torch
     from torch.nn.functional import max_pool2d
-
-    from fedloom.core.context import generator
 
     rng = generator(seed, "digits", "render", name)
     n, side = len(x), x.shape[-1]

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RunWarning, unknown
-from fedloom.core.settings.section import client_name, strict
+from fedloom.core.settings.section import client_name, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
@@ -348,8 +348,6 @@ def _rule(partition: Any) -> Any:
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
-        from fedloom.core.settings.section import explain
-
         admit(names_in(partition), Origin.TYPED, "Federation, partition")
         if problem := PARTITIONERS.problem(partition["name"]):
             raise DataError(f"Federation, partition: {problem}")
@@ -797,7 +795,6 @@ class Items:
         if not isinstance(source, Tensor):
             x = x[self.keys.inputs] if isinstance(x, Mapping) else x[0]
             x = self.keys.turned(as_input(x, about))
-        x = as_input(x, about)
         if tuple(x.shape) != self.shape:
             raise _unfit(about, f"an input of shape {tuple(x.shape)}", f"{self.shape} as the first example has")
         return _scaled(x)

@@ -209,7 +209,10 @@ def resume(
         return Result(path, ended)
     built = engine.build(recipe, partition)
     if recipe.model.is_held or built.modules:
-        _begin_again(built, path)
+        try:
+            built.begin_again(load_file(path / START))
+        except (OSError, RuntimeError) as error:
+            raise StateError(f"{path / START}: the model is not the one that the run began with: {error}") from None
     if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
         raise StateError(
             f"{folder}: {ROUNDS} cannot change, because {built.method.name} depends on the number of rounds"
@@ -257,14 +260,6 @@ def _extended(
             f"Start a new run from its model: fedloom run --from {folder}"
         )
     return after, changed
-
-
-def _begin_again(built: Built, folder: Path) -> None:
-    """Give a model that was made in Python the weights that the run began with."""
-    try:
-        built.begin_again(load_file(folder / START))
-    except (OSError, RuntimeError) as error:
-        raise StateError(f"{folder / START}: the model is not the one that the run began with: {error}") from None
 
 
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:

@@ -166,7 +166,9 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType | type):
-            return NotImplemented if _importable(value) else (pickle.loads, (_by_value(value),))
+            # no notebook, script or function defines it, so another process can import it
+            importable = value.__module__ != "__main__" and "<" not in value.__qualname__
+            return NotImplemented if importable else (pickle.loads, (_by_value(value),))
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
         if not plain or value.requires_grad or value.nbytes > _SMALL:
             return NotImplemented
@@ -176,11 +178,6 @@ class _Pickler(ForkingPickler):
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
-
-
-def _importable(value: Any) -> bool:
-    """Return whether another process can import a function or class: no notebook, script or function defines it."""
-    return value.__module__ != "__main__" and "<" not in value.__qualname__
 
 
 def _by_value(value: Any) -> bytes:

@@ -160,10 +160,7 @@ class TimmEncoder(Encoder):
         features: Tensor = self.net(x)
         return features
 
-    @property
-    def seen(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the mean and standard deviation that timm states."""
-        return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
+    seen = TimmPyramid.seen
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert timm's own weights too: position embeddings are resized, a classifier is left out."""

@@ -308,7 +308,8 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     for run in firsts:
         alike = [other for other in firsts if other.label == run.label]
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
-        shown.append([key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)])
+        usual = {key: sum(value_at(o.recipe, key) == value_at(run.recipe, key) for o in firsts) for key in keys}
+        shown.append([key for key in keys if key.startswith("method.") or 2 * usual[key] <= len(firsts)])
     short = shortened({key for keys in shown for key in keys})
     labels = []
     for run, keys in zip(firsts, shown, strict=True):
@@ -329,9 +330,3 @@ def shortened(keys: Collection[str]) -> dict[str, str]:
             end for end in ends if end != "name" and sum(f".{other}".endswith(f".{end}") for other in keys) == 1
         )
     return short
-
-
-def _is_usual(key: str, run: Run, runs: Sequence[Run]) -> bool:
-    """Return whether more than half of the runs have the same value of a key as this one."""
-    mine = value_at(run.recipe, key)
-    return 2 * sum(value_at(other.recipe, key) == mine for other in runs) > len(runs)

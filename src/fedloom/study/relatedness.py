@@ -14,7 +14,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedloom.core.lazy import need
-from fedloom.core.taskvectors import Zeros, sign_similarity
+from fedloom.core.taskvectors import Zeros, choose, sign_similarity
 from fedloom.study.agreement import Array, array
 
 
@@ -267,9 +267,8 @@ def fisher_diagonal(
     `parameters` are globs on names, for example those of the shared encoder; without, all parameters. They follow each
     other in the result in the order of the module. The module runs as in evaluation, `at_once` samples at a time.
     """
-    for name, value, among in (("kind", kind, Kind), ("likelihood", likelihood, Likelihood)):
-        if value not in get_args(among):
-            raise ValueError(f"{name}: expected one of {', '.join(get_args(among))}, found {value!r}")
+    choose("kind", kind, Kind)
+    choose("likelihood", likelihood, Likelihood)
     wanted = {
         name: p.detach()
         for name, p in module.named_parameters()
@@ -322,8 +321,7 @@ def fim(diagonals: Tensor | Sequence[Tensor], kind: Similarity = "cosine") -> Te
     "cosine": of f_a and f_b. "task2vec": of f_a / (f_a + f_b) and f_b / (f_a + f_b), which gives every parameter the
     same say; where both are 0 it has none. A diagonal that is all zero has similarity 0 to every task, itself too.
     """
-    if kind not in get_args(Similarity):
-        raise ValueError(f"kind: expected one of {', '.join(get_args(Similarity))}, found {kind!r}")
+    choose("kind", kind, Similarity)
     rows = [f.double() for f in diagonals]
     S = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for i, a in enumerate(rows):

@@ -126,7 +126,8 @@ def draft(
         raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
     tasks: dict[str, Label] = {}
     for name, known in described.items():
-        task = task_name(name)
+        plain = plain_name(name)  # part of the names of parameters
+        task = f"{plain}_task" if plain in _TAKEN else plain
         if task in tasks:
             clash = f"its task would get the name {task!r}, which another task has: rename the column"
             raise DataError(f"{where}, column {name!r}: {clash}")
@@ -178,12 +179,6 @@ def draft(
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), rows.notes)
-
-
-def task_name(column: str) -> str:
-    """Return the name of a column's task, which is part of the names of parameters."""
-    name = plain_name(column)
-    return f"{name}_task" if name in _TAKEN else name
 
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:

@@ -273,7 +273,8 @@ class Column:
 
         index, cells = factorize(self.series.astype(object), use_na_sentinel=True)
         texts = [text_of(cell) for cell in cells]
-        names = sorted({text for text in texts if text not in self.codes}, key=_order)
+        numbers = {text: number_of(text) for text in texts if text not in self.codes}
+        names = sorted(numbers, key=lambda text: (numbers[text] is None, numbers[text] or 0.0, text))
         places = {name: place for place, name in enumerate(names)}
         return np.array([*(places.get(text, -1) for text in texts), -1])[index], names
 
@@ -378,8 +379,3 @@ class Column:
 def quoted(texts: Sequence[str]) -> str:
     """Return the first three of some texts for a message."""
     return ", ".join(map(repr, texts[:3])) or "nothing"
-
-
-def _order(text: str) -> tuple[bool, float, str]:
-    number = number_of(text)
-    return number is None, number or 0.0, text

@@ -122,11 +122,6 @@ class Rows:
     notes: tuple[str, ...]
 
 
-def name_of(site: str) -> str:
-    """Return a site's name as that of a client."""
-    return client_name(re.sub(r"[^\w .-]", "-", site).lstrip(" .-") or "site")
-
-
 def plain_name(column: str) -> str:
     """Return a column's name as part of the names of metrics and parameters."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
@@ -141,7 +136,7 @@ def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Arr
     if len(absent := np.flatnonzero(column.index < 0)):
         found = f"{len(absent)}, such as row {', '.join(str(row + 1) for row in absent[:3])}"
         column.fail(f"rows without a site found: {found}: fill in the site, or remove them")
-    names = [name_of(text) for text in column.distinct]
+    names = [client_name(re.sub(r"[^\w .-]", "-", text).lstrip(" .-") or "site") for text in column.distinct]
     folded = [name.casefold() for name in names]
     for name, text in zip(folded, column.distinct, strict=True):
         if (first := column.distinct[folded.index(name)]) != text:

@@ -8,8 +8,3 @@ import os
 def rank() -> int | None:
     """Return the rank of this process in the run, from 0; None if torchrun did not start it."""
     return int(os.environ["RANK"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-
-
-def restarted() -> bool:
-    """Return whether this process was started again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

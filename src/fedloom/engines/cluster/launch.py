@@ -265,7 +265,8 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
     """
     first = comm.rank == 0
     progress = progress if progress is not None and first else Progress()
-    fresh = recipe is not None and not (cluster.restarted() and (path / "recipe.yaml").is_file())
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # after a failure
+    fresh = recipe is not None and not (again and (path / "recipe.yaml").is_file())
     with comm.together():
         saved = RunFolder.read(path) if first and not fresh else None
     recipe, partition = _known_to_all(comm, saved or (recipe, None))

@@ -66,8 +66,8 @@ class Sites(Section):
 class Authority:
     """A certificate authority that lasts as long as this object: its key is never written."""
 
-    def __init__(self, days: int = 365) -> None:
-        self.days, self.key = days, ec.generate_private_key(ec.SECP384R1())
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP384R1())
         others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
         usage = x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(others.split(), False)
@@ -82,7 +82,7 @@ class Authority:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(named).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
-        builder = builder.not_valid_after(now + timedelta(days=self.days))
+        builder = builder.not_valid_after(now + timedelta(days=365))
         return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
 
     def issue(self, folder: Path, name: str, addresses: Sequence[str] = ()) -> None:
@@ -226,11 +226,11 @@ class Deployment:
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         self.env = {**os.environ, "PATH": path, "FLWR_HOME": f"{self.kits / 'server' / 'flwr'}", "OMP_NUM_THREADS": "1"}
 
-    def start(self, name: str, *options: object, script: str = "start.sh") -> subprocess.Popen[bytes]:
-        """Start a script of the kit `name` in a group of processes of its own."""
+    def start(self, name: str, *options: object) -> subprocess.Popen[bytes]:
+        """Start the kit `name` in a group of processes of its own."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(self.kits / name / script), *map(str, options)],
+                [str(self.kits / name / "start.sh"), *map(str, options)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -53,7 +53,6 @@ from fedloom.engines.flower.terms import (
     SitePolicy,
     agree_to_statistics,
     agree_to_withhold,
-    trainings,
     withheld,
 )
 from fedloom.engines.flower.wire import RefusedError, checksum_of, decode, encode, expect, head_of, reading, signed
@@ -270,7 +269,9 @@ class Node:
         """Record a training before it is answered. Raises RefusedError where the site's policy forbids it."""
         splits = built.recipe.evaluation.splits if self._scored(tree) else ()
         if self.config.terms is not None:
-            self.config.terms.agree_to(built, head.get("clients"), trainings(self.audit.lines(), str(head["run"])))
+            mine = ("train", str(head["run"]))
+            begun = sum((line["what"], line.get("run")) == mine for line in self.audit.lines())
+            self.config.terms.agree_to(built, head.get("clients"), begun)
         self._count(built, head, "train", tree, **({"models": ["trained"], "splits": [*splits]} if splits else {}))
 
     def _count(self, built: Built, head: Mapping[str, Any], what: str, tree: Any, **about: Any) -> None:

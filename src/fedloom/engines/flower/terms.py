@@ -6,7 +6,7 @@ A site agrees to the text before anything of it is resolved, built or imported. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, wraps
@@ -177,7 +177,7 @@ class SitePolicy(Section):
         known = self.code if isinstance(self.code, dict) else {}
         names = [name for name in offer.names if self.code is not None or not is_allowed(name)]
         sums = {code.name: code.sha256 for code in map(located, names)}
-        if refused := [name for name in sums if known.get(_package(name)) != sums[name]]:
+        if refused := [name for name in sums if known.get(name.partition(":")[0].partition(".")[0]) != sums[name]]:
             listed = ", ".join(f"{shown(name)} (sha256 {sums[name]})" for name in refused)
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
             yield f"code: {listed} found, expected {expected}; nothing was imported"
@@ -275,12 +275,3 @@ def agree_to_withhold(
     if peers is not None and "losses" in hidden:
         for signal in judged_on_data(peers):
             yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
-
-
-def _package(name: str) -> str:
-    return name.partition(":")[0].partition(".")[0]
-
-
-def trainings(lines: Sequence[Mapping[str, Any]], run: str) -> int:
-    """Return how many trainings of a run have begun, as an audit file says."""
-    return sum(line["what"] == "train" and line.get("run") == run for line in lines)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from inspect import isabstract
+from inspect import getmembers, isabstract, isclass
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
@@ -326,7 +326,8 @@ def _words(task: Task, output: Tensor) -> str:
 
 def _task(where: str, value: Mapping[str, Any]) -> Task:
     """Return a task from what `described` made of it. Raises StateError."""
-    kinds = {name: kind for name in dir(task_classes) if _is_task(kind := getattr(task_classes, name))}
+    known = getmembers(task_classes, isclass)
+    kinds = {name: kind for name, kind in known if issubclass(kind, Task) and not isabstract(kind)}
     name = str(value.get("class"))
     if name not in kinds:
         raise StateError(f"{where}, class: {unknown('kind of task', name, kinds)}")
@@ -338,10 +339,6 @@ def _task(where: str, value: Mapping[str, Any]) -> Task:
     section = section_of(model, {k: v for k, v in value.items() if k != "class"}, where, StateError)
     with at(where):
         return kind(**{key: getattr(section, key) for key in keys})
-
-
-def _is_task(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Task) and not isabstract(kind)
 
 
 def _check_weights(weights: Mapping[str, Tensor], module: MultiTask, file: Path) -> None:

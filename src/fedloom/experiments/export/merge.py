@@ -69,7 +69,9 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
         for why in (why for one in every(stage) for why in one.unfit(updates, len(X))):
             raise UserError(f"merge: --rule {rule}: {why}")
         vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
-    parts = [_named(layout, theta + scale * vector) for vector in vectors]
+    moved = (theta + scale * vector for vector in vectors)
+    places = [*zip(layout.blocks, layout.slices, strict=True)]
+    parts = [{b.name: x[s].view(b.shape).clone() for b, s in places} for x in moved]
     alike = all((b.about.mean, b.about.std) == (first.about.mean, first.about.std) for b in bundles)
     if stage is not None and alike:
         whole = _averaged([bundle.module for bundle in bundles]) | parts[0]
@@ -142,11 +144,6 @@ def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
         floating = values[0].is_floating_point() and len(values) > 1
         means[name] = torch.stack(values).mean(0) if floating else values[0]
     return means
-
-
-def _named(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
-    """Return a vector's blocks by name."""
-    return {b.name: vector[s].view(b.shape).clone() for b, s in zip(layout.blocks, layout.slices, strict=True)}
 
 
 def _written(

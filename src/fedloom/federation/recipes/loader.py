@@ -310,7 +310,7 @@ def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
     level = value
     for depth, key in enumerate(keys[:-1]):
         inner = level.get(key)
-        if isinstance(inner, str) and depth == 0 and _is_named(key):
+        if isinstance(inner, str) and depth == 0 and any(issubclass(kind, Named) for kind in _kinds(key)):
             inner = {"name": inner}
         elif inner is None:
             inner = {}
@@ -319,10 +319,6 @@ def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
         level[key] = inner
         level = inner
     level[keys[-1]] = thing
-
-
-def _is_named(key: str) -> bool:
-    return any(issubclass(kind, Named) for kind in _kinds(key))
 
 
 def _kinds(key: str) -> list[type[Section]]:

@@ -14,8 +14,6 @@ from fedloom.training.config import Training
 
 SECTIONS = ("data", "partition", "model", "method")
 """Where an object may stand in a name's place."""
-Objects = Mapping[str, tuple[Any, str]]
-"""Section -> (object, what it is in words)."""
 
 
 def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:

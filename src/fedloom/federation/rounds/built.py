@@ -95,7 +95,7 @@ class Built:
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,
             **({"redrawn": self.dataset.ratio} if self.dataset.redrawn else {}),
-            "inputs_hash": self.inputs_hash,
+            "inputs_hash": hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16],
             "frozen_hash": self.frozen_hash,
             "parameters": self.layout.parameters.d,
             "tasks": {
@@ -181,11 +181,6 @@ class Built:
         for name, p in self.frozen.items():
             digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
-
-    @property
-    def inputs_hash(self) -> str:
-        """16 hexadecimal digits over the inputs, in memory or in files."""
-        return hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16]
 
     @property
     def data_hash(self) -> str:

@@ -117,18 +117,13 @@ def answers(
         yield batch, model.module(x, names), targets
 
 
-def example_losses(
-    model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int, innermost: bool = True
-) -> Tensor:
-    """Return the loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
-
-    `innermost`: as in `evaluate`.
-    """
+def example_losses(model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int) -> Tensor:
+    """Return the loss of each example (n), summed over the tasks with their weights; 0 for a missing label."""
     names = tuple(tasks)
     losses = torch.zeros(len(part), dtype=torch.float64)
     at = 0
     with torch.inference_mode():
-        for batch, outputs, targets in answers(model, part, names, batch_size, innermost):
+        for batch, outputs, targets in answers(model, part, names, batch_size):
             size = len(batch)
             for name, (task, weight) in tasks.items():
                 pairs = zip(outputs[name].split(1), targets[name].split(1), strict=True)
@@ -141,15 +136,15 @@ SOME = 500
 """Examples that are enough for an estimate."""
 
 
-def constant_scores(federation: BuiltFederation, some: int = SOME) -> dict[str, tuple[str, float]]:
-    """Return task -> (metric, score of the method `constant` on test data), from `some` training and test examples.
+def constant_scores(federation: BuiltFederation) -> dict[str, tuple[str, float]]:
+    """Return task -> (metric, score of the method `constant` on test data), from `SOME` training and test examples.
 
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data. Empty
     where a user's own task does not say what the mean of its labels is, and where the examples are at nodes.
     """
     tasks = {task.name: task for task in federation.tasks}
     train, val, test = (
-        together([(client.part(split), client.tasks) for client in federation.clients.values()]).spread(some)
+        together([(client.part(split), client.tasks) for client in federation.clients.values()]).spread(SOME)
         for split in ("train", "val", "test")
     )
     try:

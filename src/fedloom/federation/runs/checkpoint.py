@@ -143,7 +143,9 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str,
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     digest = hashlib.sha256()
-    parts: Iterator[Any] = (_raw(tensors[name]).numpy() for name in names)
+    parts: Iterator[Any] = (
+        tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for name in names
+    )
     with naming(file), file.open("wb") as opened:
         for data in chain((len(text).to_bytes(8, "little"), text), parts):
             for at in range(0, len(data), _PIECE):
@@ -204,11 +206,6 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def sync(path: Path) -> None:

@@ -358,8 +358,8 @@ class RunFolder:
         if name == "state":
             named = _best_round(state)
             homes = [_peer(self.path, peer) for peer in state.get("peers", {})]
-            for home in homes:
-                self._forget(home, name, round_)
+            for home in homes:  # this round's stays, and that of the last round before it
+                _delete(home, name, set(sorted(number for number in _numbered(home, name) if number <= round_)[-2:]))
             for home in [self.path, *homes]:
                 _delete(home, "best", {named, self._named})
             self._named = named
@@ -378,11 +378,6 @@ class RunFolder:
         if why is not None and self._unmirrored is None:
             self.warn(f"runtime.mirror: {why}. The run continues; its copy stays out of date until this is corrected")
         self._unmirrored = why
-
-    @staticmethod
-    def _forget(home: Path, name: str, round_: int) -> None:
-        """Delete a peer's checkpoints but for this round's and that of the last round before it."""
-        _delete(home, name, set(sorted(number for number in _numbered(home, name) if number <= round_)[-2:]))
 
     def agreed(self, decision: bool) -> bool:
         """Return a decision that all processes of a run take together."""
@@ -460,14 +455,14 @@ class RunFolder:
         self._events += self._unlogged()
         return state
 
-    def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
+    def _damaged_before(self, round_: int) -> list[str]:
         """Return what is wrong with the peers' checkpoints of the round before, which are not read otherwise."""
         problems = []
         for home in sorted(self.path.glob("peers/*")):
-            for number, files in sorted(_numbered(home, name).items()):
+            for number, files in sorted(_numbered(home, "state").items()):
                 if number < round_ and any(file.suffix == ".json" for file in files):
                     try:
-                        checkpoint.load(home, f"{name}-{number}", newest=lambda head: head["round"])
+                        checkpoint.load(home, f"state-{number}", newest=lambda head: head["round"])
                     except StateError as error:
                         problems.append(str(error))
         return problems

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count
+from fedloom.core.settings.section import Count, explain, strict
 
 TOPOLOGIES = Registry("topology", gives=("networkx:Graph",))
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -123,10 +122,8 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters of a topology, with defaults. Raises RecipeError for wrong or unknown ones."""
     entry = TOPOLOGIES[name]
     try:
-        return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))
+        return dict(strict(entry.params, params))
     except ValidationError as error:
-        from fedloom.core.settings.section import explain
-
         lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
         raise RecipeError("\n".join(lines)) from None
 
@@ -173,8 +170,7 @@ def ring(peers: Names, seed: int, *, hops: Count = 1, directed: bool = False) ->
     """
     n = len(peers)
     _must(hops < n, f"topology 'ring': hops must be below the number of peers, {n}, found {hops}")
-    graph = _nx().DiGraph() if directed else _nx().Graph()
-    graph.add_nodes_from(range(n))
+    graph = _nx().empty_graph(n, _nx().DiGraph if directed else _nx().Graph)
     graph.add_edges_from((i, (i + h) % n) for i in range(n) for h in range(1, hops + 1))
     return graph
 
@@ -215,8 +211,7 @@ def random_k(peers: Names, seed: int, *, k: Count = 3, directed: bool = True) ->
     n = len(peers)
     _must(k < n, f"topology 'random-k': k must be below the number of peers, {n}, found {k}")
     rng = np.random.default_rng(seed)
-    graph = _nx().DiGraph() if directed else _nx().Graph()
-    graph.add_nodes_from(range(n))
+    graph = _nx().empty_graph(n, _nx().DiGraph if directed else _nx().Graph)
     for i in range(n):
         others = rng.choice(n - 1, k, replace=False)
         graph.add_edges_from((int(j + (j >= i)), i) for j in others)
@@ -251,8 +246,7 @@ def groups(peers: Names, seed: int, *, groups: Annotated[list[list[str]], Field(
     `groups` are lists of names, in which * stands for anything: [["digit-*", "parity-*"], ["depth-*"]]. Peers of no
     group have no link; a name that fits in two groups is an error, as is one that fits no peer.
     """
-    graph, place = _nx().Graph(), dict[str, int]()
-    graph.add_nodes_from(range(len(peers)))
+    graph, place = _nx().empty_graph(len(peers)), dict[str, int]()
     for number, names in enumerate(groups):
         for name in names:
             matches = fnmatch.filter(peers, name)

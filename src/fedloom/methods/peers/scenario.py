@@ -20,7 +20,8 @@ from pydantic import Field, ValidationError
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, explain, found, strict
+from fedloom.core.settings.yaml import parse, to_yaml
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
@@ -98,9 +99,6 @@ class Scenario(Section):
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
         """Load a scenario from a YAML file or a mapping. One RecipeError reports all problems, a line for each."""
-        from fedloom.core.settings.section import explain, found, strict
-        from fedloom.core.settings.yaml import parse
-
         fields = ", ".join(Scenario.model_fields)
         where = "the mapping" if isinstance(source, Mapping) else str(source)
         try:
@@ -117,8 +115,6 @@ class Scenario(Section):
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default written out; `load` reads it back to an equal scenario."""
-        from fedloom.core.settings.yaml import to_yaml
-
         return to_yaml(self.model_dump(mode="json"))
 
     def check(self, peers: Sequence[str]) -> None:

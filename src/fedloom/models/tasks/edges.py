@@ -42,10 +42,10 @@ def suppress(soft: Floats) -> Floats:
     return peaks
 
 
-def faded(peaks: Floats, width: int = 5) -> Floats:
-    """Multiply the map (H x W) by a ramp that is 0 in the outermost rows and columns and 1 from `width` pixels on. The
+def faded(peaks: Floats) -> Floats:
+    """Multiply the map (H x W) by a ramp that is 0 in the outermost rows and columns and 1 from 5 pixels on. The
     last step of `edgesNms` in the code of Dollar and Zitnick, in which predictions at the border count for less."""
-    width = min(width, *(side // 2 for side in peaks.shape))
+    width = min(5, *(side // 2 for side in peaks.shape))
     if not width:
         return peaks
     ramps = [np.minimum(np.minimum(at := np.arange(side), at[::-1]) / width, 1) for side in peaks.shape]

@@ -109,9 +109,8 @@ def sentences(report: RunReport, tiles: Sequence[Tile]) -> list[str]:
     if base is not None and base.each:
         said = words.ahead(rounds, base.label, base.delta_of)
     elif any(t.constant is not None for t in tiles):
-        said = words.beats(
-            rounds, {t.score.task: is_better(t.score, t.constant) for t in tiles if t.constant is not None}
-        )
+        known = [(t.score, t.constant) for t in tiles if t.constant is not None]
+        said = words.beats(rounds, {s.task: s.mean > c if s.direction == "max" else s.mean < c for s, c in known})
     return [text for text in (said, words.trend(slope(report.curves))) if text]
 
 
@@ -139,11 +138,6 @@ def slope(curves: Sequence[Curves]) -> float:
             spread = math.fsum((r - at) ** 2 for r, _ in points)
             slopes.append(100 * total((r - at) * v for r, v in points) / spread / level)
     return mean_of(slopes) if slopes else math.nan
-
-
-def is_better(score: Score, constant: float) -> bool:
-    """Return whether a task's number is better than the constant prediction's."""
-    return score.mean > constant if score.direction == "max" else score.mean < constant
 
 
 def spark(series: Series, base: Series) -> tuple[str, str]:
