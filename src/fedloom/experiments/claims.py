@@ -36,7 +36,7 @@ JUDGES = {ALONE, "centralised", "centralised-by-task", "constant"}
 """The rows by which a benchmark is judged."""
 
 BESIDE = {"separate", "simple"}
-"""What a method is compared with beside them, where the grid has it."""
+"""The rows with which methods are compared beside them, where the grid has these."""
 
 
 def claimed(
