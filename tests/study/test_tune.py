@@ -20,8 +20,19 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.grid_run import Outcome, Runner
-from fedloom.experiments.tune import RATE, Budget, Search, changes_against_first, key, search_of, tune
-from fedloom.federation.recipes import load
+from fedloom.experiments.tune import (
+    RATE,
+    Budget,
+    Curve,
+    Search,
+    as_grid,
+    changes_against_first,
+    key,
+    search_of,
+    tune,
+    tune_grid,
+)
+from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study.grid import Grid, load_grid, recipes
@@ -86,6 +97,52 @@ def test_rates_that_diverge_are_followed_by_smaller_ones() -> None:
     assert key({RATE: 0.0032}) in scores
 
 
+@pytest.mark.parametrize("trials", [4, 6, 8, 12, 20])
+def test_every_method_with_a_rate_has_all_its_trials(trials: int) -> None:
+    """A method without numbers tries finer rates around the best, and those with refused numbers do so too."""
+
+    def near(peak: float) -> Callable[[dict[str, Any]], float]:
+        return lambda trial: -abs(math.log10(trial.get(RATE, 0.123) / 0.123) - peak)
+
+    for peak in (-1.0, -0.3, 0.0, 0.2, 0.9):
+        for numbers in ({}, {"method.a": 0.1}, {"method.a": 0.1, "method.b": 2}, {"method.b": 1}):
+            for valid in (lambda trial: True, lambda trial: not {"method.a", "method.b"} & trial.keys()):
+                assert len(spent(Search(0.123, numbers, trials, valid), near(peak))) == trials, (peak, numbers)
+    best = max(scores := spent(Search(0.123, {}, trials), near(0.2)), key=scores.get)
+    assert trials < 12 or json.loads(best)[RATE] == pytest.approx(0.123 * 10**0.2, rel=0.03)
+
+
+def test_numbers_that_a_row_or_a_typed_change_sets_are_not_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[set[str]] = []
+
+    def curve(search: Search, label: str, run: Any) -> Curve:
+        made.append({*search.numbers})
+        return Curve(label, {"{}": 0.0}, False)
+
+    monkeypatch.setattr(Search, "curve", curve)
+    file = tmp_path / "g.yaml"
+    file.write_text(
+        "name: g\ndata: {D: {recipe: digits-tasks, set: {method: fedavg}}}\nreferences: []\ndelta: none\n"
+        "bases:\n  Own: {method: fedprox}\n  Mu: {method: {name: fedprox, mu: 0.5}}\n"
+        "  DEA: {method: fedavg, method.add.feddea.rho: 0.4}\n  Half: {method: fedavg, method.add.feddea: {rho: 0.5}}\n"
+    )
+    tune_grid(load_grid(file), SHORT, tmp_path)
+    own, mu, dea, half = made
+    assert own == {"method.mu"}
+    assert mu == set()
+    assert "method.add.feddea.rho" not in dea | half
+    tune_grid(
+        load_grid(file, ["method.mu=0.2"]).model_copy(update={"bases": {"Own": {"method": "fedprox"}}}), SHORT, tmp_path
+    )
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(dump(load("digits-tasks", ["method=fedprox", "method.mu=0.3"])))
+    for changes in ([], ["method.mu=0.2", "seed=3"]):
+        tune_grid(as_grid(str(recipe), changes), SHORT, tmp_path)
+    assert made[4:] == [set(), {"method.mu"}, set()]
+
+
 @given(st.integers(1, 14), st.dictionaries(st.sampled_from(["method.a", "method.b"]), st.floats(0.01, 9)), st.randoms())
 def test_no_method_has_more_trials_than_the_budget_and_scores_decide_alone(
     trials: int, numbers: dict[str, float], random: Any
@@ -98,7 +155,7 @@ def test_no_method_has_more_trials_than_the_budget_and_scores_decide_alone(
     first = spent(Search(0.05, numbers, trials), score)
     assert len(first) <= trials
     assert first == spent(Search(0.05, numbers, trials), score)  # goes the same way again
-    assert len(first) == trials or trials > 7
+    assert len(first) == trials
 
 
 def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> None:

@@ -112,8 +112,8 @@ def tune(
     """Choose the settings of a recipe's method, or of every method of a grid, on validation data with equal budgets.
 
     Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
-    goes to the method's own first numbers. The folder keeps all trials (curves.csv) and the tuned grid (grid.yaml); the
-    same command continues where it was stopped.
+    goes to the method's own first numbers, where no grid or KEY=VALUE sets them, and to finer rates. The folder keeps
+    all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues where it was stopped.
     """
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.experiments.tune import Budget, as_grid, described, tune_grid

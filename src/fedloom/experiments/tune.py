@@ -2,7 +2,7 @@
 
 A trial is a recipe's learning rate and the method's own numbers. Learning rates lie on a grid of half powers of ten
 over two decades around the recipe's own, and beyond while the best one is at an end; the trials that are left go to the
-method's first numbers, and then to rates in between.
+method's first numbers, unless the user has set them, and then to rates closer and closer to the best.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,10 +23,10 @@ from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import SILENT, Runner
 from fedloom.federation.recipes import loader
-from fedloom.federation.recipes.loader import load, texts
+from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import Changes, Grid, load_grid, names, recipes, write
+from fedloom.study.grid import Changes, Grid, load_grid, names, parts_of, recipes, write
 from fedloom.study.results import of_grid
 from fedloom.study.statistics import delta_m
 
@@ -37,6 +37,8 @@ ENDS = (0, 2, -2)
 """The same two decades, for fewer trials than steps."""
 FACTORS = (3.0, 1 / 3)
 """The factors that a number of the method is multiplied by."""
+POWERS = tuple(2.0**-n for n in range(2, 9))
+"""The powers of ten between the best rate and the finer ones; after rounding, smaller powers give the same rate."""
 NUMBERS = 2
 """The number of a method's numeric parameters that are tuned, in the order of their declaration."""
 BENCHMARK = "benchmark"
@@ -86,16 +88,30 @@ class Search:
             else:  # all diverged: smaller ones
                 yield [self._at(min(steps) - 1)]
         kept = [self._at(step) for step in steps] or [{}]
+
+        def score(trial: Changes) -> float:
+            return scores.get(key(trial), -math.inf)
+
         for name, value in self.numbers.items():
-            centre = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
+            centre = max(kept, key=score)
             near = dict.fromkeys(rounded(value, factor) for factor in FACTORS)
             tried = [{**centre, name: other} for other in near if other != value]
             yield tried
             kept += tried
-        best = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
-        if self.rate is not None:
-            rate = best.get(RATE, self.rate)
-            yield [{**best, RATE: rounded(rate, 10**power)} for power in (0.25, -0.25)]
+        if self.rate is None:
+            return
+        for power in POWERS:
+            yield (tried := self._beside(max(kept, key=score), power))
+            kept += tried
+        for centre in sorted(kept, key=score, reverse=True):  # nothing is left around the best: around the next ones
+            yield [trial for power in POWERS for trial in self._beside(centre, power)]
+
+    def _beside(self, centre: Changes, power: float) -> list[Changes]:
+        """Return a trial with a larger and one with a smaller rate."""
+        assert self.rate is not None
+        rates = [rounded(centre.get(RATE, self.rate), 10**sign) for sign in (power, -power)]
+        rest = {name: value for name, value in centre.items() if name != RATE}
+        return [rest if rate == self.rate else {**rest, RATE: rate} for rate in rates]
 
     def _at(self, step: float) -> Changes:
         assert self.rate is not None
@@ -128,10 +144,11 @@ def rounded(value: float, factor: float) -> float:
     return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
 
 
-def search_of(of: Callable[[Changes], Recipe], trials: int) -> Search:
+def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Collection[str] = ()) -> Search:
     """Return the search for a method: the recipe's learning rate, and the first numbers of the method and add-ons.
 
-    `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed.
+    `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed. Numbers whose keys are
+    `stated` keep their values.
     """
 
     def is_valid(trial: Changes) -> bool:
@@ -154,7 +171,7 @@ def search_of(of: Callable[[Changes], Recipe], trials: int) -> Search:
             value = held.get(field, info.default)
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 numbers[f"{where}.{field}"] = value
-    first = dict(list(numbers.items())[:NUMBERS])
+    first = {name: value for name, value in list(numbers.items())[:NUMBERS] if name not in stated}
     still = section["name"] == "constant"
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
 
@@ -192,14 +209,15 @@ def tune(
     folder: Path,
     *,
     label: str,
+    stated: Collection[str] = (),
     origin: Origin = Origin.TYPED,
     runner: Runner = SILENT,
 ) -> Curve:
     """Run one method's trials on validation data of the budget's seeds, and return their scores.
 
-    `changes` make the method's recipe of `recipe`. Trials that were run before in `folder` are not run again. Raises
-    RecipeError where the library refuses the method, with its reason, and where no trial ended with finite numbers;
-    StateError where a run fails.
+    `changes` make the method's recipe of `recipe`, and `stated` is as in `search_of`. Trials that were run before in
+    `folder` are not run again. Raises RecipeError where the library refuses the method, with its reason, and where no
+    trial ended with finite numbers; StateError where a run fails.
     """
 
     def of(trial: Changes) -> Recipe:
@@ -227,10 +245,20 @@ def tune(
             raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
         return scores_of(grid, folder, proposed)
 
-    curve = search_of(of, budget.trials).curve(label, ran)
+    curve = search_of(of, budget.trials, stated).curve(label, ran)
     if not curve.is_known:
         raise RecipeError("no setting ended with finite numbers")
     return curve
+
+
+def stated_in(parts: Sequence[Changes]) -> set[str]:
+    """Return the dotted keys that changes set, one after the other."""
+
+    def keys(value: Any, path: str) -> set[str]:
+        below = value.items() if isinstance(value, Mapping) else ()
+        return {path}.union(*(keys(inner, f"{path}.{name}" if path else name) for name, inner in below))
+
+    return keys(changed("the changes", {}, [text for part in parts for text in texts(part)]), "")
 
 
 def on_validation(recipe: Recipe) -> Changes:
@@ -270,7 +298,7 @@ def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: 
 
 
 def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
-    """Return a grid by its name or file; a recipe's becomes a grid of its method alone.
+    """Return a grid by its name or file; a recipe's becomes a grid of its method alone, with the changes in its row.
 
     Raises RecipeError where there is neither.
     """
@@ -282,7 +310,9 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")
     method = value["method"]["name"]
-    return load_grid({"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: {}},
+    typed = {key.strip(): parse(text, change) for change in changes for key, _, text in [change.partition("=")]}
+    row = {key: of for key, of in typed.items() if key != "seed"}  # which the grid has
+    return load_grid({"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: row},
                       "references": [], "delta": "none"})  # fmt: skip
 
 
@@ -298,9 +328,9 @@ def tune_grid(
     untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
     for cell, recipe in recipes(untuned).items():
         label, place = f"{cell.base}/{cell.addon}", cell.folder(folder / "trials").parent
-        value = recipe.model_dump(mode="json")
+        value, stated = recipe.model_dump(mode="json"), stated_in(parts_of(grid, cell))
         try:
-            curve = tune(value, {}, budget, place, label=label, origin=grid._origin, runner=runner)
+            curve = tune(value, {}, budget, place, label=label, stated=stated, origin=grid._origin, runner=runner)
         except RecipeError as error:
             runner.tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
             continue

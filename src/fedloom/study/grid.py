@@ -360,16 +360,10 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
     wrong: dict[str, str] = {}
     same: dict[str, Cell] = {}
     for cell in cells(grid):
-        row, label = grid.data[cell.data], f"{cell.base}/{cell.addon}"
-        parts = [row.set, grid.set, CHANGES.get(cell.base, {})]
-        if cell.base in grid.bases:
-            single = grid.cells.get(label, {})
-            parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
-        tuned = grid.tuned.get(cell.data, {})
-        parts.append(tuned.get(label, {}))
-        changes = [text for part in parts for text in texts(part)]
+        label, tuned = f"{cell.base}/{cell.addon}", grid.tuned.get(cell.data, {})
+        changes = [text for part in (*parts_of(grid, cell), tuned.get(label, {})) for text in texts(part)]
         try:
-            recipe = load(row.recipe, [*changes, f"seed={cell.seed}"], grid._origin)
+            recipe = load(grid.data[cell.data].recipe, [*changes, f"seed={cell.seed}"], grid._origin)
         except RecipeError as error:
             text = str(error).removeprefix("the mapping is not a valid recipe:").strip()
             wrong.setdefault(text, cell.combination)
@@ -386,6 +380,15 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
     if wrong:
         raise RecipeError("\n".join([f"grid {grid.name}:", *(f"{cell}: {text}" for text, cell in wrong.items())]))
     return result
+
+
+def parts_of(grid: Grid, cell: Cell) -> list[Changes]:
+    """Return the changes of the data set's recipe that make a cell's, in their order, without those of tuning."""
+    first = grid.data[cell.data].set
+    if cell.base not in grid.bases:
+        return [first, grid.set, CHANGES[cell.base]]
+    single = grid.cells.get(f"{cell.base}/{cell.addon}", {})
+    return [first, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
