@@ -18,13 +18,16 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
+from fedloom.core.settings.yaml import to_yaml
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import (
     RATE,
     Budget,
     Curve,
+    RefusedError,
     Search,
+    UnlearnedError,
     as_grid,
     changes_against_first,
     key,
@@ -219,6 +222,54 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
     file.write_text(wrong)
     said = CliRunner().invoke(app, ["grid", str(file), "--dry-run"])
     assert "tuned.b.B/-: no such data set and cell" in " ".join(str(said.exception).split())
+
+
+def test_a_refused_method_is_named_and_what_is_damaged_or_learns_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases = {"A": {"method": "fedavg"}, "B": {"method": "fedprox"}, "C": {"method": "local"}}
+    grid = load_grid({"name": "g", "data": {"D": {"recipe": "digits-tasks"}}, "references": [], "bases": bases})
+    trials = tmp_path / "trials" / "cells" / "D" / "A" / "plain"
+    torn = {"grid.yaml": "", "cells/benchmark/the_recipe_s_own_settings/plain/s100/recipe.yaml": "name: x",
+            "refused.json": "{"}  # fmt: skip
+    for name, text in torn.items():
+        file = trials / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        with pytest.raises(
+            StateError, match=rf"(?s)A/-: {file}.*delete the file \(of a run: its whole folder\)"
+        ) as caught:
+            tune_grid(grid, Budget(trials=1), tmp_path, Runner())
+        assert not isinstance(caught.value, RefusedError)
+        file.unlink()
+
+    def made(*_: Any, label: str, **__: Any) -> Curve:
+        if label in reasons:
+            raise reasons[label]
+        return Curve(label, {"{}": 0.0}, False)
+
+    monkeypatch.setattr("fedloom.experiments.tune.tune", made)
+    file = tmp_path / "g.yaml"
+    file.write_text(to_yaml(grid.model_dump(mode="json")))
+    command = ["tune", str(file), "--out", str(tmp_path / "out"), "-q"]
+    reasons: dict[str, UserError] = {"B/-": RefusedError("not here")}
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, result.stderr) == (0, "refused: D / B: not here\n")
+    reasons |= {"B/-": UnlearnedError("nothing"), "C/-": RefusedError("no")}
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, result.stderr) == (1, "failed: D / B: nothing\nrefused: D / C: no\n")
+    named = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert named[1:] == [{"left out": "D / B", "reason": "nothing"}, {"left out": "D / C", "reason": "no"}]
+    reasons["A/-"] = RefusedError("none")
+    assert "refused: D / A: none\nfailed: D / B" in str(CliRunner().invoke(app, command).exception)
+
+
+def test_a_rate_at_which_nothing_is_learned_is_no_setting(tmp_path: Path) -> None:
+    changes = ["training.optimizer.lr=1e30", "training.rounds=1", "partition.clients_per_task=1"]
+    command = ["tune", "digits-tasks", *changes, "--trials", "1", "--seeds", "1", "--out", str(tmp_path), "-q"]
+    said = str(CliRunner().invoke(app, command).exception)
+    assert "none of 1 settings learned anything or ended with finite numbers" in said
+    assert "training.optimizer.lr=1e+30, expected a smaller one" in said
 
 
 def sites(validate: bool = True) -> fl.Federation:

@@ -113,17 +113,22 @@ def tune(
 
     Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
     goes to the method's own first numbers, where no grid or KEY=VALUE sets them, and to finer rates. The folder keeps
-    all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues where it was stopped.
+    all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues where it was stopped. Methods
+    that the library refuses are named; the exit code is 1 where no setting of a method learned anything.
     """
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.experiments.tune import Budget, as_grid, described, tune_grid
+    from fedloom.experiments.tune import Budget, UnlearnedError, as_grid, described, tune_grid
     from fedloom.study.grid import FILE, write
 
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
     budget = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds)))
     with shared.interruptible(folder, "run the same command to continue"):
-        tuned, curves = tune_grid(grid, budget, folder, _runner(quiet, jobs))
+        tuned, curves, left_out = tune_grid(grid, budget, folder, _runner(quiet, jobs))
+    failed = [name for name, error in left_out.items() if isinstance(error, UnlearnedError)]
+    said = {name: f"{'failed' if name in failed else 'refused'}: {name}: {error}" for name, error in left_out.items()}
+    if not curves:
+        raise UserError("\n".join(said.values()))
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
     rows = [
         {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
@@ -133,7 +138,12 @@ def tune(
     ]  # fmt: skip
     last = (f"validation: change against the recipe's own settings; all trials: {folder / 'curves.csv'}",
             f"run it: fedloom grid {folder / FILE}")  # fmt: skip
-    shared.answer(rows, as_json, shared.table_of(rows), *last)
+    for text in said.values():
+        typer.echo(text, err=True)
+    shared.answer([*rows, *({"left out": name, "reason": str(error)} for name, error in left_out.items())],
+                  as_json, shared.table_of(rows), *last)  # fmt: skip
+    if failed:
+        raise typer.Exit(1)
 
 
 def tournament(

@@ -85,7 +85,7 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
             return made
         runner.tell(f"{made.name}: tuning {', '.join(made.bases)} with {effort.trials} trials per method")
         budget = Budget(trials=effort.trials, seeds=effort.tuning)
-        chosen, _ = tune_grid(made, budget, folder / "tuning", runner)
+        chosen = tune_grid(made, budget, folder / "tuning", runner)[0]
         kept["tuning"] = (folder / "tuning" / "curves.csv").read_text("utf-8")
         return chosen
 

@@ -24,7 +24,7 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import check_parts
-from fedloom.federation.runs.reader import Run, TaskMetric, clock
+from fedloom.federation.runs.reader import IN_VAIN, Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, began, changed, recipe_in
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
@@ -175,7 +175,7 @@ class _Question:
             if not _validated(run):
                 raise _UnvalidatedError
             directions.update({row.task: row.direction for row in run.judged})
-            final = run.final("val").values
+            final = {} if run.info["status"] in IN_VAIN else run.final("val").values
             return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
 
         def ran(proposed: list[Changes]) -> Scores:

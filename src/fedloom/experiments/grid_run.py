@@ -384,6 +384,7 @@ def _size(recipe: Recipe) -> str:
 def _run_cell(pipe: Connection, recipe: Recipe, cell: Cell, grid_folder: Path) -> None:
     """Run or resume one cell, and say how it ends. Another process may have ended it meanwhile."""
     folder = cell.folder(grid_folder)
+    state = ""
     log = (grid_folder / "log.txt").open("a", encoding="utf-8")
     for stream in (1, 2):  # what libraries print would tear the parent's progress bar
         os.dup2(log.fileno(), stream)
@@ -408,7 +409,7 @@ def _run_cell(pipe: Connection, recipe: Recipe, cell: Cell, grid_folder: Path) -
     except InUseError:
         answer = ("in use", "")
     except RecipeError as error:
-        answer = ("refused", str(error))
+        answer = ("refused" if state == "new" else "failed", str(error))  # what began was not refused
     except UserError as error:
         answer = ("failed", str(error))
     except Exception as error:

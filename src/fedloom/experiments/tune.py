@@ -11,7 +11,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -45,6 +46,14 @@ BENCHMARK = "benchmark"
 
 Scores = Mapping[str, float]
 """A trial as JSON -> its score on validation data; -inf after divergence."""
+
+
+class RefusedError(RecipeError):
+    """A method that the library refuses on this benchmark."""
+
+
+class UnlearnedError(RecipeError):
+    """A method of which no trial learned anything."""
 
 
 class Budget(Section):
@@ -216,14 +225,18 @@ def tune(
     """Run one method's trials on validation data of the budget's seeds, and return their scores.
 
     `changes` make the method's recipe of `recipe`, and `stated` is as in `search_of`. Trials that were run before in
-    `folder` are not run again. Raises RecipeError where the library refuses the method, with its reason, and where no
-    trial ended with finite numbers; StateError where a run fails.
+    `folder` are not run again. Raises RefusedError where the library refuses the method, with its reason;
+    UnlearnedError where no trial learned anything; StateError where a run fails or a stored file is damaged.
     """
 
     def of(trial: Changes) -> Recipe:
         return load(recipe, [*texts(changes), *texts(trial)], origin)
 
-    last = on_validation(of({}))
+    try:
+        last = on_validation(of({}))
+        of(last)
+    except RecipeError as error:
+        raise RefusedError(str(error)) from None
 
     def ran(proposed: list[Changes]) -> Scores:
         grid = load_grid(
@@ -238,17 +251,32 @@ def tune(
             },
             origin=origin,
         )
-        outcome = runner.run(grid, folder)
+        with _stored(label):
+            outcome = runner.run(grid, folder)
         if reason := next(iter(outcome.refused.values()), None):
-            raise RecipeError(reason)
+            raise RefusedError(reason)
         for cell, reason in outcome.failed.items():  # a crash is no divergence: its settings may be the best
             raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
-        return scores_of(grid, folder, proposed)
+        with _stored(label):
+            return scores_of(grid, folder, proposed)
 
     curve = search_of(of, budget.trials, stated).curve(label, ran)
     if not curve.is_known:
-        raise RecipeError("no setting ended with finite numbers")
+        raise UnlearnedError(
+            f"none of {len(curve.scores)} settings learned anything or ended with finite numbers; the search begins at "
+            f"{RATE}={of({}).training.optimizer.lr:g}, expected a smaller one"
+        )
     return curve
+
+
+@contextmanager
+def _stored(label: str) -> Iterator[None]:
+    """Turn an error about what earlier runs have stored, which is no refusal of the method, into one with advice."""
+    try:
+        yield
+    except (RecipeError, StateError) as error:
+        advice = "" if "delete" in str(error) else "; delete the file (of a run: its whole folder) and try again"
+        raise StateError(f"{label}: {error}{advice}") from None
 
 
 def stated_in(parts: Sequence[Changes]) -> set[str]:
@@ -270,14 +298,14 @@ def on_validation(recipe: Recipe) -> Changes:
 
 
 def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, float]:
-    """Return the score of each trial of a grid: the change against the first one that ended with numbers."""
+    """Return the score of each trial of a grid: the change against the first one that learned something."""
     results = of_grid(grid, folder, "val")
     sides = {base: side for (_, base, _), side in results.sides.items()}
     directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
     means: dict[str, dict[str, float]] = {}
     for trial in trials:
         side = sides.get(described(trial))
-        values = {} if side is None or len(side.values) < len(grid.seeds) else side.values
+        values = {} if side is None or side.is_in_vain or len(side.values) < len(grid.seeds) else side.values
         means[key(trial)] = {t: fmean(v[t] for v in values.values()) for t in directions} if values else {}
     return changes_against_first(means, directions)
 
@@ -318,12 +346,14 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
 
 def tune_grid(
     grid: Grid, budget: Budget, folder: Path, runner: Runner = SILENT
-) -> tuple[Grid, list[tuple[str, Curve]]]:
-    """Tune every combination of a grid, the references too, and return the tuned grid and the curves by data set.
+) -> tuple[Grid, list[tuple[str, Curve]], dict[str, RefusedError | UnlearnedError]]:
+    """Tune every combination of a grid, the references too.
 
-    The chosen settings stand under the grid's key `tuned`; combinations that the library refuses have none.
+    Returns the tuned grid, the curves by data set, and why combinations have none. The chosen settings stand under the
+    grid's key `tuned`.
     """
     curves: list[tuple[str, Curve]] = []
+    left_out: dict[str, RefusedError | UnlearnedError] = {}
     tuned: dict[str, dict[str, Changes]] = {}
     untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
     for cell, recipe in recipes(untuned).items():
@@ -331,7 +361,8 @@ def tune_grid(
         value, stated = recipe.model_dump(mode="json"), stated_in(parts_of(grid, cell))
         try:
             curve = tune(value, {}, budget, place, label=label, stated=stated, origin=grid._origin, runner=runner)
-        except RecipeError as error:
+        except (RefusedError, UnlearnedError) as error:
+            left_out[cell.combination] = error
             runner.tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
             continue
         curves.append((cell.data, curve))
@@ -340,7 +371,7 @@ def tune_grid(
             tuned.setdefault(cell.data, {})[label] = curve.best
     tuned_grid = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
     write(folder, {"curves.csv": curves_csv(curves)})
-    return tuned_grid, curves
+    return tuned_grid, curves, left_out
 
 
 def described(trial: Changes) -> str:
