@@ -34,10 +34,12 @@ from fedloom.experiments.tune import (
     search_of,
     tune,
     tune_grid,
+    tuning_seeds,
 )
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe
+from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes
 
 SHORT = Budget(trials=4)
@@ -262,6 +264,19 @@ def test_a_refused_method_is_named_and_what_is_damaged_or_learns_nothing_is_an_e
     assert named[1:] == [{"left out": "D / B", "reason": "nothing"}, {"left out": "D / C", "reason": "no"}]
     reasons["A/-"] = RefusedError("none")
     assert "refused: D / A: none\nfailed: D / B" in str(CliRunner().invoke(app, command).exception)
+
+
+def test_seeds_of_tuning_are_not_those_of_results_or_of_the_rule(tmp_path: Path) -> None:
+    assert tuning_seeds(1) == (100,)
+    assert tuning_seeds(4) == (100, 101, 99, 98)
+    assert not {*tuning_seeds(90)} & {*Effort().rule}
+    assert tuning_seeds(2) == Budget().seeds == Effort().tuning
+    grid = tmp_path / "g.yaml"
+    grid.write_text("name: g\nseeds: [5, 99]\ndata: {D: {recipe: digits-tasks}}\nbases: {A: {method: fedavg}}\n")
+    result = CliRunner().invoke(app, ["tune", str(grid), "--seeds", "3", "--out", str(tmp_path / "out"), "-q"])
+    assert str(result.exception) == "grid g: seed 99 tunes the methods; take others"
+    with pytest.raises(UserError, match="compare: seed 101 tunes the methods; take others"):
+        fl.compare(sites(), seeds=[0, 101], tell=lambda text: None)
 
 
 def test_a_rate_at_which_nothing_is_learned_is_no_setting(tmp_path: Path) -> None:

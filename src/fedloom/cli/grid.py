@@ -100,7 +100,8 @@ def tune(
     changes: shared.Changes = None,
     trials: Annotated[int, option("The number of settings to try per method.", min=1)] = 8,
     seeds: Annotated[
-        int, option("The number of seeds per trial, counted from 100, so that results use other seeds.", min=1)
+        int,
+        option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90),
     ] = 2,
     out: Annotated[
         Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)
@@ -117,12 +118,12 @@ def tune(
     that the library refuses are named; the exit code is 1 where no setting of a method learned anything.
     """
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.experiments.tune import Budget, UnlearnedError, as_grid, described, tune_grid
+    from fedloom.experiments.tune import Budget, UnlearnedError, as_grid, described, tune_grid, tuning_seeds
     from fedloom.study.grid import FILE, write
 
     grid = as_grid(source, changes or ())
     folder = out or Path("tuning") / grid.name
-    budget = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds)))
+    budget = Budget(trials=trials, seeds=tuning_seeds(seeds))
     with shared.interruptible(folder, "run the same command to continue"):
         tuned, curves, left_out = tune_grid(grid, budget, folder, _runner(quiet, jobs))
     failed = [name for name, error in left_out.items() if isinstance(error, UnlearnedError)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedloom.core.errors import StateError
 from fedloom.experiments.grid_run import SILENT, Runner, until_decided
-from fedloom.experiments.tune import Budget, chosen_of, on_validation, tune_grid
+from fedloom.experiments.tune import Budget, chosen_of, on_validation, refuse_used, tune_grid
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.study.claims import (
     ALONE,
@@ -147,8 +147,8 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     before = read_seeds(stored) if stored.is_file() else None
     if "seeds" not in stated and before is not None:
         grid = grid.model_copy(update={"seeds": tuple(sorted({line.seed for line in before.lines}))})
-    if used := sorted({*grid.seeds} & {*effort.tuning, *effort.rule}):
-        raise StateError(f"claim {number}: seed {used[0]} tuned the methods or judged the benchmark; take others")
+    used = (*effort.tuning, *effort.rule)
+    refuse_used(f"claim {number}", grid.seeds, used, "tuned the methods or judged the benchmark")
     named = [cell_of(cell) for cell in (claim.method, claim.over)]
     cells = [f"{base}/{addon or '-'}" for base, addon in named]
     rows = of_rows(grid, {*(base for base, _ in named), "constant"})

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedloom.core.errors import RecipeError, StateError, UserError, choices
 from fedloom.engines.api import Source, recipe_of, run
-from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, search_of
+from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, refuse_used, search_of
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -82,11 +82,14 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    budget = budget or Budget()
+    if methods is None:
+        refuse_used("compare", every, budget.seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     say = partial(print, file=sys.stderr, flush=True)
     try:
         if methods is None:
-            question = _Question(what, model, options, home, every, budget or Budget(), tell or say)
+            question = _Question(what, model, options, home, every, budget, tell or say)
             comparison = question.answered(split, metric)
         else:
             if base is not None and base not in methods and all(isinstance(method, str) for method in methods):

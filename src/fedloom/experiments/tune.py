@@ -61,7 +61,18 @@ class Budget(Section):
 
     trials: Count = 8
     seeds: tuple[Count, ...] = (100, 101)
-    """Seeds of the trials, which nothing else uses."""
+    """Seeds of the trials, which nothing else uses (`tuning_seeds`)."""
+
+
+def tuning_seeds(count: int) -> tuple[int, ...]:
+    """Return seeds for trials: 100, 101, then downwards, as a benchmark is judged with those from 102."""
+    return tuple([100, 101, *range(99, -1, -1)][:count])
+
+
+def refuse_used(where: str, seeds: Collection[int], used: Collection[int], what: str = "tunes the methods") -> None:
+    """Raise StateError where a seed of results is one of those `used` before, which did `what`."""
+    if both := sorted({*seeds} & {*used}):
+        raise StateError(f"{where}: seed {both[0]} {what}; take others")
 
 
 @dataclass(frozen=True)
@@ -350,8 +361,9 @@ def tune_grid(
     """Tune every combination of a grid, the references too.
 
     Returns the tuned grid, the curves by data set, and why combinations have none. The chosen settings stand under the
-    grid's key `tuned`.
+    grid's key `tuned`. Raises StateError where a seed of the grid is one of the budget.
     """
+    refuse_used(f"grid {grid.name}", grid.seeds, budget.seeds)
     curves: list[tuple[str, Curve]] = []
     left_out: dict[str, RefusedError | UnlearnedError] = {}
     tuned: dict[str, dict[str, Changes]] = {}
