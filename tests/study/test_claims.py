@@ -277,7 +277,7 @@ def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(
 def test_a_verdict_is_redone_with_other_seeds(tmp_path: Path) -> None:
     digits = [replace(x, task={"semseg": "digit", "edge": "parity"}[x.task]) for x in TEST.lines]
     test = replace(TEST, lines=tuple(digits))
-    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.epochs]"), test)
+    file = write(tmp_path, CLAIMS.replace("trials: 2", "trials: 2, given: [training.epochs, training.rounds]"), test)
     (tmp_path / "tuning").mkdir()
     chosen, other = '"{""training.optimizer.lr"": 0.04}"', '"{""training.optimizer.lr"": 0.5}"'
     curves = f"""data,method,trial,settings,validation,chosen,rate_at_edge
@@ -306,16 +306,22 @@ NYUD,Local/-,1,{other},1,True,False
         return str(caught.value)
 
     assert "no claim 0; they have the numbers 1 to 3" in refused(0)
-    assert refused(1, "training.epochs=1", "seeds=[7,102]") == (
+    assert refused(1, *changes[:2], "seeds=[7,102]") == (
         "claim 1: seed 102 tuned the methods or judged the benchmark; take others"
     )
-    assert f"claim 1: its grid {tmp_path / 'grid.yaml'} needs training.epochs=..." in refused(1)
+    assert f"claim 1: its grid {tmp_path / 'grid.yaml'} needs training.epochs=... training.rounds=..." in refused(1)
+    given = changes[:2]
+    assert refused(1, *given, "seeds=[7]") == ("claim 1: 1 seed found, expected two or more: a verdict has an interval")
+    assert refused(1, *given, "training.optimizer.lr=1", "method.mu=1") == (
+        "claim 1: a change of method.mu, training.optimizer.lr makes another experiment; "
+        "expected seeds, training.epochs, training.rounds"
+    )
     (tmp_path / "tuning" / "small.csv").write_text(curves.replace("FedProx", "FedSGD"))
-    assert refused(2, changes[0]) == "claim 2: no settings were chosen yet for FedProx/-: run its grid with --run"
+    assert refused(2, *given) == "claim 2: no settings were chosen yet for FedProx/-: run its grid with --run"
     (tmp_path / "tuning" / "small.csv").write_text(curves.replace(chosen, "{"))
-    assert "small.csv: no file of trials, which `fedloom study claims --run` writes" in refused(1, changes[0])
+    assert "small.csv: no file of trials, which `fedloom study claims --run` writes" in refused(1, *given)
     (tmp_path / "tuning" / "small.csv").unlink()
-    assert "small.csv: no file of trials" in refused(1, changes[0])
+    assert refused(1, *given) == "claim 1 has not been tuned: run its grid with --run"
     result = CliRunner().invoke(app, [*command, "--run"])
     assert "--redo is about one claim" in str(result.exception)
 

@@ -234,7 +234,7 @@ def claims(
         list[str] | None,
         argument(
             "With --run: what grids need to know, for example data.of.root=DIR; GRID:KEY=VALUE for one grid alone. "
-            "With --redo: changes of its grid, for example seeds=[20,21,22].",
+            "With --redo: the same, and seeds, for example seeds=[20,21,22].",
             "KEY=VALUE...",
         ),
     ] = None,

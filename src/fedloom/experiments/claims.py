@@ -128,10 +128,11 @@ def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
 def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:
     """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
 
-    `changes` are those of the claim's grid, such as seeds=[20,21,22]; without that the seeds are those of the file of
-    seeds, or else the grid's own. The tasks that count are those of that file. p is not corrected for the other
-    comparisons of the family. Raises StateError for a number that no claim has, where settings are unknown, where the
-    grid needs a change, for a seed of the tuning or the rule, and where a run fails.
+    `changes` are seeds, such as seeds=[20,21,22], and what the grid needs to know (`Effort.given`); without seeds they
+    are those of the file of seeds, or else the grid's own. The tasks that count are those of that file. p is not
+    corrected for the other comparisons of the family. Raises StateError for a number that no claim has, where settings
+    are unknown, where the grid needs a change, for any other change, for fewer than two seeds, for one of the tuning or
+    the rule, and where a run fails.
     """
     claims = load_claims(file)
     if not 1 <= number <= len(claims.claims):
@@ -141,19 +142,31 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     effort = claims.grids.get(claim.grid, Effort())
     if absent := [f"{key}=..." for key in effort.given if key not in stated]:
         raise StateError(f"claim {number}: its grid {claim.grid} needs {' '.join(absent)}")
+    if other := sorted(stated - {"seeds", *effort.given}):
+        expected = ", ".join(("seeds", *effort.given))
+        raise StateError(
+            f"claim {number}: a change of {', '.join(other)} makes another experiment; expected {expected}"
+        )
     grid = load_grid(claim.grid, changes)
     data = claim.data or next(iter(grid.data))
     stored = file_of(file, grid, "seeds")
     before = read_seeds(stored) if stored.is_file() else None
     if "seeds" not in stated and before is not None:
         grid = grid.model_copy(update={"seeds": tuple(sorted({line.seed for line in before.lines}))})
+    if len(grid.seeds) < 2:
+        raise StateError(
+            f"claim {number}: {len(grid.seeds)} seed found, expected two or more: a verdict has an interval"
+        )
     used = (*effort.tuning, *effort.rule)
     refuse_used(f"claim {number}", grid.seeds, used, "tuned the methods or judged the benchmark")
     named = [cell_of(cell) for cell in (claim.method, claim.over)]
     cells = [f"{base}/{addon or '-'}" for base, addon in named]
     rows = of_rows(grid, {*(base for base, _ in named), "constant"})
     value = rows.model_dump(mode="json")
-    tuned = grid.tuned or chosen_of(file_of(file, grid, "tuning"))
+    tuning = file_of(file, grid, "tuning")
+    if not grid.tuned and not tuning.is_file():
+        raise StateError(f"claim {number} has not been tuned: run its grid with --run")
+    tuned = grid.tuned or chosen_of(tuning)
     if not grid.tuned and (unknown := [cell for cell in cells if cell not in tuned.get(data, {})]):
         raise StateError(
             f"claim {number}: no settings were chosen yet for {', '.join(unknown)}: run its grid with --run"
