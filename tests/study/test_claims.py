@@ -78,6 +78,12 @@ def test_the_three_verdicts_and_what_forbids_them() -> None:
     moving = lines(range(5), fall=lambda name: 9.0 if name == "FedAvg" else 0.1)
     assert said(moving)["FedAvg over Local"] == "cannot tell (not converged: FedAvg)"
     assert said(moving)["FedProx over Local"] == "yes"
+    # the loss of a single round says nothing of its fall; a method without any loss trains nothing
+    brief = lines(range(5), fall=lambda name: math.nan if name in ("FedAvg", "FedProx") else 0.1)
+    assert said(brief)["FedAvg over Local"] == "cannot tell (convergence not known: FedAvg)"
+    assert said(brief)["FedProx over FedAvg"] == "cannot tell (convergence not known: FedProx, FedAvg)"
+    lossless = [replace(x, training_loss=math.nan) if math.isnan(x.falling) else x for x in brief.lines]
+    assert said(replace(brief, lines=tuple(lossless))) == said()
     assert said(smallest=20.0)["FedAvg over Local"] == "no"
     short = replace(TEST, lines=tuple(x for x in TEST.lines if (x.method, x.seed) != ("FedAvg", 3)))
     assert said(short)["FedAvg over Local"] == "cannot tell (no seed 3: FedAvg)"

@@ -289,6 +289,8 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         for side in (alone, together)
         if side.is_moving
     ]
+    if unknown := [side.label for side in (alone, together) if side.unsettled and not side.is_moving]:
+        lines.append(f"Too few rounds (training.rounds) to know whether {' and '.join(unknown)} converged.")
     lines.append(
         "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
         if gains

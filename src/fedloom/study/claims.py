@@ -23,7 +23,17 @@ from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
 from fedloom.study.output import HasTable, Records, Table
-from fedloom.study.results import STILL, Seeds, at_constant, change, deltas, of_seeds, read_seeds, uneven
+from fedloom.study.results import (
+    STILL,
+    Seeds,
+    at_constant,
+    change,
+    deltas,
+    of_seeds,
+    read_seeds,
+    uneven,
+    unsettled_among,
+)
 from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
 
 ALONE = "Local"
@@ -257,9 +267,9 @@ class Judged:
 def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, str] | None = None) -> Judged:
     """Return the verdicts of a grid's family, after Holm's correction over it.
 
-    None is yes or no where a row has not converged or lacks a seed, where the baseline is about 0 on a task, or where
-    the validation numbers `rule` do not show that the benchmark is sensitive. `counted` are the tasks of the gain with
-    their directions, by default those on which some method learns something.
+    None is yes or no where it is not known that a row has converged, where one lacks a seed, where the baseline is
+    about 0 on a task, or where the validation numbers `rule` do not show that the benchmark is sensitive. `counted` are
+    the tasks of the gain with their directions, by default those on which some method learns something.
     """
     gains: dict[tuple[str, str, str], list[float]] = {}
     why: dict[tuple[str, str, str], str] = {}
@@ -297,8 +307,8 @@ def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> t
 
 def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[str, str]) -> str:
     """Return why the numbers of two methods allow no verdict on the first over the second; '' where they do."""
-    if moving := [name for name in names if seeds.is_moving(data, name)]:
-        return f"not converged: {', '.join(moving)}"
+    if reason := unsettled_among({name: seeds.unsettled(data, name) for name in names}):
+        return reason
     every = {line.seed for line in seeds.lines if line.data == data}
     for name in names:
         values = seeds.values(data, name)

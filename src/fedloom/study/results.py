@@ -127,6 +127,11 @@ class Side:
         return self.fall > STILL
 
     @property
+    def unsettled(self) -> str:
+        """Return `unsettled` of the method."""
+        return unsettled(self.fall, any(losses(run) for run in self.runs.values()))
+
+    @property
     def is_in_vain(self) -> bool:
         """Return whether a run learned nothing or gave up, so that no verdict on the method is possible."""
         return any(run.info["status"] in IN_VAIN for run in self.runs.values())
@@ -585,6 +590,20 @@ def fall_of(runs: Mapping[int, Run]) -> float:
     return fmean(known) if known else nan
 
 
+def unsettled(fall: float, has_loss: bool) -> str:
+    """Return what forbids a verdict on a method whose training loss falls by `fall`; '' where nothing does.
+
+    A method without a loss trains nothing; one with a loss over too few rounds may have converged or not.
+    """
+    return "not converged" if fall > STILL else "convergence not known" if isnan(fall) and has_loss else ""
+
+
+def unsettled_among(methods: Mapping[str, str]) -> str:
+    """Return 'not converged: A, B' of methods' `unsettled`; '' where all have converged."""
+    first = next(filter(None, methods.values()), "")
+    return f"{first}: {', '.join(name for name, of in methods.items() if of == first)}" if first else ""
+
+
 def last_loss(run: Run) -> float | None:
     """Return the training loss of the last round, mean over tasks; None where none is recorded."""
     found = [by_round[-1] for by_round in losses(run).values()]
@@ -635,10 +654,11 @@ class Seeds(HasTable):
         """Return seed -> task -> the fall of the training loss."""
         return self._by_seed(data, method, "falling")
 
-    def is_moving(self, data: str, method: str) -> bool:
-        """Return whether the training loss still falls, so that no verdict on the method is possible."""
-        known = [line.falling for line in self._of(data, method) if not math.isnan(line.falling)]
-        return bool(known) and fmean(known) > STILL
+    def unsettled(self, data: str, method: str) -> str:
+        """Return `unsettled` of a method."""
+        lines = self._of(data, method)
+        known = [line.falling for line in lines if not isnan(line.falling)]
+        return unsettled(fmean(known) if known else nan, not all(isnan(line.training_loss) for line in lines))
 
     def near_0(self, data: str, method: str) -> list[str]:
         """Return the tasks on which a method is about 0 by a metric that may be below 0: no percent of that."""

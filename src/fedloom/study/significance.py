@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.output import HasTable, Records, Table, Value
-from fedloom.study.results import STILL, Combination, Results, Side
+from fedloom.study.results import STILL, Combination, Results, Side, unsettled_among
 from fedloom.study.statistics import (
     EXACT,
     LEVEL,
@@ -240,12 +240,12 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
             lines[i] = replace(lines[i], holm=p)
     if over == "seeds":
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
+        unsettled = {(key[0], side.label): side.unsettled for key, side in results.sides.items()}
         in_vain = {(key[0], side.label) for key, side in results.sides.items() if side.is_in_vain}
         for i, test in enumerate(lines):
-            reason = ""
-            for why, of in (("not converged", moving), ("nothing learned", in_vain)):
-                names = [name for name in (test.method, test.base) if (test.data, name) in of]
-                reason = f"{why}: {', '.join(names)}" if names else reason
+            reason = unsettled_among({name: unsettled[test.data, name] for name in (test.method, test.base)})
+            vain = [name for name in (test.method, test.base) if (test.data, name) in in_vain]
+            reason = f"nothing learned: {', '.join(vain)}" if vain else reason
             lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
         about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"

@@ -26,7 +26,7 @@ from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import timed, worst
 from fedloom.study.report.words import without_folders
-from fedloom.study.results import Combination, Results, Side, change, deltas
+from fedloom.study.results import Combination, Results, Side, change, deltas, unsettled_among
 from fedloom.study.statistics import (
     Estimate,
     Verdict,
@@ -393,7 +393,7 @@ def _methods(
         other = None if named is None else results.sides.get((data, *named))
         directions = results.directions(data)
         delta, seeds, changes = None, list[float](), {}
-        moving = [of.label for of in (side, other) if of is not None and of.is_moving]
+        unsettled = unsettled_among({of.label: of.unsettled for of in (side, other) if of is not None})
         if other is not None and other is not side:
             seeds = list(deltas(side.values, other.values, directions).values())
             delta = Estimate.of(seeds, side.ratio) if seeds else None
@@ -413,7 +413,7 @@ def _methods(
             lowest[key],
             *costs[key],
             side.ratio,
-            f"not converged: {', '.join(moving)}" if moving else "",
+            unsettled,
         )
 
 
