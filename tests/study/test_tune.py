@@ -313,6 +313,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
         "fedavg",
         "fedhca2",
         "centralised",
+        "simple",
         "constant",
     ]
     assert {tuple(c.runs) for c in made.columns} == {(0, 1, 2)}
@@ -320,12 +321,18 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     for line in ("Of the ways of training together, ", "ill: ", "old: ", "ann ", "bob ", "cleo ", "Next: "):
         assert any(note.startswith(line) for note in made.notes), line
     assert "the best of 4 settings on validation data" in text
-    assert heard[0].startswith("compare: 6 methods, each with 4 settings on validation data (2 seeds)")
+    assert heard[0].startswith("compare: 7 methods, each with 4 settings on validation data (2 seeds)")
     assert "about 0:00 left" in heard[-1]
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     assert fl.compare(sites(), rounds=2, folder=tmp_path / "c", budget=SHORT, tell=heard.append).to_text() == text
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
+    torn = tmp_path / "c" / "trials" / "fedhca2-0-s100" / "run.json"
+    whole = torn.read_text()
+    torn.write_text("{")
+    with pytest.raises(fl.errors.StateError, match=rf"{torn}.*; delete the file \(of a run: its whole folder\)"):
+        fl.compare(sites(), rounds=2, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
+    torn.write_text(whole)
     with pytest.raises(fl.errors.StateError, match="has a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
 

@@ -111,7 +111,7 @@ def compare(
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
 
     For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
-    methods and centralised training, and say which clients benefit.
+    methods, centralised training and a linear model, and say which clients benefit.
     """
     from fedloom.federation.recipes.loader import names as recipes
     from fedloom.study import compare as side_by_side

@@ -17,7 +17,16 @@ from typing import Any
 
 from fedloom.core.errors import RecipeError, StateError, UserError, choices
 from fedloom.engines.api import Source, recipe_of, run
-from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, refuse_used, search_of
+from fedloom.experiments.tune import (
+    Budget,
+    Scores,
+    changes_against_first,
+    described,
+    key,
+    refuse_used,
+    search_of,
+    stored,
+)
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -39,10 +48,10 @@ PAYS: Mapping[str, Changes] = {
     "fedavg": {"method": "fedavg", **OWN_HEADS},
     "fedhca2": {"method": "fedhca2", **OWN_HEADS},
     "centralised": {"method": "centralised", "evaluation.models": ["global"]},
-    "constant": CHANGES["constant"],
+    **{name: CHANGES[name] for name in ("simple", "constant")},
 }
 """The runs of a comparison without named methods: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
-all data in one place, and the constant prediction."""
+all data in one place, a linear model, and the constant prediction. What the library refuses is left out."""
 TOGETHER = ("separate", "fedavg", "fedhca2")
 
 
@@ -143,7 +152,7 @@ class _Question:
             try:
                 chosen[name] = {**changes, **self._tuned(name, changes, notes)}
             except UserError as error:
-                if name == "local":
+                if name == "local" or isinstance(error, StateError):  # a damaged folder is no refusal
                     raise
                 notes.append(f"{name} is left out: {' '.join(str(error).split())}")
                 self.tell(notes[-1])
@@ -211,9 +220,11 @@ class _Question:
 
     def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
         """Return the folder of a finished run, running it where that has not happened."""
-        if place.exists() and is_over(place):
-            if recipe_hash(recipe_in(place)) != recipe_hash(recipe):
+        with stored(label):
+            is_there = place.exists() and is_over(place)
+            if is_there and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
+        if is_there:
             if self.changed is None:
                 self.changed = changed(recipe)
             if began(place) < self.changed:

@@ -262,13 +262,13 @@ def tune(
             },
             origin=origin,
         )
-        with _stored(label):
+        with stored(label):
             outcome = runner.run(grid, folder)
         if reason := next(iter(outcome.refused.values()), None):
             raise RefusedError(reason)
         for cell, reason in outcome.failed.items():  # a crash is no divergence: its settings may be the best
             raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
-        with _stored(label):
+        with stored(label):
             return scores_of(grid, folder, proposed)
 
     curve = search_of(of, budget.trials, stated).curve(label, ran)
@@ -281,7 +281,7 @@ def tune(
 
 
 @contextmanager
-def _stored(label: str) -> Iterator[None]:
+def stored(label: str) -> Iterator[None]:
     """Turn an error about what earlier runs have stored, which is no refusal of the method, into one with advice."""
     try:
         yield
