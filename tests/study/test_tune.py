@@ -337,10 +337,34 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
 
 
+def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
+    heard: list[str] = []
+    for options, said in (
+        ({"budget": {"trials": 0}}, "compare: budget, trials: 0 found, expected an integer of at least 1"),
+        ({"budget": {"tries": 4}}, "compare: budget, tries: unknown key"),
+        ({"budget": {"seeds": []}}, "compare: budget, seeds: "),
+        ({"budget": 4}, "compare: budget: 4 found, expected a mapping"),
+        ({"methods": ["local"], "budget": {"trials": 4}}, "compare: budget={'trials': 4} found, expected none"),
+        ({"base": "local"}, "compare: base='local' found, expected none"),
+        ({"split": "tset"}, "compare: split='tset' found, expected 'test' or 'val'"),
+        ({"rounds": -1}, "rounds"),
+        ({"round": 1}, "round"),
+    ):
+        with pytest.raises(UserError) as caught:
+            fl.compare(sites(), tell=heard.append, **options)
+        assert said in str(caught.value)
+    assert heard == []
+    assert fl.Budget is Budget
+    made = fl.compare(sites(), methods=["local"], rounds=1)
+    assert made.notes[-1] == "Not tuned: each method has the settings it was given."
+
+
 def test_without_validation_data_nothing_is_chosen() -> None:
-    made = fl.compare(sites(validate=False), rounds=1, tell=lambda text: None)
+    made = fl.compare(sites(validate=False), rounds=1, budget={"trials": 2}, tell=lambda text: None)
     assert "No validation data, so no way of training together is recommended." in made.notes
-    assert any("no validation data, so its settings are the recipe's own" in note for note in made.notes)
+    assert any(
+        "local: not tuned: no validation data, so its settings are the recipe's own" in note for note in made.notes
+    )
 
 
 def test_what_ran_on_other_data_is_not_taken_for_it(tmp_path: Path) -> None:

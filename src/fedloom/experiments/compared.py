@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.core.errors import RecipeError, StateError, UserError, choices
+from fedloom.core.settings.yaml import section_of
 from fedloom.engines.api import Source, recipe_of, run
 from fedloom.experiments.tune import (
     Budget,
@@ -65,7 +66,7 @@ def compare(
     base: str | None = None,
     split: str = "test",
     metric: str | None = None,
-    budget: Budget | None = None,
+    budget: Budget | Mapping[str, Any] | None = None,
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Comparison:
@@ -76,9 +77,10 @@ def compare(
     compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with the result.
 
     Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
-    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, by default that of `fedloom
-    tune`, and run with three seeds. The table ends with a sentence for each task and each client. `tell` receives a
-    line for each run, by default on stderr. Runs that FOLDER already has are not repeated.
+    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of
+    its keys, by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task
+    and each client. `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not
+    repeated. Named methods are not tuned.
 
     Raises UserError for bad input.
     """
@@ -90,8 +92,17 @@ def compare(
         seeds = 3 if methods is None else 1
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
+    if split not in ("test", "val"):
+        raise RecipeError(f"compare: split={split!r} found, expected 'test' or 'val'")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    budget = budget or Budget()
+    given = {"base": base} if methods is None else {"budget": budget}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        ways = (
+            "methods are tuned, and compared with local, where none is named; named methods run with their own settings"
+        )
+        raise RecipeError(f"compare: {wrong[0]}={given[wrong[0]]!r} found, expected none: {ways}")
+    if not isinstance(budget, Budget):
+        budget = section_of(Budget, {} if budget is None else budget, "compare: budget", RecipeError)
     if methods is None:
         refuse_used("compare", every, budget.seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
@@ -108,7 +119,8 @@ def compare(
                 for seed in every:
                     place = home / f"{number}-{_called(method)}-s{seed}"
                     runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
-            comparison = put_side_by_side(runs, base, split, metric)
+            made = put_side_by_side(runs, base, split, metric)
+            comparison = replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
     except BaseException:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
@@ -143,6 +155,7 @@ class _Question:
         """Tune and run every method of `PAYS`, and return the table with the answer below it."""
         trials, tuning, seeds = self.budget.trials, len(self.budget.seeds), len(self.seeds)
         self.total = len(PAYS) * (trials * tuning + seeds)
+        self._recipe(PAYS["local"], self.seeds[0])  # what is wrong with the options is said before anything runs
         self.tell(f"compare: {len(PAYS)} methods, each with {trials} settings on validation data ({tuning} seeds), "
                   f"then {seeds} seeds: at most {self.total} runs")  # fmt: skip
         chosen: dict[str, Changes] = {}
@@ -200,12 +213,12 @@ class _Question:
         try:
             curve = search_of(of, trials).curve(name, ran)
         except _UnvalidatedError:
-            notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
+            notes.append(f"{name}: not tuned: no validation data, so its settings are the recipe's own.")
             self.total -= trials * len(seeds) - 1
             return {}
         self.total -= (trials - len(curve.scores)) * len(seeds)
         if not curve.is_known:
-            notes.append(f"{name}: no number on validation data, so its settings are the recipe's own.")
+            notes.append(f"{name}: not tuned: no number on validation data, so its settings are the recipe's own.")
             return {}
         notes.append(f"{name}: {described(curve.best)}, the best of {len(curve.scores)} settings on validation data"
                      + (", at the end of the learning rates tried." if curve.at_edge else "."))  # fmt: skip

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
+
 from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.settings.section import Count, Section
 from fedloom.core.settings.trust import Origin
@@ -60,7 +62,7 @@ class Budget(Section):
     """The budget that every method may spend on its settings."""
 
     trials: Count = 8
-    seeds: tuple[Count, ...] = (100, 101)
+    seeds: tuple[Count, ...] = Field((100, 101), min_length=1)
     """Seeds of the trials, which nothing else uses (`tuning_seeds`)."""
 
 
