@@ -41,6 +41,7 @@ from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes
+from fedloom.study.significance import contrasts
 
 SHORT = Budget(trials=4)
 
@@ -355,8 +356,10 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
         assert said in str(caught.value)
     assert heard == []
     assert fl.Budget is Budget
-    made = fl.compare(sites(), methods=["local"], rounds=1)
+    made = fl.compare(sites(), methods=["local", "fedavg", "constant"], rounds=1, seeds=2)
     assert made.notes[-1] == "Not tuned: each method has the settings it was given."
+    verdicts = {test.verdict.reason for test in contrasts(made.results).tests if test.verdict}
+    assert verdicts == {"convergence not known: fedavg, local", "convergence not known: local"}
 
 
 def test_without_validation_data_nothing_is_chosen() -> None:
