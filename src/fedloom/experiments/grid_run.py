@@ -72,6 +72,10 @@ class Watch:
         self.done += rounds - self.running[cell]
         self.running[cell] = rounds
 
+    def put_off(self, cell: Cell) -> None:
+        """Note that a cell waits."""
+        del self.running[cell]
+
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
         """Note that a cell has ended."""
         left = rounds - max(0, self.running.pop(cell))
@@ -336,7 +340,7 @@ class _CellJob:
     def _put_off(self, cell: Cell) -> None:
         """Ask for a cell again later: another process, such as another grid in the same folder, has it now."""
         self.queue.append(cell)
-        del self.watch.running[cell]
+        self.watch.put_off(cell)
         if cell not in self.elsewhere:
             self.watch.event(f"{cell}: another process runs this cell; this grid waits until it is free")
         self.elsewhere[cell] = time.monotonic() + AGAIN
