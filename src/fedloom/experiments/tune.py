@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.section import Count, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import SILENT, Runner
@@ -166,11 +167,11 @@ def rounded(value: float, factor: float) -> float:
     return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
 
 
-def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Collection[str] = ()) -> Search:
+def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str, Any] = MappingProxyType({})) -> Search:
     """Return the search for a method: the recipe's learning rate, and the first numbers of the method and add-ons.
 
-    `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed. Numbers whose keys are
-    `stated` keep their values.
+    `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed. Numbers that
+    `stated`, a part of a recipe, has keep their values.
     """
 
     def is_valid(trial: Changes) -> bool:
@@ -193,7 +194,7 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Collection[s
             value = held.get(field, info.default)
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 numbers[f"{where}.{field}"] = value
-    first = {name: value for name, value in list(numbers.items())[:NUMBERS] if name not in stated}
+    first = {name: value for name, value in list(numbers.items())[:NUMBERS] if value_at(stated, name) is None}
     still = section["name"] == "constant"
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
 
@@ -231,7 +232,7 @@ def tune(
     folder: Path,
     *,
     label: str,
-    stated: Collection[str] = (),
+    stated: Mapping[str, Any] = MappingProxyType({}),
     origin: Origin = Origin.TYPED,
     runner: Runner = SILENT,
 ) -> Curve:
@@ -292,16 +293,6 @@ def stored(label: str) -> Iterator[None]:
         raise StateError(f"{label}: {error}{advice}") from None
 
 
-def stated_in(parts: Sequence[Changes]) -> set[str]:
-    """Return the dotted keys that changes set, one after the other."""
-
-    def keys(value: Any, path: str) -> set[str]:
-        below = value.items() if isinstance(value, Mapping) else ()
-        return {path}.union(*(keys(inner, f"{path}.{name}" if path else name) for name, inner in below))
-
-    return keys(changed("the changes", {}, [text for part in parts for text in texts(part)]), "")
-
-
 def on_validation(recipe: Recipe) -> Changes:
     """Return the changes that measure a run on validation data: a fifth of the examples where it has none."""
     changes: Changes = {"evaluation.splits": ["val"], "evaluation.every": recipe.training.rounds}
@@ -339,7 +330,7 @@ def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: 
 
 
 def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
-    """Return a grid by its name or file; a recipe's becomes a grid of its method alone, with the changes in its row.
+    """Return a grid by its name or file; a recipe's becomes a grid of its method alone, with the changes of its cells.
 
     Raises RecipeError where there is neither.
     """
@@ -351,10 +342,10 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")
     method = value["method"]["name"]
-    typed = {key.strip(): parse(text, change) for change in changes for key, _, text in [change.partition("=")]}
-    row = {key: of for key, of in typed.items() if key != "seed"}  # which the grid has
-    return load_grid({"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: row},
-                      "references": [], "delta": "none"})  # fmt: skip
+    made = {"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: {}}}
+    # a grid has seeds of its own
+    rest = [change for change in changes if change.partition("=")[0].strip() != "seed"]
+    return load_grid({**made, "references": [], "delta": "none"}, rest)
 
 
 def tune_grid(
@@ -372,7 +363,8 @@ def tune_grid(
     untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
     for cell, recipe in recipes(untuned).items():
         label, place = f"{cell.base}/{cell.addon}", cell.folder(folder / "trials").parent
-        value, stated = recipe.model_dump(mode="json"), stated_in(parts_of(grid, cell))
+        value = recipe.model_dump(mode="json")
+        stated = changed(label, {}, [text for part in parts_of(grid, cell) for text in texts(part)])
         try:
             curve = tune(value, {}, budget, place, label=label, stated=stated, origin=grid._origin, runner=runner)
         except (RefusedError, UnlearnedError) as error:

@@ -129,7 +129,7 @@ class Side:
     @property
     def unsettled(self) -> str:
         """Return `unsettled` of the method."""
-        return unsettled(self.fall, any(losses(run) for run in self.runs.values()))
+        return unsettled(self.fall, isnan(self.fall) and any(losses(run) for run in self.runs.values()))
 
     @property
     def is_in_vain(self) -> bool:

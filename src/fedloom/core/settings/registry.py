@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.settings import renamed
 from fedloom.core.settings.section import PARTS, one_of
-from fedloom.core.settings.trust import announced, imported, is_import, source
+from fedloom.core.settings.trust import announced, imported, is_import, package_of, source
 
 R = TypeVar("R")
 
@@ -213,7 +213,7 @@ class Registry:
         if is_import(name) and self.gives:
             thing = imported(name)
             self._is_of_this_kind(name, thing)
-            return self.of(name, thing, package=name.partition(":")[0].partition(".")[0])
+            return self.of(name, thing, package=package_of(name))
         raise RecipeError(unknown(self.kind, name, self.names))
 
     def _is_of_this_kind(self, name: str, thing: Any) -> None:

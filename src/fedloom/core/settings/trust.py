@@ -188,6 +188,11 @@ def allow(packages: Iterable[str]) -> None:
     os.environ[ALLOW] = ",".join(dict.fromkeys([*before, *packages]))
 
 
+def package_of(name: str) -> str:
+    """Return the package of a name such as package.module:thing."""
+    return name.partition(":")[0].partition(".")[0]
+
+
 def is_allowed(name: str) -> bool:
     """Return whether a name may be imported in this process."""
     module = name.partition(":")[0]
@@ -217,7 +222,7 @@ def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[st
         codes = [code for code in codes if not (_kept(code, "runs") and _as_recorded(code, recorded))]
     if codes and not (origin is Origin.FILE and _agreed(where, codes)):
         listed = "\n".join(f"  {code}" for code in codes)
-        packages = ",".join(sorted({code.name.partition(":")[0].partition(".")[0] for code in codes}))
+        packages = ",".join(sorted({package_of(code.name) for code in codes}))
         raise RecipeError(
             f"{where} names code that would be imported and run:\n{listed}\nNothing was imported. Read the code; then "
             f"allow it with --allow-code {packages}, or with {ALLOW}={packages}"
@@ -285,7 +290,7 @@ def imported(name: str) -> Any:
     """
     if not is_allowed(name):
         raise RecipeError(f"{name!r} is code that nobody has allowed; allow it with --allow-code or {ALLOW}")
-    top = name.partition(":")[0].partition(".")[0]
+    top = package_of(name)
     if _spec(top, None) is not None and not _spec(top, None, here=False):
         sys.path.append(os.getcwd())  # only for what is allowed: a module there could stand for one that is missing
     return announced(name)

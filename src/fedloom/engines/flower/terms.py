@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, Positive, Section
-from fedloom.core.settings.trust import Origin, admit, is_allowed, located, names_in
+from fedloom.core.settings.trust import Origin, admit, is_allowed, located, names_in, package_of
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.core.untrusted import shown
 from fedloom.engines.flower.wire import RefusedError
@@ -177,7 +177,7 @@ class SitePolicy(Section):
         known = self.code if isinstance(self.code, dict) else {}
         names = [name for name in offer.names if self.code is not None or not is_allowed(name)]
         sums = {code.name: code.sha256 for code in map(located, names)}
-        if refused := [name for name in sums if known.get(name.partition(":")[0].partition(".")[0]) != sums[name]]:
+        if refused := [name for name in sums if known.get(package_of(name)) != sums[name]]:
             listed = ", ".join(f"{shown(name)} (sha256 {sums[name]})" for name in refused)
             expected = ", ".join(f"{package} with sha256 {digest}" for package, digest in known.items()) or "none"
             yield f"code: {listed} found, expected {expected}; nothing was imported"
