@@ -14,8 +14,8 @@ the machine's load all the same.
     CPU           the same in CPU seconds of the process and its children that ended before it
 
 What the frameworks do beside is their own: fedloom writes metrics and checkpoints with fsync, as often as its
-default or the row says, Flower starts Ray, pfl does not shuffle. BlazeFL (pip `blazefl`) is not among them: with
-Python 3.11 pip finds no version of it. `--quick`: one turn of what is installed already.
+default or the row says, Flower starts Ray, pfl does not shuffle. BlazeFL asks for a newer Python: the command
+python3.12 or later. `--quick`: one turn of what is installed already.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import os
 import platform
 import resource
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,8 +38,15 @@ import torch
 from job import write
 
 HERE = Path(__file__).parent
-PACKAGES = {"flower_simulation": "flwr[simulation]", "pfl_simulation": "pfl", "fluke_federation": "fluke-fl"}
+PACKAGES = {
+    "flower_simulation": ["flwr[simulation]"],
+    "pfl_simulation": ["pfl"],
+    "fluke_federation": ["fluke-fl"],
+    "blazefl_simulation": ["blazefl[contrib,reproducibility]<3"],  # 3 asks for Python 3.14
+}
 """Script with an environment of its own -> what pip installs into it; all others run in this one."""
+NEWER = {"blazefl_simulation": ("python3.12", "python3.13", "python3.14")}
+"""Script -> commands, of which the first that is there makes its environment; all others take this Python."""
 WAYS = {
     "by hand, 1 thread": ("loop", "1"),
     "by hand, 2 threads": ("loop", "2"),
@@ -53,6 +61,7 @@ WAYS = {
     "Flower's simulation, 2 at a time": ("flower_simulation", "2"),
     "pfl": ("pfl_simulation", ""),
     "fluke": ("fluke_federation", ""),
+    "BlazeFL": ("blazefl_simulation", ""),
 }
 # Nobody shall report to its makers; one thread a process where nothing else is said.
 QUIET = {
@@ -72,13 +81,23 @@ def python(kind: str, make: bool = True) -> str:
     if not done.exists():
         if not make:
             raise OSError("not installed")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        wanted = [f"torch=={torch.__version__}", PACKAGES[kind], *shlex.split(os.environ.get("PIP_ARGS", ""))]
+        bases = NEWER.get(kind, (sys.executable,))
+        base = next((base for base in bases if starts(base)), None)
+        if base is None:
+            raise OSError(f"none of {', '.join(bases)} starts")
+        subprocess.run([base, "-m", "venv", "--clear", home], check=True)
+        version = torch.__version__.partition("+")[0]
+        wanted = [f"torch=={version}", *PACKAGES[kind], *shlex.split(os.environ.get("PIP_ARGS", ""))]
         said = subprocess.run([found, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True)
         if said.returncode:
             raise OSError(said.stderr.strip().splitlines()[-1])
         done.touch()
     return str(found)
+
+
+def starts(command: str) -> bool:
+    """Return whether a Python is there; a version manager's command may be there without one behind it."""
+    return shutil.which(command) is not None and not subprocess.run([command, "-c", ""], capture_output=True).returncode
 
 
 def once(kind: str, *options: str, data: Path) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,42 @@ def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkey
     )
     made = experiment.play(plan("fedavg", "scaffold"), tmp_path)
     assert (made.seeds, made.is_settled) == (4, False)
+
+
+def test_a_method_that_has_not_converged_is_marked_and_has_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
+        jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)
+        return {t: x * jitter for t, x in (GOOD if method == "fedavg" else BASE).items()}
+
+    pretend(monkeypatch, numbers, [])
+    of_grid = experiment.of_grid
+
+    def with_losses(grid: Any, folder: Path) -> Any:
+        for file in folder.glob("cells/*/*/*/s*/metrics.jsonl"):
+            falls = "scaffold" in file.parts
+            train = [{"client": "a", "task": "semseg", "loss": 1 - number / 10 if falls else 0.5} for number in range(9)]
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            lines += [{**lines[-1], "round": 2 + number} for number in range(len(train))]
+            text = "".join(
+                json.dumps({**line, "train": [one]}) + "\n" for line, one in zip(lines[1:], train, strict=True)
+            )
+            file.write_text(json.dumps(lines[0]) + "\n" + text)
+            info = json.loads((run := file.with_name("run.json")).read_text())
+            run.write_text(json.dumps(info | {"final_round": 1 + len(train)}))
+        return of_grid(grid, folder)
+
+    monkeypatch.setattr(experiment, "of_grid", with_losses)
+    made = experiment.play(plan("fedavg", "scaffold", most=2), tmp_path)
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(made.to_csv()))}
+    assert (rows["scaffold"]["unsettled"], rows["scaffold"]["p"]) == ("not converged", "")
+    assert rows["local"]["unsettled"] == ""
+    assert float(rows["local"]["p"]) < 1
+    page = made.to_markdown()
+    assert "| 0.2000 ± 0.0000 ‡ |" in next(line for line in page.splitlines() if line.startswith("| scaffold"))
+    assert "| 0.5000 ± 0.0000 |" in next(line for line in page.splitlines() if line.startswith("| fedavg"))
+    assert "which allows no verdict" in page
 
 
 def test_a_benchmark_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
 from fedloom.study.output import Made, Records, Table
-from fedloom.study.results import Side, deltas, of_grid
+from fedloom.study.results import MOVING, Side, deltas, of_grid, troubles
 from fedloom.study.significance import of_clients, ranked
 from fedloom.study.statistics import Estimate, against_zero, corrected, delta_m, judge, p_text
 
@@ -33,11 +33,11 @@ ALONE = "local"
 
 HEAD = (
     *("method", "Δ % against local", "behind the leader", "p, Holm", "rank", "clients ahead", "worst client"),
-    *("bytes", "seconds"),
+    *("last training loss", "bytes", "seconds"),
 )
 CSV = (
     *("method", "delta", "half", "behind", "p", "rank", "ahead"),
-    *("worst_client", "worst", "bytes", "seconds", "settings"),
+    *("worst_client", "worst", "bytes", "seconds", "settings", "unsettled"),
 )
 
 
@@ -122,10 +122,11 @@ def standings(
     changes = {name: of for name, of in each.items() if all(map(math.isfinite, of))}
     methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
     leader = changes[methods[0]]
-    leads = {  # of the leader over each other method
+    unsettled = {name: "nothing learned" if sides[name].is_in_vain else sides[name].unsettled for name in changes}
+    leads = {  # of the leader over each other method, where both have converged
         name: against_zero([a - b for a, b in zip(leader, changes[name], strict=True)], ratio=alone.ratio)
         for name in methods[1:]
-        if len(seeds) > 1
+        if len(seeds) > 1 and not unsettled[name] and not unsettled[methods[0]]
     }
     ps = dict(zip(leads, corrected([*leads.values()]), strict=True))
     verdicts = [judge(of, grid.smallest, ps[name]) for name, of in leads.items()]
@@ -148,12 +149,13 @@ def standings(
                 "" if math.isnan(rank) else f"{rank:.2f}",
                 f"{100 * ahead:.0f} %" if gains else "",
                 f"{client} {worst:+.1f} %" if gains else "",
+                side.last_loss,
                 human_bytes(sent),
                 f"{seconds:.1f}",
             )
         )
         numbers = (delta.mean, delta.half, -of.mean if of else math.nan, p, rank, ahead)
-        records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name))))
+        records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name)), unsettled[name]))
     about = (
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
         f"method had at most {t.tries} settings, tried on validation data with other seeds "
@@ -165,7 +167,9 @@ def standings(
     edge = [f"{at_end}: {', '.join(at_edge)}."] if at_edge else []
     chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
-    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *edge, *out))
+    notes = [MOVING] if any(sides[name].is_moving for name in changes) else []
+    notes += troubles(results.sides)
+    made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *notes, *chosen, *edge, *out))
     decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
     return Standings(made, Records(CSV, records), len(seeds), decided)
 

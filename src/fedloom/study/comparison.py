@@ -17,7 +17,7 @@ from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, human_bytes
 from fedloom.study.output import Best, HasTable, Records, Table, Value, span
-from fedloom.study.results import MOVING, Column, Results, Side, at_constant, last_loss, note, troubles
+from fedloom.study.results import MOVING, Column, Results, Side, at_constant, note, troubles
 from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
@@ -41,12 +41,6 @@ class RunSet(Side):
     delta: Estimate | None = None
     pairing: str = ""
     """The matching of the seeds with those of the baseline."""
-
-    @property
-    def last_loss(self) -> str:
-        """Return the training loss of the last round as text, marked where it still falls; '' where it is unknown."""
-        known = [loss for run in self.runs.values() if (loss := last_loss(run)) is not None]
-        return f"{Estimate.of(known)}{' ‡' * self.is_moving}" if known else ""
 
     def total(self, way: str) -> float:
         """Return the bytes 'up' or 'down' of a run, mean over seeds."""

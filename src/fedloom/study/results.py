@@ -132,6 +132,12 @@ class Side:
         return unsettled(self.fall, isnan(self.fall) and any(losses(run) for run in self.runs.values()))
 
     @property
+    def last_loss(self) -> str:
+        """Return the training loss of the last round as text, marked where it still falls; '' where it is unknown."""
+        known = [loss for run in self.runs.values() if (loss := last_loss(run)) is not None]
+        return f"{Estimate.of(known)}{' ‡' * self.is_moving}" if known else ""
+
+    @property
     def is_in_vain(self) -> bool:
         """Return whether a run learned nothing or gave up, so that no verdict on the method is possible."""
         return any(run.info["status"] in IN_VAIN for run in self.runs.values())
