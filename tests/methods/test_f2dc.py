@@ -93,10 +93,12 @@ def test_two_evaluations_are_identical_and_two_training_passes_are_not(plain: Mu
 
 def test_what_the_module_keeps_fits_together(plain: MultiTask) -> None:
     model = attached(plain).double().train()
-    model(X.double())
+    logits = model(X.double())["digit"]
     (module,) = model.encoder.attached.values()  # type: ignore[union-attr, operator]
     parts = module.parts
     assert torch.allclose(parts.fused, parts.robust + parts.corrected, atol=1e-12)
+    pooled = parts.fused.mean((2, 3))
+    assert torch.allclose(logits, model.heads["digit"](pooled), atol=1e-12)  # eq. 8: h(r(f~))
 
 
 def test_the_terms_of_several_stages_are_averaged(plain: MultiTask) -> None:

@@ -358,6 +358,9 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
     return charts.concat(drawn, 3, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
 
 
+KEY = "partition.tasks_per_client"
+
+
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
 def tasks_per_client(
     grid: Grid,
@@ -368,9 +371,9 @@ def tasks_per_client(
     reference: str = "",
     only: list[str] | None = None,
 ) -> Chart:
-    """Draw megabytes that all clients send per round, and the mean over tasks, by tasks per client.
+    """Draw megabytes that a client sends per round, and the mean over tasks, by tasks per client.
 
-    There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
+    The paper has the megabytes of ten clients; here a grid may have more where ten would leave tasks out. There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
     The tasks must have one metric. `only` is as in `best-loss`. With `reference`, a cell as DATA/BASE/ADDON, tasks are
     in percent of that cell's.
     """
@@ -382,12 +385,12 @@ def tasks_per_client(
             points = several.setdefault(together(base, addon), [])
             for data in grid.data:
                 result = means.results.get((data, base, addon))
-                x = value_at(next(iter(result.runs.values())).recipe, "partition.tasks_per_client") if result else None
+                x = value_at(next(iter(result.runs.values())).recipe, KEY) if result else None
                 known = means.of((data, base, addon), name)
                 if isinstance(x, int | float) and known is not None:
                     points.append((float(x), known))
         if not any(several.values()):
-            raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
+            raise RecipeError(f"grid {grid.name}: no finished cell sets {KEY}")
         drawn.append(lines(several, "", "tasks per client", "", title=means.titles[name], bars=True))
     return means.finished(drawn)
 
@@ -462,7 +465,10 @@ class _Means:
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
     def of(self, where: Combination, name: str) -> Estimate | None:
-        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent")."""
+        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent").
+
+        Clients that count as one client for each task (`by-task`) send what these send together.
+        """
         result = self.results.get(where)
         if result is None:
             return None
@@ -474,8 +480,9 @@ class _Means:
             numbers = [math.fsum(of_seed) / len(of_seed) for of_seed in shares]
             return Estimate.of(numbers) if numbers else None
         if name == "sent":
-            runs = [run for run in result.runs.values() if run.last_round]
-            return Estimate.of([run.bytes_total()["up"] / 1e6 / run.last_round for run in runs]) if runs else None
+            each = [(run.bits_per_task() / 8e6, value_at(run.recipe, KEY)) for run in result.runs.values()]
+            known = [sent * k for sent, k in each if isinstance(k, int) and not math.isnan(sent)]
+            return Estimate.of(known) if known else None
         column = Column(where[0], "", "average", self.metric.direction)
         return estimate(column, columns, result.runs, values)
 
@@ -483,7 +490,7 @@ class _Means:
     def titles(self) -> dict[str, str]:
         """Return the titles of the panels, by the names of `of`."""
         return {
-            "sent": "MB sent by all clients per round",
+            "sent": "MB sent by a client per round",
             "mean": str(self.metric),
             "share": f"{self.metric}, % of {self.against}",
         }

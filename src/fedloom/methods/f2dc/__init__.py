@@ -94,7 +94,8 @@ def domain_weights(method: m.Method, rule: stages.DomainWeights) -> m.Method:
     release  n_k / N (`discrepancy: none`); alpha and beta are read and never used
     here     eqs. 10-11; `class`: B_k^c = n_k^c / n^c, as eq. 10 before its simplification. N and sums are over the
              clients of the round, Q over the domains seen so far unless `domains` says it. With more clients than
-             domains d_k falls with n_k, and the weights are nearly uniform
+             domains d_k falls with n_k, and the weights are nearly uniform. Statistics of batch norm keep the
+             method's own weights (n_k / N), as in the release
 
     Acts at the server, just before rows are combined; with pcgrad or heal mind the order.
 

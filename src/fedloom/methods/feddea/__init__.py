@@ -134,8 +134,9 @@ def heal(method: m.Method, rule: stages.Heal) -> m.Method:
     in a client's first round.  dist_k = |M_k Delta_k|;  dw_k <- (1 - beta) dw_k + beta dist_k / sum_j dist_j;
     w_k <- w_k + dw_k, from w_k = 1/N, dw_k = 0.  u_i = sum_k w_k M_ki Delta_ki / sum_k w_k M_ki, and 0 where all are
     masked. Acts at the server; nothing more is sent. The weights take the place of the method's (its number of
-    examples); with `weights: multiply` they are multiplied, which methods with learned weights (fedga) need. State at
-    the server: 2 bytes per client and coordinate (4 with `zeros: none`).
+    examples); with `weights: multiply` they are multiplied, which methods with learned weights (fedga) need. Statistics
+    of batch norm keep the method's own weights. State at the server: 2 bytes per client and coordinate (4 with `zeros:
+    none`).
 
     paper    tau 0.3, beta 0.4; an exact zero counts as one of the two signs
     release  the same constants; there the share is over the round number, so it is wrong for clients that were absent;
