@@ -157,7 +157,9 @@ def test_a_method_that_has_not_converged_is_marked_and_has_no_verdict(
     def with_losses(grid: Any, folder: Path) -> Any:
         for file in folder.glob("cells/*/*/*/s*/metrics.jsonl"):
             falls = "scaffold" in file.parts
-            train = [{"client": "a", "task": "semseg", "loss": 1 - number / 10 if falls else 0.5} for number in range(9)]
+            train = [
+                {"client": "a", "task": "semseg", "loss": 1 - number / 10 if falls else 0.5} for number in range(9)
+            ]
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             lines += [{**lines[-1], "round": 2 + number} for number in range(len(train))]
             text = "".join(

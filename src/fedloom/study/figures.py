@@ -373,9 +373,10 @@ def tasks_per_client(
 ) -> Chart:
     """Draw megabytes that a client sends per round, and the mean over tasks, by tasks per client.
 
-    The paper has the megabytes of ten clients; here a grid may have more where ten would leave tasks out. There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
-    The tasks must have one metric. `only` is as in `best-loss`. With `reference`, a cell as DATA/BASE/ADDON, tasks are
-    in percent of that cell's.
+    The paper has the megabytes of ten clients; here a grid may have more where ten would leave tasks out. There is one
+    line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client. The tasks must
+    have one metric. `only` is as in `best-loss`. With `reference`, a cell as DATA/BASE/ADDON, tasks are in percent of
+    that cell's.
     """
     means = _Means(grid, folder, split, tasks, reference, only)
     drawn = []
