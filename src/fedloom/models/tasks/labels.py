@@ -95,8 +95,9 @@ def _calibration(output: Tensor, target: Tensor) -> float:
 
 def _r2(output: Tensor, target: Tensor) -> float:
     """Return 1 - squared errors / squared deviations of the labels from their mean; nan where all labels are equal."""
-    spread = (target - target.mean()).square().sum()
-    return float(1 - (output - target).square().sum() / spread) if spread > 1e-12 * target.square().sum() else math.nan
+    if bool((target == target[0]).all()):
+        return math.nan
+    return float(1 - (output - target).square().sum() / (target - target.mean()).square().sum())
 
 
 def _median(output: Tensor) -> Tensor:
@@ -381,31 +382,6 @@ class Multilabel(Linear):
         return mean.nan_to_num(0.5).clamp(1e-6, 1 - 1e-6).logit()
 
 
-class SquaredError(Metric):
-    """RMSE in the target's units, and R2, from sums that grow batch by batch."""
-
-    def __init__(self, mean: float, std: float) -> None:
-        self.mean, self.std = mean, std
-        self.count, self.error, self.sum, self.squares = 0, 0.0, 0.0, 0.0
-
-    def update(self, output: Tensor, target: Tensor) -> None:
-        """Take standardised predictions (B x 1) and targets (B, NaN = none)."""
-        valid = ~target.isnan()
-        y = (target[valid].double() - self.mean) / self.std
-        self.count += len(y)
-        self.error += float((output[valid, 0].double() - y).square().sum())
-        self.sum += float(y.sum())
-        self.squares += float(y.square().sum())
-
-    def compute(self) -> dict[str, float]:
-        """Return `rmse`, and `r2`: 1 - squared errors / squared deviations of the targets; nan where all are equal."""
-        if not self.count:
-            return {"rmse": math.nan, "r2": math.nan}
-        spread = self.squares - self.sum**2 / self.count
-        r2 = 1 - self.error / spread if spread > 1e-12 * self.squares else math.nan
-        return {"rmse": self.std * math.sqrt(self.error / self.count), "r2": r2}
-
-
 @dataclass(frozen=True)
 class Regression(Linear):
     """A task with one real number per example; NaN means that it has none.
@@ -443,10 +419,9 @@ class Regression(Linear):
         return (mean - self.mean) / self.std
 
     def metric(self) -> Metric:
-        """Return new sums, which also keep outputs, in the labels' own unit, where metrics were chosen."""
-        usual = SquaredError(self.mean, self.std)
+        """Return new scores of outputs in the labels' own unit."""
 
         def in_units(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             return output[:, 0].double() * self.std + self.mean, target.double()
 
-        return Kept(usual, self.judge, NUMBERS, in_units) if self.judge else usual
+        return Kept(None, tuple(self.metrics), NUMBERS, in_units)
