@@ -29,6 +29,7 @@ from fedloom.data import DATASETS
 from fedloom.data.tables.columns import draft
 from fedloom.data.tables.preprocessing import (
     METRICS,
+    Label,
     Noise,
     Preprocessing,
     Statistics,
@@ -37,8 +38,8 @@ from fedloom.data.tables.preprocessing import (
     statistics,
     with_noise,
 )
-from fedloom.data.tables.read import Column, Table
-from fedloom.data.tables.table import Split, TableReport
+from fedloom.data.tables.read import Column, Table, read
+from fedloom.data.tables.table import Split, TableReport, rows_of
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.federation.rounds.privacy import PrivacyTerms
@@ -131,6 +132,38 @@ def test_a_split_gives_each_row_to_one_part(count: int, seed: int, limit: int | 
     assert limit is None or train + val <= limit
     if limit is None and count >= 10 and labels[0].sum() not in (0, count):
         assert abs(labels[0][parts[2]].mean() - labels[0].mean()) <= 2 / test + 1e-9  # spread over the labels
+
+
+def test_rows_of_one_patient_stay_in_one_part(tmp_path: Path) -> None:
+    visits = pandas.concat([frame()] * 4, ignore_index=True).assign(patient=[f"p{i % 120}" for i in range(480)])
+    visits.loc[:2, "patient"] = None  # such a row is one by itself
+    visits.to_csv(tmp_path / "t.csv", index=False)
+    visits[visits.site == "b"].to_csv(tmp_path / "b.csv", index=False)
+    label = {"ill": Label(kind="binary", classes=("0", "1"))}
+    split = Split(val=0.2, group="patient")
+    parts = rows_of(read(str(tmp_path / "t.csv"), "site", ()), label, split, 0).parts
+    assert all(len(part) > 20 for site in parts.values() for part in site)
+    whose = [set(visits.patient[np.concatenate([site[part] for site in parts.values()])].dropna()) for part in range(3)]
+    assert sum(map(len, whose)) == len(set.union(*whose)) == 120
+    assert sorted(np.concatenate([part for site in parts.values() for part in site]).tolist()) == list(range(480))
+    alone = rows_of(read(str(tmp_path / "b.csv"), "site", ()), label, split, 0, alone="b").parts["b"]
+    rows_of_b = np.flatnonzero(visits.site == "b")
+    assert all(np.array_equal(rows_of_b[a], b) for a, b in zip(alone, parts["b"], strict=True))
+    by_itself = Split().of([visits.ill.to_numpy()], 0, "a", np.arange(480))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(by_itself, Split().of([visits.ill.to_numpy()], 0, "a"), strict=True)
+    )
+
+    recipe_of = recipe(tmp_path / "t.csv")
+    recipe_of["data"]["group"] = "patient"
+    expected = sum(len(site[2]) for site in parts.values())
+    recipe_of["data"]["val_fraction"] = 0.2
+    assert fl.run(recipe_of, tmp_path / "run").run.info["data_hash"]
+    with pytest.warns(match="patient"):
+        assert abs(len(made(visits, group="patient").dataset.test) - expected) < 8
+    recipe_of["data"]["group"] = "patients"
+    with pytest.raises(DataError, match=r"'patients'.*Did you mean 'patient'"):
+        fl.run(recipe_of, tmp_path / "other")
 
 
 LEAKS: dict[str, Any] = {

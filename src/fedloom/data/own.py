@@ -183,6 +183,7 @@ class Federation:
         minimum: int = 5,
         ranges: Mapping[str, tuple[float, float]] | None = None,
         seed: int = 0,
+        group: str | None = None,
     ) -> Federation:
         """Make a client of each site of a table.
 
@@ -198,6 +199,7 @@ class Federation:
                     site by its own
         ranges      {column: (least, most)}: under privacy, sums of values clipped to this are sent with noise
         seed        of each site's split into training, validation and test rows
+        group       a column, such as the patient's number: rows with the same cell stay in one part of the split
 
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
         names the column and the site.
@@ -211,8 +213,8 @@ class Federation:
         known = {str(name): _known(name, each) for name, each in described.items()}
         chosen = None if features is None else _several("features", features)
         away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
-        plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
-        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, Split(), seed, plan.left_out, ranges)
+        plan, split = draft(source, known, site, chosen, away, codes, preprocess, minimum), Split(group=group)
+        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.left_out, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]

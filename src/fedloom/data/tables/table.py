@@ -54,6 +54,7 @@ def table(
     val_fraction: BelowOne = 0.1,
     limit: Count | None = None,
     least: Count = 1,
+    group: str | None = None,
 ) -> Dataset:
     """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
 
@@ -66,7 +67,8 @@ def table(
     A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
     validation, each spread over the labels. With `limit` a site has that many rows for training and validation, and
-    the rest is for tests; sites of fewer than `least` rows take no part.
+    the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
+    such as the visits of a patient, stay in one part; then the shares and `limit` count patients.
 
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
@@ -77,7 +79,7 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    rules, cells = Split(test_fraction, val_fraction, limit, least), read(path, site, missing or ())
+    rules, cells = Split(test_fraction, val_fraction, limit, least, group), read(path, site, missing or ())
     return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
@@ -89,9 +91,20 @@ class Split:
     val: float = 0.1
     limit: int | None = None
     least: int = 1
+    group: str | None = None
 
-    def of(self, labels: Sequence[Array], seed: int, site: str) -> tuple[Array, Array, Array]:
-        """Return positions of one site's train, validation and test rows, each spread over the labels."""
+    def of(
+        self, labels: Sequence[Array], seed: int, site: str, groups: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Return positions of one site's train, validation and test rows, each spread over the labels.
+
+        Rows of one of the `groups` (a number for each row, or None) stay together, at the mean of their labels.
+        """
+        if groups is not None:
+            _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+            parts = self.of([np.bincount(member, y) / sizes for y in labels], seed, site)
+            learned, validated, tested = (np.flatnonzero(np.isin(member, part)) for part in parts)
+            return learned, validated, tested
         count = len(labels[0])
         rng = np.random.default_rng(derive_seed(seed, "data", "table", site))
         order = np.lexsort((rng.permutation(count), *reversed(labels)))
@@ -183,6 +196,8 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
     if alone is not None and len(names) > 1:
         found = f"{len(names)} sites found, expected the rows of one site"
         raise DataError(f"{table.where}, column {table.site!r}: {found}")
+    groups = None if split.group is None else table.column(split.group).index
+    groups = None if groups is None else np.where(groups < 0, -1 - np.arange(len(groups)), groups)  # none: by itself
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
@@ -194,7 +209,8 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
         parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
-        split_of = split.of([np.nan_to_num(each, nan=-np.inf) for each in parts_of], seed, name)
+        known = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
+        split_of = split.of(known, seed, name, None if groups is None else groups[rows])
         parts[name] = rows[split_of[0]], rows[split_of[1]], rows[split_of[2]]
     if not parts:
         raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
@@ -378,7 +394,7 @@ class OwnTable:
         found = read(about["path"], about["site"], about["missing"] or ())
         tasks, inputs = about["tasks"], about["inputs"]
         _refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
-        split = Split(about["test_fraction"], about["val_fraction"], about["limit"], about["least"])
+        split = Split(*(about[key] for key in ("test_fraction", "val_fraction", "limit", "least", "group")))
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
         held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}

@@ -39,7 +39,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"attack": None, "peers": None, "privacy": None},
-    ("data",): {"signal": None, "ranges": None, "keep": 0},
+    ("data",): {"signal": None, "ranges": None, "keep": 0, "group": None},
     ("early_stopping",): {"relative": False},
     ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
@@ -333,7 +333,7 @@ class Recipe(Section):
     """Everything that determines a run. Equal recipes and equal versions give equal results."""
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     data: DataSection
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Task -> its options other than the data set's: loss weight, variants of the loss, metrics (ods, log, ...)."""
