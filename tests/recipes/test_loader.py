@@ -211,7 +211,7 @@ def test_the_source_mapping_is_left_alone(toys):
          "Allowed: min_delta, patience, relative, restore_best"),
         ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Nearest of 14: training, runtime, "
          "early_stopping"),
-        ("seed=-1", "seed: -1 found, expected an integer of at least 0"),
+        ("seed=-1", "seed: -1 found, expected an integer of at least 0 and less than 9223372036854775808"),
         ("name=a b", "name: 'a b' found, expected a name of letters, digits, '_', '-' and '.'"),
         ("name=2024-01-01", None),
         ("training=5", "training: 5 found, expected a mapping with rounds, epochs, steps, batch_size, optimizer, "

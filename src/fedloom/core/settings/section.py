@@ -83,7 +83,7 @@ def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
     word = WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
     parts = [p for entry in metadata for p in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
     limits = [
-        f"{text} {getattr(part, name):g}"
+        f"{text} {bound if isinstance(bound := getattr(part, name), int) else format(bound, 'g')}"
         for part in parts
         for name, text in RANGES.items()
         if getattr(part, name, None) is not None
