@@ -327,6 +327,18 @@ def test_columns_of_two_files_that_differ_in_case_are_refused(tmp_path: Path) ->
     assert (code, "columns 'age' (in Oslo) and 'Age' (in Rome) differ in case only" in said) == (2, True), said
 
 
+def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: Path) -> None:
+    sites = folder(tmp_path / "s", dict.fromkeys(("Oslo.2023", "Oslo.2024"), text([r[1:] for r in rows()], HEAD[1:])))
+    words = (sites, "--labels", "ill", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
+    assert command("init", *words)[0] == 0
+    said = command("show", tmp_path / "r.yaml", "--json")[1]
+    assert all(f'"client": "Oslo.{year}"' in said for year in (2023, 2024)), said
+    (sites / "Oslo.2023.tsv").write_text("age\till\n1\t1\n")
+    (tmp_path / "r.yaml").unlink()
+    code, said = command("init", *words)
+    assert (code, "files 'Oslo.2023.csv' and 'Oslo.2023.tsv' would both be site 'Oslo.2023'" in said) == (2, True), said
+
+
 def test_missing_codes_and_empty_files_of_other_sites_are_noted(tmp_path: Path) -> None:
     """The recipe is made at one site, whose table has neither."""
     (tmp_path / "own.csv").write_text(text(rows()))

@@ -33,7 +33,7 @@ CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
 """Numbers that are often written for a missing value."""
 TEXTS = "texts are classes of a label (classification, or ordinal with its classes in order) or categories of an input"
 _OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
-_NAMES = re.compile(r".+\.(csv|tsv)(\.gz|\.xz)?|.+\.parquet", re.IGNORECASE)
+_NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet)", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
@@ -132,13 +132,19 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
     files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
     if not files:
         raise DataError(f"{path}: no table found in the folder, expected a .csv or .parquet file for each site")
-    frames = {file.name.split(".")[0]: _file(file) for file in files}
+    frames, whose = dict[str, pandas.DataFrame](), dict[str, Path]()
+    for file in files:
+        name = _NAMES.sub(r"\1", file.name)
+        if name in whose:
+            alike = f"files {whose[name].name!r} and {file.name!r} would both be site {name!r}"
+            raise DataError(f"{path}: {alike}; rename one, or remove it if it is a copy")
+        frames[name], whose[name] = _file(file), file
     folded: dict[str, tuple[str, str]] = {}
-    for file, one in frames.items():
+    for name, one in frames.items():
         for column in one.columns:
-            first, other = folded.setdefault(column.casefold(), (column, file))
+            first, other = folded.setdefault(column.casefold(), (column, name))
             if first not in one.columns and column not in frames[other].columns:
-                found = f"columns {first!r} (in {other}) and {column!r} (in {file}) differ in case only"
+                found = f"columns {first!r} (in {other}) and {column!r} (in {name}) differ in case only"
                 raise DataError(f"{path}: {found}; write them alike if they are one column, else rename one")
     named = [name for name, one in frames.items() if SITE in one.columns]
     if site is None and named:
