@@ -76,9 +76,11 @@ class Draft:
             labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
         lines = [f"labels: {', '.join(labels)}", f"inputs: {', '.join(inputs)}"]
+        marks = [name for name, why in self.left_out.items() if why.startswith(MARKS)]
+        cells = [f"{name}: {_perhaps_missing(self.table.column(name))}" for name in marks]
         if asked := [name for name, why in self.left_out.items() if why == ASKED]:
             lines.append(f"left out as asked: {', '.join(asked)}")
-        return [*lines, *self.refused, *([ALLOW] if self.allowed else []), *self.notes]
+        return [*lines, *self.refused, *cells, *([ALLOW] if self.allowed else []), *self.notes]
 
     @property
     def refused(self) -> list[str]:
@@ -91,6 +93,8 @@ class Draft:
 
 
 ASKED = "as asked"
+MARKS = "it has numbers and "
+"""The start of the reason to leave a column out for some texts. Recipes store reasons, so they quote no cell."""
 ALLOW = "To use such a column, name all inputs with --features; to agree, name it with --leave-out."
 
 
@@ -296,20 +300,20 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
             infinite = text_of(values[np.isinf(values)][0])
             return None, f"it has infinite numbers; if that means missing, name it with --missing {infinite}"
         if len(values) and np.abs(values).max() > 1e150:
-            return None, f"it has numbers up to {np.abs(values).max():.3g}, whose squares are too large to add up"
+            return None, "it has numbers above 1e150, whose squares are too large to add up"
         distinct, whole = len(np.unique(values)), not (values % 1).any()
     if not distinct:
         return None, "no cell has a value"
     if distinct == 1:
         return (None, "it has one value only") if column.present.all() else ("category", "")
     if strange and all(THOUSANDS.fullmatch(text) for text in strange):
-        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
+        return None, "the comma in numbers of a form such as 1,000 may be decimal or not; write them without"
     if not named:
         count, words = int(column.present.sum()), _words(column.name)
         if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
         if column.are_numbers_with_more:
-            return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
+            return None, "it has numbers with something around them, such as a unit; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
     if numeric:
@@ -319,7 +323,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     if column.yes is not None:
         return "yes/no", ""
     if 0 < len(strange) < distinct - 5 * len(strange):
-        return None, f"it has numbers and {len(strange)} texts such as {strange[0]!r}; {_perhaps_missing(column)}"
+        row = int(np.flatnonzero(column.present & np.isnan(column.numbers))[0]) + 1
+        return None, f"{MARKS}{len(strange)} other text{'s'[: len(strange) > 1]}, such as in row {row}"
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
     if (longest := max(map(len, column.distinct))) > LONG:
