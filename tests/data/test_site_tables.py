@@ -248,6 +248,18 @@ def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
             DATASETS["table"].function(0, **dict(params))
 
 
+def test_local_recipes_list_no_category_of_few_rows() -> None:
+    table = frame(200)
+    table.loc[7, "kind"] = "HIV (Mr. Keller)"
+    found = draft(table, ["ill"], "site", mode="local")
+    assert found.inputs["kind"] == ["u", "v", "w"]
+    assert "kind: 1 of 4 categories are not listed: with fewer than 5 training rows at every site" in found.notes
+    fed = fl.Federation.from_table(table, "site", ["ill"], preprocess="local")
+    assert fed.dataset.table.inputs[2].values == ("u", "v", "w")
+    few = frame(30).assign(kind=[*"opqrstuvwx"] * 3)
+    assert "no site has 5 training rows with one value" in draft(few, ["ill"], "site", mode="local").left_out["kind"]
+
+
 def recipe(path: Path, **more: Any) -> dict[str, Any]:
     data = {"name": "table", "path": str(path), **draft(path, ["ill"], "site").section}
     training = {"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}}

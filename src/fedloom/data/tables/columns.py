@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
-from fedloom.data.tables.preprocessing import Kind, Label, Mode
+from fedloom.data.tables.preprocessing import Kind, Label, Mode, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import Split, labelled, plain_name, rows_of
 
@@ -155,6 +155,7 @@ def draft(
     some = train[:: -(-len(train) // _ROWS)]
     outcomes = set() if chosen is not None else set(_outcome_block(table, names, wanted))
     inputs, left_out, allowed = dict[str, Kind | list[str]](), dict[str, str](), set[str]()
+    notes = [*rows.notes]
     for name in names:
         if name in wanted or name == site:
             continue
@@ -164,9 +165,10 @@ def draft(
         column = table.column(name)
         kind, why = kind_of(column, named=chosen is not None)
         is_allowed = bool(why) and kind_of(column, named=True)[0] is not None
-        if kind is not None and mode == "federated" and not _is_sent(column, kind, trains, minimum):
-            rows_with = f"no site has {minimum} training rows with one value"
-            why = f"{rows_with}, so none would be sent; preprocess: local takes it"
+        is_category = kind == "category"
+        if kind is not None and (mode == "federated" or is_category) and not _is_sent(column, kind, trains, minimum):
+            advice = "" if is_category else "; preprocess: local takes it"
+            why = f"no site has {minimum} training rows with one value, so none would be sent{advice}"
         elif kind is not None and not why and chosen is None:
             is_allowed, why = True, _suspicious(column, kind, name in outcomes, tasks, rows.labels, some)
         if why and chosen is not None:
@@ -175,14 +177,20 @@ def draft(
             left_out[name] = why
             allowed |= {name} if is_allowed else set()
         elif kind is not None:
-            inputs[name] = kind if kind != "category" or mode == "federated" else column.distinct
+            inputs[name] = kind
+            if is_category and mode == "local":  # sites send the recipe to each other, so it lists no rare categories
+                sent = {value for train in trains for value in statistics(column, kind, train, minimum).values}
+                inputs[name] = [text for text in column.distinct if text in sent]
+                if rare := len(column.distinct) - len(sent):
+                    few = f"with fewer than {minimum} training rows at every site"
+                    notes.append(f"{name}: {rare} of {len(column.distinct)} categories are not listed: {few}")
     if not inputs and site is not None and len(rows.parts) * minimum > len(table.frame):
         found = f"{len(table.frame):,} rows of {len(rows.parts):,} clients found, expected at least {minimum} for each"
         raise DataError(f"{where}, column {site!r}: {found}; name a column of sites, such as the hospital")
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), rows.notes)
+    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
 
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
