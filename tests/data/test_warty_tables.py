@@ -348,6 +348,23 @@ def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: 
     assert (code, "files 'Oslo.2023.csv' and 'Oslo.2023.tsv' would both be site 'Oslo.2023'" in said) == (2, True), said
 
 
+def test_commas_that_another_file_would_decide_are_refused(tmp_path: Path) -> None:
+    def made(cell: str) -> str:
+        return text(
+            [[*r[1:], f'"{cell}"' if i % 2 else f'"{i},500"'] for i, r in enumerate(rows())], [*HEAD[1:], "chol"]
+        )
+
+    words = ("--labels", "ill", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
+    sites = folder(tmp_path / "s", {"Oslo": made("1,540"), "Rome": made("1700,0")})
+    code, said = command("init", sites, *words)
+    assert (code, "column 'chol': numbers of a form such as 1,000 found at Oslo" in said) == (2, True), said
+    assert "1,540" not in said
+    assert command("init", sites, *words, "--leave-out", "chol")[0] == 0
+    (sites / "Oslo.csv").write_text(made("154,5"))  # settles its own form
+    (tmp_path / "r.yaml").unlink()
+    assert "chol (number)" in command("init", sites, *words)[1]
+
+
 def test_missing_codes_and_empty_files_of_other_sites_are_noted(tmp_path: Path) -> None:
     """The recipe is made at one site, whose table has neither."""
     (tmp_path / "own.csv").write_text(text(rows()))

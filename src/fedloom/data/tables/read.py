@@ -7,7 +7,7 @@ import csv
 import gzip
 import lzma
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -62,6 +62,8 @@ class Table:
     missing: tuple[Code, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences about files without rows."""
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    """Column -> why its commas cannot be read."""
     _columns: dict[str, Column] = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
@@ -70,7 +72,8 @@ class Table:
             raise DataError(f"{self.where}: no column {name!r}.{choices('Found', name, map(str, self.frame.columns))}")
         if name not in self._columns:
             missing = () if name == self.site else self.missing
-            self._columns[name] = Column(self.frame[name], missing, f"{self.where}, column {name!r}")
+            where = f"{self.where}, column {name!r}"
+            self._columns[name] = Column(self.frame[name], missing, where, self.unclear.get(name, ""))
         return self._columns[name]
 
 
@@ -89,13 +92,13 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
     """
     import pandas
 
-    notes: tuple[str, ...] = ()
+    notes, unclear = tuple[str, ...](), dict[str, str]()
     if isinstance(source, pandas.DataFrame):
         frame, where = source.set_axis([str(name) for name in source.columns], axis=1), "the data frame"
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        frame, site, notes = _folder(path, site) if path.is_dir() else (_file(path), site, ())
+        frame, site, notes, unclear = _folder(path, site) if path.is_dir() else (_file(path), site, (), {})
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     if problem := _twice(list(frame.columns)):
@@ -109,7 +112,7 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
             raise DataError(f"{where}, column {name!r}: {problem}")
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and one line per example")
-    return Table(frame.reset_index(drop=True), where, site, tuple(missing), notes)
+    return Table(frame.reset_index(drop=True), where, site, tuple(missing), notes, unclear)
 
 
 def _is_cell(cell: Any) -> bool:
@@ -125,8 +128,9 @@ def _twice(names: Sequence[str]) -> str:
     return ""
 
 
-def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[str, ...]]:
-    """Return the rows of all files of a folder, the column of the sites, and notes about files without rows."""
+def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[str, ...], dict[str, str]]:
+    """Return the rows of all files of a folder, the column of the sites, notes about files without rows, and columns
+    whose commas cannot be read, with the reason."""
     import pandas
 
     files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
@@ -154,7 +158,25 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
     notes = tuple(f"file {name!r} is left out: it has no rows" for name, one in frames.items() if not len(one))
-    return pandas.concat(frames.values(), ignore_index=True), site, notes
+    rows = pandas.concat(frames.values(), ignore_index=True)
+    texts = [name for name in rows.columns if rows[name].dtype.kind == "O"]
+    return rows, site, notes, {name: why for name in texts if (why := _commas(name, frames))}
+
+
+def _commas(column: str, frames: Mapping[str, pandas.DataFrame]) -> str:
+    """Return why the commas of a column cannot be read, or an empty text: one file does not tell whether they are
+    decimal, and in another one they are."""
+    decimal, other = "", ""
+    for name, one in frames.items():
+        texts = [text_of(cell) for cell in one[column].dropna().unique()] if column in one.columns else []
+        if any(_COMMA.fullmatch(text) and not THOUSANDS.fullmatch(text) for text in texts):
+            decimal = decimal or name
+        elif any(THOUSANDS.fullmatch(text) or _POINT.fullmatch(text) for text in texts):
+            other = other or name
+    if not (decimal and other):
+        return ""
+    forms = f"numbers of a form such as 1,000 found at {other}, where the comma may be decimal or not, and"
+    return f"{forms} of a form such as 1000,0 at {decimal}; write numbers alike at all sites, or leave the column out"
 
 
 def _file(path: Path) -> pandas.DataFrame:
@@ -244,10 +266,10 @@ def number_of(text: str, comma: Literal["", "decimal", "thousands"] = "") -> flo
 class Column:
     """One column's cells: as texts or as numbers, whatever they were read as. `where` is for messages."""
 
-    def __init__(self, series: pandas.Series, missing: Sequence[Code] = (), where: str = "") -> None:
+    def __init__(self, series: pandas.Series, missing: Sequence[Code] = (), where: str = "", unclear: str = "") -> None:
         self.name, self.series = str(series.name), series
         self.codes = {text_of(code) for code in missing} | set(_MISSING)
-        self.where = where
+        self.where, self.unclear = where, unclear
 
     def fail(self, problem: str) -> NoReturn:
         """Raise DataError for the column."""
@@ -308,6 +330,8 @@ class Column:
 
     @cached_property
     def _numbers(self) -> tuple[Array, list[str]]:
+        if self.unclear:
+            self.fail(self.unclear)
         if self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value"):
             values = self.series.to_numpy(np.float64)
             codes = [number for code in self.codes if (number := number_of(code)) is not None]
