@@ -412,7 +412,7 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'w'"):
         predict(tmp_path / "run", tmp_path / "less.csv")
     frame().assign(w=["1", "", "old", "?"] * 30).to_csv(tmp_path / "text.csv", index=False)
-    with pytest.raises(DataError, match=r"'w': row 3: a text found, expected a number \(texts in 60 of 120 rows"):
+    with pytest.raises(DataError, match=r"'w': row 3: 'old' found, expected a number \(texts in 60 of 120 rows"):
         predict(tmp_path / "run", tmp_path / "text.csv", "a")
 
 

@@ -214,7 +214,7 @@ class Federation:
         chosen = None if features is None else _several("features", features)
         away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
         plan, split = draft(source, known, site, chosen, away, codes, preprocess, minimum), Split(group=group)
-        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.left_out, ranges)
+        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]

@@ -65,8 +65,13 @@ class Draft:
         """The keys of a recipe's section `data`."""
         tasks = {task: label.model_dump(mode="json", exclude_defaults=True) for task, label in self.tasks.items()}
         section: dict[str, Any] = {"site": self.table.site, "tasks": tasks, "inputs": dict(self.inputs)}
-        section |= {"left_out": dict(self.left_out), "missing": list(self.table.missing), "preprocess": self.mode}
+        section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """The columns that are left out, with reasons that quote no cell: recipes and reports are sent to others."""
+        return {name: _CELLS.sub("", why) for name, why in self.left_out.items()}
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
@@ -76,11 +81,9 @@ class Draft:
             labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
         lines = [f"labels: {', '.join(labels)}", f"inputs: {', '.join(inputs)}"]
-        marks = [name for name, why in self.left_out.items() if why.startswith(MARKS)]
-        cells = [f"{name}: {_perhaps_missing(self.table.column(name))}" for name in marks]
         if asked := [name for name, why in self.left_out.items() if why == ASKED]:
             lines.append(f"left out as asked: {', '.join(asked)}")
-        return [*lines, *self.refused, *cells, *([ALLOW] if self.allowed else []), *self.notes]
+        return [*lines, *self.refused, *([ALLOW] if self.allowed else []), *self.notes]
 
     @property
     def refused(self) -> list[str]:
@@ -93,8 +96,7 @@ class Draft:
 
 
 ASKED = "as asked"
-MARKS = "it has numbers and "
-"""The start of the reason to leave a column out for some texts. Recipes store reasons, so they quote no cell."""
+_CELLS = re.compile(r""",? such as ('([^'\\]|\\.)*'|"([^"\\]|\\.)*")|; if that means missing, .*""")
 ALLOW = "To use such a column, name all inputs with --features; to agree, name it with --leave-out."
 
 
@@ -308,20 +310,20 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
             infinite = text_of(values[np.isinf(values)][0])
             return None, f"it has infinite numbers; if that means missing, name it with --missing {infinite}"
         if len(values) and np.abs(values).max() > 1e150:
-            return None, "it has numbers above 1e150, whose squares are too large to add up"
+            return None, f"it has numbers up to {np.abs(values).max():.3g}, whose squares are too large to add up"
         distinct, whole = len(np.unique(values)), not (values % 1).any()
     if not distinct:
         return None, "no cell has a value"
     if distinct == 1:
         return (None, "it has one value only") if column.present.all() else ("category", "")
     if strange and all(THOUSANDS.fullmatch(text) for text in strange):
-        return None, "the comma in numbers of a form such as 1,000 may be decimal or not; write them without"
+        return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if not named:
         count, words = int(column.present.sum()), _words(column.name)
         if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
         if column.are_numbers_with_more:
-            return None, "it has numbers with something around them, such as a unit; write numbers alone"
+            return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
     if numeric:
@@ -331,8 +333,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     if column.yes is not None:
         return "yes/no", ""
     if 0 < len(strange) < distinct - 5 * len(strange):
-        row = int(np.flatnonzero(column.present & np.isnan(column.numbers))[0]) + 1
-        return None, f"{MARKS}{len(strange)} other text{'s'[: len(strange) > 1]}, such as in row {row}"
+        texts = f"{len(strange)} text{'s'[: len(strange) > 1]}"
+        return None, f"it has numbers and {texts} such as {strange[0]!r}; {_perhaps_missing(column)}"
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
     if (longest := max(map(len, column.distinct))) > LONG:

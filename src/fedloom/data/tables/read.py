@@ -366,9 +366,7 @@ class Column:
     def yes_or_no(self) -> Array:
         """Return 1 for yes, 0 for no, NaN for missing. Raises DataError for a cell that is none of them."""
         if self.yes is None:
-            strange = [text.lower() not in _YES | _NO for text in self.distinct]
-            row = int(np.flatnonzero(self._per_row(strange, False))[0]) + 1 if any(strange) else 1
-            self.fail(f"row {row}: another cell found, expected yes and no, such as 1 and 0 or Y and N, written alike")
+            self.fail(f"{quoted(self.distinct)} found, expected yes and no, such as 1 and 0 or Y and N")
         return self.yes
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
@@ -396,12 +394,12 @@ class Column:
         return None
 
     def finite(self) -> Array:
-        """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite; it
-        quotes no cell, because nodes send errors to the server."""
+        """Return the numbers, NaN where they are missing. Raises DataError for a cell that is none, or infinite."""
         if self.not_numbers:
             rows = np.flatnonzero(self.present & np.isnan(self.numbers))
-            problem = f"a text found, expected a number (texts in {len(rows)} of {len(self.index)} rows)"
-            correct = "correct the cell, or if it means missing, leave it empty or add it to data.missing"
+            text = self.distinct[self.index[rows[0]]]
+            problem = f"{text!r} found, expected a number (texts in {len(rows)} of {len(self.index)} rows)"
+            correct = f"correct the cell, or leave it empty if it is missing (in a recipe: missing: [{text!r}])"
             self.fail(f"row {rows[0] + 1}: {problem}; {TEXTS if self.are_texts else correct}")
         if infinite := int(np.isinf(self.numbers).sum()):
             self.fail(f"expected finite numbers, found {infinite} that are infinite")

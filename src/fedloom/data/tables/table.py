@@ -176,10 +176,7 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
                 column.fail(f"{problem}; the column has {', '.join(column.distinct[:20])}")
             labels[name], strange = column.coded(label.classes)
             if strange:
-                row = (
-                    int(np.flatnonzero((labels[name] < 0) & column.present)[0]) + 1
-                )  # nodes send errors: quote no cell
-                found = f"row {row}: another label found, expected {', '.join(label.classes[:20])}"
+                found = f"the label {strange[0]!r} found, expected {', '.join(label.classes[:20])}"
                 advice = f"add it to data.tasks.{name}.classes, or to data.missing if it means missing"
                 column.fail(f"{found}; {advice}")
     return labels
