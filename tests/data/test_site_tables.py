@@ -260,6 +260,18 @@ def test_local_recipes_list_no_category_of_few_rows() -> None:
     assert "no site has 5 training rows with one value" in draft(few, ["ill"], "site", mode="local").left_out["kind"]
 
 
+def test_a_large_code_is_seen_beside_numbers_up_to_half_of_it() -> None:
+    rng = np.random.default_rng(0)
+
+    def code(values: Any, code: int = 999) -> tuple[int, str] | None:
+        return Column(pandas.Series([*values, code, code, code], dtype=float)).code()
+
+    assert code(rng.normal(200, 30, 300).round()) == (999, "no other is nearly as large")
+    assert code(rng.integers(0, 999, 300)) is None
+    assert code(rng.normal(800, 20, 300).round()) is None
+    assert code(np.clip(rng.lognormal(5, 1, 300), 0, 990)) is None
+
+
 def recipe(path: Path, **more: Any) -> dict[str, Any]:
     data = {"name": "table", "path": str(path), **draft(path, ["ill"], "site").section}
     training = {"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}}

@@ -387,7 +387,9 @@ class Column:
         ends = {values.min(), values.max()} if len(values) else set()
         for code in ends.intersection(CODES_FOR_MISSING):
             others = values[values != code]
-            apart = others.min(initial=0) >= 0 if code < 0 else np.abs(others).max(initial=0) < code / 4
+            most = np.abs(others).max(initial=0)
+            far = most < code / 4 or (most < code / 2 and code - others.mean() > 5 * others.std())
+            apart = others.min(initial=0) >= 0 if code < 0 else far
             if len(values) - len(others) >= 3 and apart:
                 what = "a number" if not len(others) else "below 0" if code < 0 else "nearly as large"
                 return int(code), f"no other is {what}"
