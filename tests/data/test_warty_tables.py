@@ -365,6 +365,17 @@ def test_commas_that_another_file_would_decide_are_refused(tmp_path: Path) -> No
     assert "chol (number)" in command("init", sites, *words)[1]
 
 
+def test_what_sites_code_differently_is_noted(tmp_path: Path) -> None:
+    made = [[s, a, "" if s == "west" else d, "ABC"["abc".index(k)] if s == "north" else k, str(int(y) + (s == "west"))]
+            for s, a, d, k, y in rows()]  # fmt: skip
+    made[0][3] = "B-rare"
+    for said in (init(tmp_path, (text(made), ""))[1], command("show", tmp_path / "t.yaml")[1]):
+        assert "class 2 of ill is only at west, class 0 is not there: do sites code it alike?" in said
+        assert "dose: no value at west" in said
+        assert "kind: categories A, B, C, a, b, c differ only in case" in said
+        assert "rare" not in said
+
+
 def test_missing_codes_and_empty_files_of_other_sites_are_noted(tmp_path: Path) -> None:
     """The recipe is made at one site, whose table has neither."""
     (tmp_path / "own.csv").write_text(text(rows()))

@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import Split, labelled, plain_name, rows_of
+from fedloom.data.tables.table import Split, labelled, plain_name, rows_of, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -192,7 +192,9 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
+    return Draft(
+        table, tasks, inputs, left_out, mode, frozenset(allowed), (*notes, *uneven(table, inputs, rows, minimum))
+    )
 
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:

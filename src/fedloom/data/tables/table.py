@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -231,7 +231,34 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
             if single := [who for who, count in seen.items() if count == 1]:
                 which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
                 notes.append(f"one class only of {which_one} to train on: {_some(single)}")
+            classes = tasks[task].classes or ("no", "yes")
+            notes += _one_sided(about, classes, {who: y[trains[who]] for who in holders})
     return Rows(labels, parts, tuple(notes))
+
+
+def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
+    """Yield a sentence for each site that alone has a class, but lacks one that all other sites have."""
+    has = {site: {*np.unique(y[labelled(y)]).astype(int).tolist()} for site, y in labels.items()}
+    for site, own in has.items() if len(has) > 1 else ():
+        others = [there for who, there in has.items() if who != site]
+        only, lacks = own.difference(*others), set[int].intersection(*others) - own
+        if only and lacks:
+            one, two = (", ".join(classes[each] for each in sorted(some)) for some in (only, lacks))
+            yield f"class {one} of {label} is only at {site}, class {two} is not there: do sites code it alike?"
+
+
+def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows, minimum: int) -> Iterator[str]:
+    """Yield a sentence for each input that some sites lack, or whose categories differ in case only."""
+    for name, stated in inputs.items():
+        column, kind = table.column(name), fitting.kind_of(stated)[0]
+        there = column.present
+        if lacking := [who for who, parts in rows.parts.items() if not there[np.concatenate(parts)].any()]:
+            yield f"{name}: no value at {_some(lacking)}"
+        trains = [train for train, _, _ in rows.parts.values()] if kind == "category" else []
+        known = sorted({text for train in trains for text in fitting.statistics(column, kind, train, minimum).values})
+        folded = [text.casefold() for text in known]
+        if alike := [text for text in known if folded.count(text.casefold()) > 1]:
+            yield f"{name}: categories {', '.join(alike)} differ only in case; write them alike if they mean the same"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -265,6 +292,7 @@ def build(
     """Make the data set of a table that was read."""
     _refuse(table.where, tasks, inputs)
     rows = rows_of(table, tasks, split, seed)
+    rows = replace(rows, notes=(*rows.notes, *uneven(table, inputs, rows, minimum)))
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)
     doubts = codes_in(table, inputs, tasks, rows.parts, minimum)
