@@ -167,7 +167,11 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
         changed(4, lambda i, ill: "" if i % 3 else ill),
         "site 'south' is left out: 0 labelled rows found, at least 1 needed",
     ),
-    "rows that occur twice": (text(rows() + rows()), RUNS),
+    "rows that occur twice": (text(rows() + rows()), "180 rows are identical to others: copies can be in train and"),
+    "patients that occur twice": (
+        column(lambda i: str(i % 45), "patient_id"),
+        "patient_id: 45 values in 90 rows, so rows of one patient can be in train and test",
+    ),
     "lines that end in several ways": (text(rows()).replace("\n", "\r\n", 30), RUNS),
     "old lines of Macintosh": (text(rows(), end="\r"), RUNS),
     "many columns": (

@@ -36,8 +36,9 @@ _TAKEN = {
     *("double", "apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile"),
 }
 """Columns that cannot be a task under their own name, because torch.nn.ModuleDict has an attribute of that name."""
+_SITES = {"hospital", "clinic", "centre", "center"}
 _IDENTIFIERS = {
-    *("hospital", "clinic", "centre", "center", "patient", "subject", "name", "id", "ids", "uid", "uuid", "guid"),
+    *(*_SITES, "patient", "subject", "name", "id", "ids", "uid", "uuid", "guid"),
     *("mrn", "ssn", "identifier", "index", "email", "phone"),
 }
 _OUTCOMES = {
@@ -192,9 +193,8 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    return Draft(
-        table, tasks, inputs, left_out, mode, frozenset(allowed), (*notes, *uneven(table, inputs, rows, minimum))
-    )
+    notes += [*uneven(table, inputs, rows, minimum), *_repeated(table, [*left_out], inputs, len(rows.parts))]
+    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
 
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
@@ -321,8 +321,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     if strange and all(THOUSANDS.fullmatch(text) for text in strange):
         return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if not named:
-        count, words = int(column.present.sum()), _words(column.name)
-        if {*words[:1], *words[-1:]} & _IDENTIFIERS or re.fullmatch(r"column \d+", column.name):
+        count = int(column.present.sum())
+        if _is_identifier(column.name) or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
         if column.are_numbers_with_more:
             return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
@@ -346,6 +346,24 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
 
 def _perhaps_missing(column: Column) -> str:
     return f"if that means missing, name it with --missing '{','.join(column.not_numbers[:10])}'"
+
+
+def _is_identifier(name: str) -> bool:
+    words = _words(name)
+    return bool({*words[:1], *words[-1:]} & _IDENTIFIERS)
+
+
+def _repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], sites: int) -> Iterator[str]:
+    """Yield a sentence for each identifier with repeated values, and one for rows that are identical."""
+    both = "can be in train and test"
+    for column in map(table.column, left_out):
+        values, rows = len(column.distinct), int(column.present.sum())
+        if _is_identifier(column.name) and not {*_words(column.name)} & _SITES and sites < values < rows:
+            yield f"{column.name}: {values:,} values in {rows:,} rows, so rows of one patient {both}"
+    if "number" in inputs.values():  # rows of a few codes are alike by chance
+        cells = table.frame.drop(columns=[] if table.site is None else table.site)
+        if copies := int(cells.duplicated(keep=False).sum()):
+            yield f"{copies:,} rows are identical to others: copies {both}"
 
 
 def _words(name: str) -> list[str]:
