@@ -359,7 +359,8 @@ def _repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], 
     for column in map(table.column, left_out):
         values, rows = len(column.distinct), int(column.present.sum())
         if _is_identifier(column.name) and not {*_words(column.name)} & _SITES and sites < values < rows:
-            yield f"{column.name}: {values:,} values in {rows:,} rows, so rows of one patient {both}"
+            together = f"data.group={column.name} keeps them together"
+            yield f"{column.name}: {values:,} values in {rows:,} rows, so rows of one patient {both}; {together}"
     if "number" in inputs.values():  # rows of a few codes are alike by chance
         cells = table.frame.drop(columns=[] if table.site is None else table.site)
         if copies := int(cells.duplicated(keep=False).sum()):

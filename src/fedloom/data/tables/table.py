@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -239,9 +240,10 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
 def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
     """Yield a sentence for each site that alone has a class, but lacks one that all other sites have."""
     has = {site: {*np.unique(y[labelled(y)]).astype(int).tolist()} for site, y in labels.items()}
+    sites = Counter(each for own in has.values() for each in own)
     for site, own in has.items() if len(has) > 1 else ():
-        others = [there for who, there in has.items() if who != site]
-        only, lacks = own.difference(*others), set[int].intersection(*others) - own
+        only = [each for each in own if sites[each] == 1]
+        lacks = [each for each, count in sites.items() if count == len(has) - 1 and each not in own]
         if only and lacks:
             one, two = (", ".join(classes[each] for each in sorted(some)) for some in (only, lacks))
             yield f"class {one} of {label} is only at {site}, class {two} is not there: do sites code it alike?"
