@@ -215,6 +215,14 @@ def test_an_export_that_was_changed_is_refused(quick: Quick, tmp_path: Path) -> 
         about.write_text(json.dumps({**right, key: wrong}))
         with pytest.raises(StateError, match=rf"export.json.*\n.*{key}|export.json.*{key}"):
             Bundle.read(about.parent)
+    about.write_text(json.dumps(right))
+    weights = about.with_name("model.safetensors")
+    weights.write_bytes((content := weights.read_bytes())[:-1] + bytes([content[-1] ^ 64]))
+    with pytest.raises(StateError, match=r"model.safetensors was changed after the export: its sha256 is \w{64}, "):
+        Bundle.read(about.parent)
+    del right["weights_sha256"]  # an earlier version wrote none
+    about.write_text(json.dumps(right))
+    Bundle.read(about.parent)
 
 
 def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path) -> None:

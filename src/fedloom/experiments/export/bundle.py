@@ -43,7 +43,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.runs.checkpoint import save_tensors
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
-from fedloom.federation.runs.recorded import json_of
+from fedloom.federation.runs.recorded import json_of, sum_of
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
@@ -78,6 +78,8 @@ class About(Section):
     tasks: list[dict[str, Any]]
     table: Preprocessing | None = None
     """The rules by which columns of a table become inputs; None where inputs are no table."""
+    weights_sha256: str | None = None
+    """The checksum of the weights; None where an earlier version wrote the folder."""
 
     def _problems(self) -> Problems:
         for key, values in {"mean": self.mean, "std": self.std}.items():
@@ -151,6 +153,7 @@ def write(
     """Write weights, export.json, other files, and load.py where that loads it, to the folder `out`; return it."""
     out.mkdir(parents=True, exist_ok=True)
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
+    about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
     texts = {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}
     if loader_fits(module, tasks):
         texts[LOADER] = loader(module, about, tasks)
@@ -265,6 +268,12 @@ class Bundle:
                 module = network(recipe, about.input_shape, about.signal, tasks)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{file} does not fit {RECIPE}: {error}") from error
+        stated, (_, checksum) = about.weights_sha256, sum_of(folder / WEIGHTS)
+        if stated not in (None, checksum):
+            raise StateError(
+                f"{folder / WEIGHTS} was changed after the export: its sha256 is {checksum}, expected {stated} as in "
+                f"{ABOUT}; export the run again"
+            )
         with parsing(f"{folder / WEIGHTS}: cannot be read"):
             weights = load_file(folder / WEIGHTS)
         _check_weights(weights, module, folder / WEIGHTS)
