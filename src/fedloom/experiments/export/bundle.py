@@ -268,15 +268,15 @@ class Bundle:
                 module = network(recipe, about.input_shape, about.signal, tasks)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise StateError(f"{file} does not fit {RECIPE}: {error}") from error
+        with parsing(f"{folder / WEIGHTS}: cannot be read"):
+            weights = load_file(folder / WEIGHTS)
+        _check_weights(weights, module, folder / WEIGHTS)
         stated, (_, checksum) = about.weights_sha256, sum_of(folder / WEIGHTS)
         if stated not in (None, checksum):
             raise StateError(
                 f"{folder / WEIGHTS} was changed after the export: its sha256 is {checksum}, expected {stated} as in "
                 f"{ABOUT}; export the run again"
             )
-        with parsing(f"{folder / WEIGHTS}: cannot be read"):
-            weights = load_file(folder / WEIGHTS)
-        _check_weights(weights, module, folder / WEIGHTS)
         module.load_state_dict(weights)
         return Bundle(module.eval(), tasks, recipe, about)
 
