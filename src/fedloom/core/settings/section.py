@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 from urllib.parse import quote
@@ -301,8 +302,11 @@ _LONGEST = 200
 
 
 def folder_name(client: str) -> str:
-    """Return the name of a client's folder: letters outside ASCII are written as %XX, byte by byte."""
-    return quote(client, safe=" ")
+    """Return the name of a client's folder: letters outside ASCII are written as %XX, byte by byte. What would be
+    longer than file systems allow ends in a hash."""
+    whole = quote(client, safe=" ")
+    digest = sha256(client.encode()).hexdigest()[:32]
+    return whole if len(whole) <= _LONGEST else f"{whole[: _LONGEST - 33]}-{digest}"
 
 
 def client_name(name: Any) -> str:
@@ -312,10 +316,9 @@ def client_name(name: Any) -> str:
             f"{found(name)} found, expected a client's name: letters, digits, '_', '-', '.' and spaces, "
             "the first a letter, a digit or '_'"
         )
-    if len(folder_name(name)) > _LONGEST:
+    if len(name) > _LONGEST:
         raise ValueError(
-            f"{found(name)} found, expected a client's name of at most {_LONGEST} characters, "
-            f"of which a letter outside ASCII counts as 6 to 12, found {len(folder_name(name))}"
+            f"{found(name)} found, expected a client's name of at most {_LONGEST} characters, found {len(name)}"
         )
     return name
 

@@ -150,7 +150,12 @@ def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Arr
     if len(absent := np.flatnonzero(column.index < 0)):
         found = f"{len(absent)}, such as row {', '.join(str(row + 1) for row in absent[:3])}"
         column.fail(f"rows without a site found: {found}: fill in the site, or remove them")
-    names = [client_name(re.sub(r"[^\w .-]", "-", text).lstrip(" .-") or "site") for text in column.distinct]
+    names = [re.sub(r"[^\w .-]", "-", text).lstrip(" .-") or "site" for text in column.distinct]
+    for name in names:
+        try:
+            client_name(name)
+        except ValueError as error:
+            column.fail(f"{error}; shorten the site's name")
     folded = [name.casefold() for name in names]
     for name, text in zip(folded, column.distinct, strict=True):
         if (first := column.distinct[folded.index(name)]) != text:
