@@ -480,6 +480,26 @@ def test_a_bundle_of_another_version_is_read_with_a_warning(tmp_path: Path, caps
     assert "export.json: fedloom '99.1' wrote it, and this is fedloom" in capsys.readouterr().err
 
 
+def test_a_run_is_not_exported_with_other_data(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run")
+    changes = {"data set": {"ill": 1 - frame()["ill"]}, "data set, in its inputs,": {"w": frame()["w"] ** 2}}
+    for part, other in changes.items():
+        frame().assign(**other).to_csv(tmp_path / "t.csv", index=False)
+        with pytest.raises(UserError, match=f"run: the {part} has changed since the run began"):
+            export(tmp_path / "run", tmp_path / "b")
+
+
+def test_sites_may_have_long_names_in_any_script(tmp_path: Path) -> None:
+    long = "Городская клиническая больница имени Пирогова"
+    frame().replace({"site": {"a": long}}).to_csv(tmp_path / "t.csv", index=False)
+    fl.run(recipe(tmp_path / "t.csv", method="local"), tmp_path / "run")
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "run")]).exit_code == 0
+    frame().replace({"site": {"a": long * 5}}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match="column 'site': 'Город.* of at most 200 characters, found 225; shorten"):
+        fl.run(recipe(tmp_path / "t.csv"), tmp_path / "longer")
+
+
 def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame().to_csv("predictions.csv", index=False)

@@ -168,7 +168,7 @@ def test_what_is_no_finished_run_on_the_same_data(quick: Quick, tmp_path: Path) 
     changed = shutil.copytree(folder, tmp_path / "changed")
     info = json.loads((changed / "run.json").read_text())
     (changed / "run.json").write_text(json.dumps(info | {"layout_hash": "0", "check": None}))
-    with pytest.raises(StateError, match="changed: the model differs from the one that the run began with"):
+    with pytest.raises(StateError, match="changed: the model has changed since the run began"):
         open_runs([folder, changed])
     (changed / "model.safetensors").unlink()
     with pytest.raises(StateError, match=r"changed has no model\.safetensors: the run has not finished"):

@@ -16,7 +16,7 @@ from fedloom.engines.flower.nodes import build_again
 from fedloom.engines.result import fill, model_file, model_key, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.folder import RunFolder, check_parts
 from fedloom.federation.runs.reader import Run
 from fedloom.models.multitask import MultiTask
 
@@ -70,7 +70,8 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
     """Return (what a finished run was built from, its files), with the data set of `like` where both recipes name the
     same.
 
-    Raises StateError where the folder is not a run's, the run has not finished, or the model is not what it was.
+    Raises StateError where the folder is not a run's, the run has not finished, or the model or the data
+    are not what they were.
     """
     recipe, partition = RunFolder.read(folder)
     model_file(folder)  # asked first, for what follows takes long
@@ -82,8 +83,8 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
 
 def _of_run(folder: Path, built: Built) -> tuple[Built, Run]:
     run = Run.read(folder)
-    if run.info["layout_hash"] != built.layout.hash:
-        raise StateError(f"{folder}: the model differs from the one that the run began with")
+    about = built.about
+    check_parts(folder, {key: about[key] for key in ("layout_hash", "data_hash", "inputs_hash")})
     # the recipe cannot hold a Method that was made in Python, but the run's record has its name
     return replace(built, method=replace(built.method, name=run.label)), run
 

@@ -64,10 +64,11 @@ _UNKNOWN = hashlib.sha256().hexdigest()[:16]
 
 
 def check_parts(path: Path, about: Mapping[str, Any]) -> None:
-    """Raise StateError where data, model, method or partition (`Built.about`) are not those of the run in a folder."""
+    """Raise StateError where data, model, method or partition are not those of the run in a folder. `about` has all or
+    some parts of `Built.about`."""
     before = read_info(path)
     for key, what in _SAME.items():
-        if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
+        if key in about and before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
             raise StateError(
                 f"{path}: the {what} has changed since the run began ({key}: {before.get(key)!r} "
                 f"then, {about[key]!r} now)"
