@@ -500,6 +500,21 @@ def test_sites_may_have_long_names_in_any_script(tmp_path: Path) -> None:
         fl.run(recipe(tmp_path / "t.csv"), tmp_path / "longer")
 
 
+def test_numbers_of_few_rows_are_not_shown(tmp_path: Path) -> None:
+    from fedloom.study.report.records import scores as of_report
+
+    table = frame(120)
+    table = pandas.concat([table[table["site"] != "c"], table[table["site"] == "c"][:15]])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run = fl.run(recipe(tmp_path / "t.csv", method="local"), tmp_path / "run")
+    card = (export(run.folder, tmp_path / "c", client="c") / "README.md").read_text()
+    assert "| test | hidden | <5 to 8 | <5 |" in card
+    assert "| ill | not shown: fewer than 5 test rows |" in card
+    assert "(auc) ↑ |" in (export(run.folder, tmp_path / "a", client="a") / "README.md").read_text()
+    ends = [end[0] for score in of_report(run.run) for end in (score.worst, score.best) if end]
+    assert set(ends) == {"a", "b"}
+
+
 def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame().to_csv("predictions.csv", index=False)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
+from fedloom.core.disclosure import shown
 from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing, unknown, warn
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Positive, Problems, Section, found, hints_of
@@ -378,11 +379,17 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
     owners = {"client": about.client, "task": about.task}
     final = _final(run, about, client)
     values = {} if final is None else _values(final, names)
+    few: list[str] = []
+    if client is not None and table is not None:
+        test = built.federation.clients[client].test
+        few = [task for task in values if 0 < len(test.of(task)) < table.minimum]
+        values = {task: of_task for task, of_task in values.items() if task not in few}
     measured = [["task", "value"]] + [
         [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
         for task, of_task in values.items()
         for metric, value in of_task.items()
     ]
+    measured += [[task, f"not shown: fewer than {table.minimum} test rows"] for task in few if table is not None]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"plain": _plain, "bytes": human_bytes, "rows": _table}
     environment.filters["numbers"] = lambda several: ", ".join(f"{v:.4g}" for v in several)
@@ -400,7 +407,7 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
         own_scale=table is not None and ALL not in table.scales,
         columns=[] if table is None else _columns(table),
         predicted=[] if table is None else _predicted(table, tasks),
-        splits=_splits(built.federation.clients, client),
+        splits=_splits(built.federation.clients, client, 0 if table is None else table.minimum),
         final=final,
         measured=measured,
         loader=LOADER,
@@ -434,18 +441,20 @@ def _predicted(table: Preprocessing, tasks: Sequence[Task]) -> list[list[str]]:
     return rows
 
 
-def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[list[str]]:
-    """Return rows of how many examples the clients have; a part that several share counts once."""
+def _splits(clients: Mapping[str, BuiltClient], client: str | None, minimum: int) -> list[list[str]]:
+    """Return rows of how many examples the clients have; a part that several share counts once. Counts below `minimum`
+    are not shown, nor a sum that contains one."""
     rows = [["part", "examples", "of each client"]]
     for split in ("train", "val", "test"):
         parts = [c.part(split) for c in clients.values()]
         shared = any(part.name == "shared" for part in parts)
         total = sum(len(part) for part in ({id(part): part for part in parts}.values()))
         sizes = sorted({len(part) for part in parts})
-        each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        rows.append([split + (" (shared)" if shared else ""), f"{total:,}", each])
+        each = " to ".join(dict.fromkeys(shown(size, minimum) for size in (sizes[0], sizes[-1])))
+        few = any(0 < size < minimum for size in sizes)
+        rows.append([split + (" (shared)" if shared else ""), "hidden" if few else f"{total:,}", each])
         if client is not None:
-            rows[-1].append(f"{len(clients[client].part(split)):,}")
+            rows[-1].append(shown(len(clients[client].part(split)), minimum))
     if client is not None:
         rows[0].append(f"of client {_plain(client)}")
     return rows

@@ -107,6 +107,7 @@ class Built:
                     "tasks": {n: w for n, (_, w) in c.tasks.items()},
                     "domain": c.domain,
                     **({"train": len(c.train), "val": len(c.val)} if c.counted else {}),
+                    **({"test": len(c.test)} if c.counted and table is not None else {}),
                 }
                 for c in self.federation.clients.values()
             },

@@ -65,7 +65,7 @@ _CLIENT = _open(
     "Client",
     tasks=dict[str, float],
     domain=_Maybe[str | None],
-    **dict.fromkeys(("train", "val"), _Maybe[Natural]),
+    **dict.fromkeys(("train", "val", "test"), _Maybe[Natural]),
 )
 _CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]])
 _INFO = _open(

@@ -264,9 +264,11 @@ def curves(run: Run) -> tuple[Curves, ...]:
 
 
 def scores(run: Run) -> tuple[Score, ...]:
-    """Return the primary metrics first, on test data before validation data; then the others."""
-    scores = []
+    """Return the primary metrics first, on test data before validation data; then the others. Of a table, no value of a
+    client with fewer rows in that part than the minimum."""
+    scores, minimum = [], minimum_of(run)
     for split in ("test", "val"):
+        few = {name for name, about in run.info["clients"].items() if about.get(split, minimum) < minimum}
         try:
             final = run.final(split)
         except StateError:
@@ -277,8 +279,9 @@ def scores(run: Run) -> tuple[Score, ...]:
                 direction = run.direction(task, metric)
                 entries = {c or EVERYBODY: e for (c, t, m), e in each.items() if (t, m) == (task, metric)}
                 mine = {client: number_of(entry["value"]) for client, entry in entries.items()}
+                shown = {client: value for client, value in mine.items() if client not in few}
                 several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
-                low, high = (worst(mine, of) if several else None for of in ("max", "min"))
+                low, high = (worst(shown, of) if several else None for of in ("max", "min"))
                 ends = (low, high) if direction == "max" else (high, low)
                 judging, data = metric == run.info["tasks"][task]["primary"], ", ".join(final.data)
                 about = (task, metric, direction, split, final.round, final.model, data, mean, len(mine))
