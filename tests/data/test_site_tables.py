@@ -515,6 +515,17 @@ def test_numbers_of_few_rows_are_not_shown(tmp_path: Path) -> None:
     assert set(ends) == {"a", "b"}
 
 
+def test_predict_says_which_file_it_expects(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    bundle = export(fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run").folder, tmp_path / "b")
+    assert "Input: features, 5, standardised as below" in (bundle / "README.md").read_text()
+    gone = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(tmp_path / "no.png")])
+    assert "no.png does not exist" in str(gone.exception or gone.output)
+    (tmp_path / "t.xlsx").touch()
+    other = CliRunner().invoke(app, ["predict", str(bundle), str(tmp_path / "t.xlsx")])
+    assert "expected a table (.csv" in str(other.exception or other.output)
+
+
 def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame().to_csv("predictions.csv", index=False)
@@ -543,6 +554,11 @@ def test_predict_warns_of_values_that_training_did_not_see(tmp_path: Path, capsy
     predict(tmp_path / "run", tmp_path / "s.csv")
     said = capsys.readouterr().err
     assert "'kind': 110 of 120 rows have a value that the model does not know ('U', 'V', 'W'). Known: u, v, w" in said
+    frame().assign(x=frame()["x"] / 100 + 10, w=None).to_csv(tmp_path / "u.csv", index=False)
+    predict(tmp_path / "run", tmp_path / "u.csv")
+    units = capsys.readouterr().err
+    assert re.search("'x': the column's mean is [34].* standard deviations from .*: check the unit", units)
+    assert "'w': 120 of 120 rows are missing; in training no site had 5 missing ones" in units
     assert re.search("'x': 1 of 120 rows have a number more than 10 standard .* [(]such as 729; mean 4\\d", said)
 
 

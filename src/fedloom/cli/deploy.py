@@ -82,6 +82,9 @@ def predict(
     """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
     from fedloom.data.tables.read import is_table
 
+    for path in files:
+        if not path.exists():
+            raise UserError(f"predict: {path} does not exist: expected a table or images")
     of_rows = is_table(files[0])
     file = out or Path("predictions.csv" if of_rows else "predictions.png")
     inputs = [one for path in files for one in (path, *path.glob("*")) if one.exists()]

@@ -322,7 +322,7 @@ def pretrained_file(architecture: str) -> Path:
 
 def _read(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a weights file, without the prefix that distributed training adds."""
-    with parsing(f"weights file {file}: cannot be read"):
+    with parsing(f"weights file {file}: expected a safetensors file, or a state_dict that torch saved"):
         try:
             is_safe = file.suffix == ".safetensors"
             content: Any = load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)

@@ -28,6 +28,8 @@ Declared = Kind | Sequence[str]
 Scale = tuple[FiniteFloat, Positive]
 LEAST = 0.05
 """The least standard deviation that statistics with noise may give, over half the range."""
+OFF = 3
+"""A column's mean so many standard deviations from the mean of training looks like another unit."""
 FAR = 10
 """A number so many standard deviations from the mean looks like another unit or a lost decimal comma."""
 ALL = ""
@@ -215,7 +217,8 @@ class Preprocessing(Section):
         """Return inputs (N x F, float32) of a table's rows, or of the `rows` named.
 
         `which` is the position of the site of each of the rows among `sites`. `tell` gets a sentence for each column
-        with categories that are not known, which count as none of the known ones, or with numbers `FAR` from the mean.
+        with categories that are not known, which count as none of the known ones, or with numbers `FAR` from the mean,
+        a mean `OFF` from that of training, or with many more missing cells.
         Raises DataError for an absent column, a cell that is no number where one is expected, and a row of a site whose
         own numbers are not known.
         """
@@ -249,7 +252,19 @@ class Preprocessing(Section):
                     what = f"rows have a number more than {FAR} standard deviations from the mean of training"
                     of = f"{values[far[0]]:.6g}; mean {mean[far[0]]:.6g}, standard deviation {std[far[0]]:.6g}"
                     tell(f"{column.where}: {len(far)} of {len(rows)} {what} (such as {of})")
+                there = out[~absent, place]
+                off = float(there.mean(dtype=np.float64)) if len(there) >= 5 else 0.0
+                if each.kind == "number" and abs(off) > OFF:
+                    of = f"{values[~absent].mean():.6g}; mean of training {mean.mean():.6g}"
+                    tell(
+                        f"{column.where}: the column's mean is {abs(off):.3g} standard deviations from the mean of "
+                        f"training (mean {of}): check the unit"
+                    )
                 place, scaled = place + 1, scaled + 1
+            lost = int(absent.sum())
+            if lost and (lost == len(rows) or not each.indicator and lost >= max(5, len(rows) / 5)):
+                none = "" if each.indicator else f"; in training no site had {self.minimum} missing ones"
+                tell(f"{column.where}: {lost} of {len(rows)} rows are missing{none}")
             if each.indicator:
                 out[:, place] = absent
                 place += 1
@@ -298,8 +313,9 @@ def combine(
     for name, stated in declared.items():
         kind, values = kind_of(stated)
         if not totals[name].count:
+            what = "a value" if kind == "number" else "the same value"
             advice = "leave the column out, lower data.minimum, or set data.preprocess: local"
-            raise DataError(f"{where}, column {name!r}: {some} the same value, so no site sends counts: {advice}")
+            raise DataError(f"{where}, column {name!r}: {some} {what}, so no site sends counts: {advice}")
         values = values or (tuple(sorted(totals[name].values)) if kind == "category" else ())
         inputs.append(Input(column=name, kind=kind, values=values, indicator=totals[name].missing > 0))
     for name, label in tasks.items():

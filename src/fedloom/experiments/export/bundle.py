@@ -288,6 +288,8 @@ class Bundle:
         """
         library = need("PIL.Image", "vision")
         shape = tuple(self.about.input_shape)
+        if self.about.table is not None:
+            raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
         if not is_image(shape):
             raise UserError(f"{file}: the model takes inputs of shape {shape}, which are not images")
         channels, height, width = shape
