@@ -262,7 +262,7 @@ class Preprocessing(Section):
                     )
                 place, scaled = place + 1, scaled + 1
             lost = int(absent.sum())
-            if lost and (lost == len(rows) or not each.indicator and lost >= max(5, len(rows) / 5)):
+            if lost and (lost == len(rows) or (not each.indicator and lost >= max(5, len(rows) / 5))):
                 none = "" if each.indicator else f"; in training no site had {self.minimum} missing ones"
                 tell(f"{column.where}: {lost} of {len(rows)} rows are missing{none}")
             if each.indicator:
