@@ -82,7 +82,9 @@ def test_an_answer_about_something_else_is_dropped(go: Go, field: str) -> None:
     assert event["why"].startswith(f"{field}: expected")
 
 
-def test_a_node_that_fails_says_why(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_fails_says_why_in_its_own_log(
+    go: Go, homes: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     honest = Node.train
 
     def train(self: Node, head: Any, tree: Any) -> Any:
@@ -91,7 +93,12 @@ def test_a_node_that_fails_says_why(go: Go, monkeypatch: pytest.MonkeyPatch) -> 
         return honest(self, head, tree)
 
     monkeypatch.setattr(Node, "train", train)
-    assert all("the disk is full" in event["why"] for event in events(go("training.rounds=1").folder))
+    found = events(go("training.rounds=1").folder)
+    assert {event["why"] for event in found} == {
+        "its node says \"the node failed (OSError): the node's log says more\""
+    }
+    assert "the disk is full" in capsys.readouterr().err
+    assert any("the disk is full" in (Path(each["home"]) / "audit.jsonl").read_text() for each in homes.values())
 
 
 def test_a_node_may_be_silent_or_gone_and_come_back(go: Go) -> None:

@@ -16,7 +16,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
-from fedloom.errors import DataError, StateError
+from fedloom.errors import DataError, StateError, UserError
 from fedloom.experiments.export.bundle import export
 from fedloom.experiments.export.predictions import predict
 from fedloom.federation.recipes.loader import load
@@ -157,6 +157,32 @@ def test_a_site_may_forbid_statistics(folder: Path, tmp_path: Path, more: dict[s
     lines = (folder.parent / "nodes" / "aachen" / "audit.jsonl").read_text()
     assert {json.loads(line)["what"] for line in lines.splitlines()} >= {"policy", "refuse"}
     assert "statistics" not in {json.loads(line)["what"] for line in lines.splitlines()}
+
+
+@pytest.mark.parametrize("column", ["x", "ill"])
+def test_a_cell_that_cannot_be_read_stays_at_its_site(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str
+) -> None:
+    configs = homes(folder)  # the sections are drafted of the good tables
+    table = pandas.read_csv(folder / "aachen.csv").astype({column: object})
+    table.loc[3, column] = "Anna Mueller"
+    table.to_csv(folder / "aachen.csv", index=False)
+    recipe, out = load({**RECIPE, **MODEL}, ("runtime.flower.min_clients=2",)), tmp_path / "run"
+    run(recipe, out, engine=OverGrid(LocalGrid(client_app(recipe), configs), out))
+    (event,) = [event for event in events(out) if event["event"] == "begins without some"]
+    assert "the site's data or settings do not fit the run: the node's log says more" in event["why"]
+    said, audit = capsys.readouterr(), Path(configs[9]["home"]) / "audit.jsonl"
+    everywhere = said.out + "".join(file.read_text("utf-8", "ignore") for file in out.rglob("*") if file.is_file())
+    assert "Anna" not in everywhere
+    assert "aachen.csv" not in everywhere
+    assert "Anna Mueller" in said.err
+    assert "Anna Mueller" in json.loads(audit.read_text().splitlines()[-1])["why"]
+
+
+def test_a_recipe_with_data_of_its_own_is_refused_where_a_node_has_data(folder: Path, tmp_path: Path) -> None:
+    recipe = load({**RECIPE, **MODEL, "data": {**section(folder), "path": str(folder)}, "partition": "own"})
+    with pytest.raises(UserError, match="has data of its own, and the recipe has data: table, expected data: nodes"):
+        run(recipe, tmp_path / "run", engine=OverGrid(LocalGrid(client_app(recipe), homes(folder)), tmp_path / "run"))
 
 
 def test_a_code_for_missing_at_a_site_is_known_before_statistics_are_sent(folder: Path) -> None:

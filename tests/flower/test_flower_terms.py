@@ -164,7 +164,9 @@ def test_a_node_whose_record_was_changed_trains_no_more(
     file.write_text(file.read_text().replace('"run": "0"', '"run": "2"'))
     with pytest.raises(UserError, match="2 of 3 nodes reported"):
         go("training.rounds=1", "runtime.flower.min_clients=3")
-    assert "the content does not match its hash" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "the content does not match its hash" in said.err
+    assert str(file) not in said.out
     file.unlink()
 
 

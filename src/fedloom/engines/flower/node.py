@@ -8,6 +8,7 @@ server's), metrics.jsonl and, in the end, model.safetensors.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -74,6 +75,9 @@ from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
 _RUN = re.compile(r"[0-9a-f]{16}")
+_LOG = "the node's log says more"
+_UNFIT = f"the site's data or settings do not fit the run: {_LOG}"
+"""The only words about an error of the site's own files that the server gets."""
 _STATISTICS = "statistics.json"
 """The file in a node's home with what it sent of its table, with noise."""
 
@@ -138,6 +142,11 @@ class Node:
         if terms is not None:
             self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
             terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
+        if self.config.data is not None and recipe.data.name != "nodes":
+            raise RefusedError(
+                f"client {self.client!r} has data of its own, and the recipe has data: {recipe.data.name}, "
+                "expected data: nodes"
+            )
         method = method_of(recipe)
         agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
         if self.config.data is None:
@@ -330,11 +339,11 @@ class Node:
         name = f"round-{marker['node']}"
         file = folder.path / f"{name}.json"
         if not file.is_file():
-            raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} in {folder.path}")
+            raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} of run {folder.path.name}")
         state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
         digest, now = self.digests.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
         if digest not in (None, now):
-            raise RefusedError(f"{folder.path / name} was changed: expected checksum {digest}, found {now}")
+            raise RefusedError(f"{name} of run {folder.path.name} was changed: expected checksum {digest}, found {now}")
         if "task" in marker:
             state = state.get("tasks", {}).get(marker["task"], {})
         return state
@@ -418,8 +427,12 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 if changes not in offers:
                     offers[changes] = Offer.of(recipe, changes)
                 accept(offers[changes], config.terms, audit)
+                try:
+                    bench = bench_of(changes)
+                except RecipeError as error:  # of the server's text alone, so the server may read it
+                    raise RefusedError(str(error)) from None
                 digests = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
-                node = Node(home, config, bench_of(changes), audit, digests)
+                node = Node(home, config, bench, audit, digests)
                 head = head_of(message.content)
                 tree, numbers = what(node, head, decode(message.content))
                 context.state["fedloom"] = flwr.ConfigRecord(digests)
@@ -428,15 +441,17 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                     about |= signed(node.home, str(head["nonce"]), node.client)
                     about["withheld"] = " ".join(sorted(node.withheld))
                 content = encode(tree, {**about, "client": node.client, "fedloom": __version__}, numbers)
-            except (RecipeError, RefusedError) as error:
+            except RefusedError as error:  # it quotes what the server sent, or the site's terms
                 if audit is not None:
                     audit.note("refuse", why=plain(str(error), 500))
                 content = encode(None, {"error": str(error)})
-            except UserError as error:
-                content = encode(None, {"error": str(error), "again": True})
-            except Exception as error:
-                traceback.print_exc()  # for the node's operator; the server learns what happened, not where
-                content = encode(None, {"error": f"{type(error).__name__}: {error}", "again": True})
+            except Exception as error:  # its text may quote a cell, a row or a path of the site: it stays here
+                traceback.print_exc()
+                with contextlib.suppress(Exception):  # the audit file may be what is wrong
+                    if audit is not None:
+                        audit.note("refuse", why=plain(f"{type(error).__name__}: {error}", 500))
+                why = _UNFIT if isinstance(error, UserError) else f"the node failed ({type(error).__name__}): {_LOG}"
+                content = encode(None, {"error": why} | ({} if isinstance(error, RecipeError) else {"again": True}))
             return flwr.Message(content, reply_to=message)
 
         return handle
