@@ -64,6 +64,8 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
         assert all(good for good, _ in found.values()), found
         assert recipe.runtime.flower.keys[name] in found["node"][1]
         assert "--superlink fl.clinic.example:9191" in (kit / "start.sh").read_text()
+    wrong = next(text for what, _, text in findings(out / "server", None, None, None, None) if what == "app")
+    assert wrong.endswith(f"the app is {out / 'server' / 'app'}")
     secret = [path for path in out.rglob("*") if path.suffix == ".key" or path.name in ("auth", "key")]
     assert len(secret) == 7
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
@@ -75,7 +77,8 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"address": "a b; rm -rf /"}, "address"),
+        ({"address": "a b; rm -rf /"}, "address: 'a b; rm -rf /' found, expected a host name or IPv4 address"),
+        ({"recipe": "digits-tasks"}, "data: digits found, expected data: nodes, for site 'clinic' has data"),
         ({"sites": {"../up": {}}}, "sites"),
         ({"sites": {"server": {}}}, "the name 'server' is reserved"),
         ({"sites": {"a": {"terms": {"rounds": 0}}}}, "rounds"),

@@ -304,7 +304,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         if parts:
             lines.append(f"{client} {'; '.join(parts)}.")
     lines.append(
-        f"Each verdict is for one task and client alone: of {tested} intervals, about {tested * 0.05:.0f} exclude 0 "
+        f"Each verdict is for one task and client alone: of {tested} intervals, about {tested * 0.05:.1f} exclude 0 "
         "by chance."
     )
     lines += [

@@ -73,6 +73,9 @@ def _versions() -> str:
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
     """Return (Flower's section of pyproject.toml, the recipe's path)."""
     file = app / "pyproject.toml"
+    if not file.is_file():
+        hint = f"; the app is {app / 'app'}" if (app / "app").is_dir() else ""
+        raise UserError(f"{file}: not found, expected the file of a Flower app{hint}")
     try:
         flwr: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]
         package = str(flwr["components"]["clientapp"]).split(":")[0].split(".")[0]

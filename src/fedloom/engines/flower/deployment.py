@@ -56,7 +56,7 @@ class Sites(Section):
 
     recipe: str
     """A packaged recipe, or a file beside sites.yaml."""
-    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", description="a host name or IPv4 address")]
     """The server's name or IPv4 address, as the sites reach it."""
     port: Annotated[int, Field(ge=1, le=65535)] = 9092
     sites: Annotated[dict[ClientId, dict[str, Any]], Field(min_length=1)]
@@ -142,7 +142,10 @@ def provision(file: Path, out: Path) -> list[Path]:
         checked(NodeConfig, node, f"{file}, site {name!r}")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
-    load(recipe)  # what is wrong with it is said before anything is written
+    source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written
+    for name, node in nodes.items():
+        if "data" in node and source != "nodes":
+            raise RecipeError(f"{recipe}: data: {source} found, expected data: nodes, for site {name!r} has data")
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
     values = {"env": " ".join(f"{key}={value}" for key, value in QUIET.items())}
