@@ -19,7 +19,7 @@ from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.pages import sentences, slope, tiles_of
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Curves
-from fedloom.study.statistics import Estimate, Verdict
+from fedloom.study.statistics import Verdict
 from fedloom.study.watch import now
 from report_support import NASTY, Page, write_files
 
@@ -51,19 +51,17 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
     assert "After 3 rounds 3 of 4 clients are better than with local (median +21 %)." in text
-    assert re.search(r"\+15 % \(\S+ to \d+, includes 0\)", text)  # 20, 22, 24 and -6 %
+    assert "+15 % (\u22126 % to +24 %)" in text.replace("\xa0", " ")  # 20, 22, 24 and -6 %: the clients' range
+    assert "includes 0" not in text
     assert "(median +21 %). The training loss still falls by 10 % per round.Compared" in text, "two sentences"
     assert "Compared with local, which was found beside this run." in text
     assert "best c 0.6200" in text
     assert "A change is the mean over the clients of the task, each compared with itself under local" in text
     assert "worst d 0.4700" in text
     (tile,) = tiles_of(collect(folder))  # type: ignore[arg-type]
-    of = Estimate.of([20, 22, 24, -6])
     assert tile.score.mean == pytest.approx(0.575)
     assert tile.change is not None
-    assert (tile.change.mean, tile.change.half) == pytest.approx((of.mean, of.half))
-    ends = f"{of.mean - of.half:.0f}\u00a0to\u00a0{of.mean + of.half:.0f}".replace("-", "\u2212")
-    assert f"0.5750 +15 % ({ends.replace(chr(0xA0), ' ')}, includes 0)" in text
+    assert tile.change == pytest.approx((15, -6, 24))
     rows = rows_of(figures_of(collect(folder))["gains"].views[0].chart)  # type: ignore[arg-type]
     assert [row["name"] for row in rows if "text" in row] == ["c", "b", "a", "d"]
     assert [row["text"][:-2] for row in rows if "text" in row] == ["+24", "+22", "+20", "\u22126"]
@@ -199,7 +197,6 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 
 def test_sentences() -> None:
-    open_ = Estimate(5, 6, 3)
     verdicts = {"x": Verdict("yes"), "z": Verdict("cannot tell"), "w": Verdict("no", True), "v": Verdict("no")}
     assert words.of_methods(verdicts, {"Local"}, 1.0, 3) == (
         "x is better than Local; w is worse than Local; v is not better than Local by 1 % or more; the seeds cannot "
@@ -208,8 +205,10 @@ def test_sentences() -> None:
     assert words.of_methods({}, {"Local"}, 1.0, 1) == ""
     assert words.listed("abcde") == "a, b, c, d and e"
     assert words.listed("abcdef") == "a, b, c, d and 2 more"
-    assert words.interval(open_) == "\u22121.0 to 11.0"
-    assert words.interval(Estimate(-52, 51.6, 3)) == "\u2212103.6 to \u22120.4"  # no 0 at an end that excludes it
+    spread = words.spread_of([0.0, -52.0, math.nan])
+    assert spread == (-26, -52, 0)
+    assert words.ends(spread) == "\u221252\u00a0% to ±0\u00a0%"
+    assert words.ends(words.Spread(0, 0, 0)) == ""
     assert words.trend(0.01) == "The training loss no longer changes."
     assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% per round."
     assert (

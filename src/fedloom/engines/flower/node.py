@@ -339,7 +339,7 @@ class Node:
         name = f"round-{marker['node']}"
         file = folder.path / f"{name}.json"
         if not file.is_file():
-            raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} of run {folder.path.name}")
+            raise RefusedError(f"client {self.client!r} has no state of {name} of run {folder.path.name}")
         state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
         digest, now = self.digests.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
         if digest not in (None, now):

@@ -77,8 +77,8 @@ class Tile:
     score: Score
     constant: float | None
     """The score of the constant prediction; None where the page compares with a run."""
-    change: Estimate | None
-    """The mean over clients of the change against the base, in percent."""
+    change: words.Spread | None
+    """The changes of the clients against the base."""
     spark: tuple[str, str]
     """The paths of the run and of the baseline."""
 
@@ -87,7 +87,7 @@ def tiles_of(report: RunReport) -> list[Tile]:
     """Return the result of each task, on the first split that has its own metric."""
     base = report.against
     each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
-    changes = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
+    changes = {task: words.spread_of(of) for task, of in each.items()}
     judged, constant = primary(report.curves), report.run.constant if base is None else {}
     lines = report.constant_lines if base is None else base.over_rounds
     first: dict[str, Score] = {}
@@ -219,13 +219,18 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
         "found": report.base_found,
         "sentences": sentences(report, tiles),
         "tiles": tiles,
-        "gains": base and base.delta_of and Estimate.of(list(base.delta_of.values())),
+        "gains": base and base.delta_of and words.spread_of(base.delta_of.values()),
         "several": base is not None and any(len(set(of)) > 1 for of in base.by_client.values()),
         "final": _scores(f"final-table{end}", own, base) if own else None,
         "others": _scores(f"others-table{end}", others, base) if others else None,
         "deltas": base
         and [(percent(delta), split, words.count(n, "task")) for split, (delta, n) in base.deltas.items()],
         "lowest": _lowest(report.scores, base),
+        "gaps": [
+            f"{gap}, {split} data."
+            for split in dict.fromkeys(s.split for s in report.scores)
+            for gap in report.run.final(split).gaps()
+        ],
         "about": base and _table(f"base-table{end}", ("the baseline", ""), base.facts, 1),
         "worse": _worse(f"worse-table{end}", base) if base is not None and base.each else None,
         "losses": _losses(base) if base is not None and base.each else [],

@@ -279,12 +279,13 @@ def scores(run: Run) -> tuple[Score, ...]:
                 direction = run.direction(task, metric)
                 entries = {c or EVERYBODY: e for (c, t, m), e in each.items() if (t, m) == (task, metric)}
                 mine = {client: number_of(entry["value"]) for client, entry in entries.items()}
+                known = [value for value in mine.values() if not math.isnan(value)]
                 shown = {client: value for client, value in mine.items() if client not in few}
-                several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
+                several = len(set(known)) > 1  # one model on shared data serves no client worse than another
                 low, high = (worst(shown, of) if several else None for of in ("max", "min"))
                 ends = (low, high) if direction == "max" else (high, low)
                 judging, data = metric == run.info["tasks"][task]["primary"], ", ".join(final.data)
-                about = (task, metric, direction, split, final.round, final.model, data, mean, len(mine))
+                about = (task, metric, direction, split, final.round, final.model, data, mean, len(known))
                 scores.append(Score(*about, ends[0], judging, ends[1], run.unit(task, metric)))
     return tuple(sorted(scores, key=lambda score: not score.primary))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
 
 from fedloom.study.results import SPOKEN
-from fedloom.study.statistics import Estimate, Verdict
+from fedloom.study.statistics import Verdict
 
 STILL = 0.05
 """Percent per round below which a loss counts as unchanged."""
@@ -73,22 +75,23 @@ def change(percent: float) -> str:
     return f"{sign}{size}\u00a0%"
 
 
-def interval(of: Estimate) -> str:
-    """Format '4 to 18', '' where there is none."""
-    if math.isnan(of.half):
-        return ""
-    # no end is finer than the interval is wide
-    places = 0 if of.half == 0 else max(0, 1 - math.floor(math.log10(of.half)))
-    exact = of.mean - of.half, of.mean + of.half
-    while excludes_zero(of) and any(round(end, places) == 0 for end in exact) and places < 6:
-        places += 1  # an interval without 0 does not end there
-    ends = (round(end, places) + 0.0 for end in exact)  # + 0.0: no minus before a 0
-    return " to ".join(f"{end:.{places}f}".replace("-", "\u2212") for end in ends)
+class Spread(NamedTuple):
+    """The changes of several clients, in percent."""
+
+    mean: float
+    low: float
+    high: float
 
 
-def excludes_zero(of: Estimate | None) -> bool | None:
-    """Return whether an interval excludes 0; None where there is no interval."""
-    return None if of is None or math.isnan(of.half) else abs(of.mean) > of.half
+def spread_of(changes: Iterable[float]) -> Spread | None:
+    """Return mean, smallest and largest of the changes that are known; None where none is."""
+    known = [value for value in changes if not math.isnan(value)]
+    return Spread(fmean(known), min(known), max(known)) if known else None
+
+
+def ends(of: Spread) -> str:
+    """Format the smallest and the largest change; '' where they are equal."""
+    return "" if of.low == of.high else f"{change(of.low)} to {change(of.high)}"
 
 
 def metric(name: str, unit: str = "") -> str:
