@@ -94,9 +94,7 @@ def test_a_node_that_fails_says_why_in_its_own_log(
 
     monkeypatch.setattr(Node, "train", train)
     found = events(go("training.rounds=1").folder)
-    assert {event["why"] for event in found} == {
-        "its node says \"the node failed (OSError): the node's log says more\""
-    }
+    assert {event["why"] for event in found} == {'its node says "the node failed (OSError): the node\'s log says more"'}
     assert "the disk is full" in capsys.readouterr().err
     assert any("the disk is full" in (Path(each["home"]) / "audit.jsonl").read_text() for each in homes.values())
 

@@ -15,6 +15,7 @@ from sklearn import metrics as sk
 import fedloom as fl
 from fedloom.core.errors import RecipeError
 from fedloom.models.tasks.labels import BINS, CLASSES, NUMBERS
+from fedloom.study.report import collect
 from fedloom.study.statistics import FRACTIONS
 from fedloom.tasks import Classification, Depth, Regression
 
@@ -161,6 +162,9 @@ def test_a_site_with_one_class_has_no_value_and_all_sites_together_have_one(site
     table = result.table()
     assert "auc of ill: no value at 1 of 3 clients (c)" in table
     assert "pooled: over the examples of all of them" in table
+    scores = {score.metric: score.clients for score in collect(result.folder).scores if score.task == "ill"}
+    assert (scores["auc"], scores["accuracy"]) == (2, 3)
+    assert "auc of ill: no value at 1 of 3 clients (c), test data." in fl.report(result.folder).read_text("utf-8")
 
 
 def test_a_recipe_names_metrics_and_tables_show_both_values(sites, tmp_path):

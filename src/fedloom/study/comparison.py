@@ -29,6 +29,9 @@ CSV = (
 )
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
+ONE_SEED = "One seed: no interval, so this decides nothing."
+_LONG = 60
+"""Letters of a label's keys beyond which those of the data set are left out."""
 _RULE = 2  # letters between two columns
 
 
@@ -125,7 +128,7 @@ class Comparison(HasTable):
             texts = ((Best if c.label in best else str)(c.cells[row].of_metric(row.metric)) for c in self.columns)
             lines.append((f"{row}{' †' if row.task in self.excluded else ''}", *texts))
         if self.base is not None:
-            deltas = ("base" if c.delta is None else c.delta.signed for c in self.columns)
+            deltas = ("base" if c.label == self.base else c.delta.signed if c.delta else "" for c in self.columns)
             lines.append((f"Δm % against {self.base}", *deltas))
         if any(known := [c.last_loss for c in self.columns]):
             lines.append(("last training loss", *known))
@@ -203,7 +206,8 @@ def compare(
         tuple(about_delta),
     )
     moving = [MOVING] if any(c.is_moving for c in columns) else []
-    more = (*notes, *about_delta, *pairings, *moving)
+    single = not alone and all(len(c.runs) == 1 for c in columns)
+    more = (*notes, *about_delta, *pairings, *moving, *([ONE_SEED] if single else []))
     return Comparison(tuple(columns), results, None if alone else reference.label, more)
 
 
@@ -218,7 +222,10 @@ def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetr
 
 
 def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
-    """Return the column with Delta_m per seed; tasks that have no change go to the notes."""
+    """Return the column with Delta_m per seed, unless data differ; tasks that have no change go to the notes."""
+    if any(run.seed in base.runs and _data(run) != _data(base.runs[run.seed]) for run in column.runs.values()):
+        notes.append(f"No Δm of {column.label}: its data are not those of {base.label}.")
+        return column
     average = {row.task: of.mean for row, of in base.cells.items()}
     paired, left_out = base.values.keys() & column.values.keys(), set[str]()
     deltas = []
@@ -235,6 +242,10 @@ def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], not
             f"Δm of {column.label} leaves out {', '.join(sorted(left_out))}: the base is 0 or undefined there."
         )
     return replace(column, delta=Estimate.of(deltas, column.ratio), pairing=pairing)
+
+
+def _data(run: Run) -> Any:
+    return run.info.get("data_hash")
 
 
 def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
@@ -307,10 +318,14 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     short = shortened({key for keys in shown for key in keys})
     labels = []
     for run, keys in zip(firsts, shown, strict=True):
-        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in keys)
+        said = {key: f"{short[key]}={value_at(run.recipe, key)}" for key in keys}
+        if len(", ".join(said.values())) > _LONG:
+            said = {key: text for key, text in said.items() if not key.startswith("data.")}
+        detail = ", ".join(said.values())
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
+    distinct = len({run.folder.name for run in firsts}) == len(firsts)
     return [
-        f"{label} [{run.folder}]" if labels.count(label) > 1 else label
+        f"{label} [{run.folder.name if distinct else run.folder}]" if labels.count(label) > 1 else label
         for label, run in zip(labels, firsts, strict=True)
     ]
 
