@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 import fedloom as fl
 from fedloom.core.errors import RecipeError
 from fedloom.models.tasks.labels import BINS, CLASSES, NUMBERS
-from fedloom.study.report import collect
+from fedloom.study.report import collect, write
 from fedloom.study.statistics import FRACTIONS
 from fedloom.tasks import Classification, Depth, Regression
 
@@ -165,7 +165,7 @@ def test_a_site_with_one_class_has_no_value_and_all_sites_together_have_one(site
     mine = [s for s in collect(result.folder).scores if (s.task, s.split) == ("ill", "test")]
     scores = {score.metric: score.clients for score in mine}
     assert (scores["auc"], scores["accuracy"]) == (2, 3)
-    assert "auc of ill: no value at 1 of 3 clients (c), test data." in fl.report(result.folder).read_text("utf-8")
+    assert "auc of ill: no value at 1 of 3 clients (c), test data." in write(result.folder).read_text("utf-8")
 
 
 def test_a_recipe_names_metrics_and_tables_show_both_values(sites, tmp_path):
