@@ -70,6 +70,11 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
     ),
     "a code for missing": (changed(1, lambda i, age: "-9" if i % 5 == 0 else age), RUNS, ("--missing", "-9")),
     "a mark for missing": (changed(1, lambda i, age: "?" if i % 9 == 0 else age), "age (number)", ("--missing", "?")),
+    "a code that no cell has": (
+        changed(1, lambda i, age: "-9" if i % 5 == 0 else age),
+        "no cell is -99: does another code mean missing?",
+        ("--missing", "-99", "--features", "age,dose,kind"),
+    ),
     "a mark that is not named": (
         changed(1, lambda i, age: "?" if i % 9 == 0 else age),
         "left out: age: it has numbers and 1 text such as '?'; if that means missing, name it with --missing '?'",

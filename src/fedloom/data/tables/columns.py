@@ -193,6 +193,8 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
+    cells = {text_of(cell) for name in names for cell in table.frame[name].unique()} if missing else set()
+    notes += [f"no cell is {code!r}: does another code mean missing?" for code in missing if text_of(code) not in cells]
     notes += [*uneven(table, inputs, rows, minimum), *_repeated(table, [*left_out], inputs, len(rows.parts))]
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
 
