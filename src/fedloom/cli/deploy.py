@@ -82,9 +82,7 @@ def predict(
     """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
     from fedloom.data.tables.read import is_table
 
-    for path in files:
-        if not path.exists():
-            raise UserError(f"predict: {path} does not exist: expected a table or images")
+    absent = next((path for path in files if not path.exists()), None)
     of_rows = is_table(files[0])
     file = out or Path("predictions.csv" if of_rows else "predictions.png")
     inputs = [one for path in files for one in (path, *path.glob("*")) if one.exists()]
@@ -93,6 +91,8 @@ def predict(
     if of_rows:
         if len(files) > 1:
             raise UserError(f"predict: {len(files)} files found, expected one table")
+        if absent is not None:
+            raise UserError(f"predict: {absent} does not exist: expected a table")
         from fedloom.experiments.export.predictions import predict as of_table
 
         predictions = of_table(model, files[0], client)
@@ -107,7 +107,10 @@ def predict(
     from fedloom.data.drawing import save
     from fedloom.experiments.export.bundle import Bundle
 
-    texts, picture = Bundle.read(model).predict(files)
+    bundle = Bundle.read(model)
+    if absent is not None:
+        raise UserError(f"predict: {absent} does not exist: expected images")
+    texts, picture = bundle.predict(files)
     save(picture, file)
     said = [(image, words) for image, words in zip(files, texts, strict=True) if words]
     lines = [f"{image}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for image, words in said]

@@ -323,9 +323,8 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
             said = {key: text for key, text in said.items() if not key.startswith("data.")}
         detail = ", ".join(said.values())
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
-    distinct = len({run.folder.name for run in firsts}) == len(firsts)
     return [
-        f"{label} [{run.folder.name if distinct else run.folder}]" if labels.count(label) > 1 else label
+        f"{label} [{run.folder}]" if labels.count(label) > 1 else label
         for label, run in zip(labels, firsts, strict=True)
     ]
 

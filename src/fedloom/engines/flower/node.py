@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -446,7 +447,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                     audit.note("refuse", why=plain(str(error), 500))
                 content = encode(None, {"error": str(error)})
             except Exception as error:  # its text may quote a cell, a row or a path of the site: it stays here
-                traceback.print_exc()
+                print(error, file=sys.stderr) if isinstance(error, UserError) else traceback.print_exc()
                 with contextlib.suppress(Exception):  # the audit file may be what is wrong
                     if audit is not None:
                         audit.note("refuse", why=plain(f"{type(error).__name__}: {error}", 500))
