@@ -237,7 +237,7 @@ def test_what_was_lost_is_said_and_a_run_in_vain_has_no_verdict(tmp_path):
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
         info = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps({**info, "status": "nothing learned"}))
-    said = "D / B +DEA lost updates or rounds at seeds 0, 2; at seed 0: the run learned nothing: "
+    said = "D / B +DEA lost updates or rounds at seeds 0, 2; at seed 0: nothing learned in the run: "
     said += "every update of every round was dropped, or every round was lost; 1 update dropped "
     said += "(a 1; no reason recorded); 1 round lost."
     results = of_grid(grid, folder)

@@ -221,8 +221,8 @@ class Run:
         status = self.info["status"]
         dropped = [event for event in events if event["event"] == "update dropped"]
         lost = sum(event["event"] == "round lost" for event in events)
-        ended = "learned nothing" if status == NOTHING else status
-        parts = [f"the run {ended}: {IN_VAIN[status]}"] if status in IN_VAIN else []
+        ended = "nothing learned in the run" if status == NOTHING else f"the run {status}"
+        parts = [f"{ended}: {IN_VAIN[status]}"] if status in IN_VAIN else []
         if dropped:
             clients = Counter(str(event.get("client", "a client")) for event in dropped)
             names = ", ".join(f"{client} {count}" for client, count in clients.most_common(5))
