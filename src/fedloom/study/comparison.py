@@ -17,7 +17,7 @@ from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, human_bytes
 from fedloom.study.output import Best, HasTable, Records, Table, Value, span
-from fedloom.study.results import MOVING, Column, Results, Side, at_constant, note, troubles
+from fedloom.study.results import MOVING, Column, Results, Side, at_constant, note, same_data, troubles
 from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
@@ -223,7 +223,7 @@ def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetr
 
 def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
     """Return the column with Delta_m per seed, unless data differ; tasks that have no change go to the notes."""
-    if any(run.seed in base.runs and _data(run) != _data(base.runs[run.seed]) for run in column.runs.values()):
+    if any(seed in base.runs and not same_data(run, base.runs[seed]) for seed, run in column.runs.items()):
         notes.append(f"No Δm of {column.label}: its data are not those of {base.label}.")
         return column
     average = {row.task: of.mean for row, of in base.cells.items()}
@@ -242,10 +242,6 @@ def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], not
             f"Δm of {column.label} leaves out {', '.join(sorted(left_out))}: the base is 0 or undefined there."
         )
     return replace(column, delta=Estimate.of(deltas, column.ratio), pairing=pairing)
-
-
-def _data(run: Run) -> Any:
-    return run.info.get("data_hash")
 
 
 def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:

@@ -232,6 +232,11 @@ def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
     return Results(title, split, sides, columns, pairs, *more, by_domain, grid.smallest)
 
 
+def same_data(one: Run, other: Run) -> bool:
+    """Return whether two runs have the same data set."""
+    return bool(one.info.get("data_hash") == other.info.get("data_hash"))
+
+
 def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
     """Yield a note on each method that lost updates or rounds."""
     for (data, *_), side in sides.items():

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.output import HasTable, Records, Table, Value
-from fedloom.study.results import STILL, Combination, Results, Side, unsettled_among
+from fedloom.study.results import STILL, Combination, Results, Side, same_data, unsettled_among
 from fedloom.study.statistics import (
     EXACT,
     LEVEL,
@@ -377,7 +377,7 @@ def refusal(one: Side, base: Side, seeds: Sequence[int]) -> str:
     """Return why the seeds of two methods are not pairs, or not replicates; '' where they are both."""
     for seed in seeds:
         mine, theirs = one.runs[seed], base.runs[seed]
-        if mine.info.get("data_hash") != theirs.info.get("data_hash"):
+        if not same_data(mine, theirs):
             return f"not the same data set at seed {seed}"
         alike = mine.info.get("partition_hash") == theirs.info.get("partition_hash")
         if not alike and (_shares(mine) is None or _shares(mine) != _shares(theirs)):

@@ -305,8 +305,9 @@ def folder_name(client: str) -> str:
     """Return the name of a client's folder: letters outside ASCII are written as %XX, byte by byte. What would be
     longer than file systems allow ends in a hash."""
     whole = quote(client, safe=" ")
-    digest = sha256(client.encode()).hexdigest()[:32]
-    return whole if len(whole) <= _LONGEST else f"{whole[: _LONGEST - 33]}-{digest}"
+    if len(whole) <= _LONGEST:
+        return whole
+    return f"{whole[: _LONGEST - 33]}-{sha256(client.encode()).hexdigest()[:32]}"
 
 
 def client_name(name: Any) -> str:

@@ -256,10 +256,11 @@ def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) 
 
 def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows, minimum: int) -> Iterator[str]:
     """Yield a sentence for each input that some sites lack, or whose categories differ in case only."""
+    whole = {who: np.concatenate(parts) for who, parts in rows.parts.items()}
     for name, stated in inputs.items():
         column, kind = table.column(name), fitting.kind_of(stated)[0]
         there = column.present
-        if lacking := [who for who, parts in rows.parts.items() if not there[np.concatenate(parts)].any()]:
+        if lacking := [who for who, own in whole.items() if not there[own].any()]:
             yield f"{name}: no value at {_some(lacking)}"
         trains = [train for train, _, _ in rows.parts.values()] if kind == "category" else []
         known = sorted({text for train in trains for text in fitting.statistics(column, kind, train, minimum).values})

@@ -447,11 +447,15 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                     audit.note("refuse", why=plain(str(error), 500))
                 content = encode(None, {"error": str(error)})
             except Exception as error:  # its text may quote a cell, a row or a path of the site: it stays here
-                print(error, file=sys.stderr) if isinstance(error, UserError) else traceback.print_exc()
+                if isinstance(error, UserError):
+                    why = _UNFIT
+                    print(error, file=sys.stderr)
+                else:
+                    why = f"the node failed ({type(error).__name__}): {_LOG}"
+                    traceback.print_exc()
                 with contextlib.suppress(Exception):  # the audit file may be what is wrong
                     if audit is not None:
                         audit.note("refuse", why=plain(f"{type(error).__name__}: {error}", 500))
-                why = _UNFIT if isinstance(error, UserError) else f"the node failed ({type(error).__name__}): {_LOG}"
                 content = encode(None, {"error": why} | ({} if isinstance(error, RecipeError) else {"again": True}))
             return flwr.Message(content, reply_to=message)
 
