@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import fedloom
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
-from sites_support import SITES, Go, events, recipe, trained
+from fedloom.experiments.export.bundle import Bundle, export
+from fedloom.experiments.export.finished import reopen
+from sites_support import SITES, Go, Server, events, recipe, trained
 
 pytest.importorskip("flwr")
 
@@ -51,6 +56,38 @@ def test_a_server_without_data(go: Go, homes: dict[int, dict[str, str]], changes
             assert any(whole)
     labels = json.loads((result.folder / "partition.json").read_text())["labels"]
     assert labels == {site: {task: [0] for task in tasks} for site, tasks in SITES.items()}  # nobody has told
+
+
+def test_a_node_exports_its_own_model_of_images(go: Go, homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    """Only the node knows how its images are scaled."""
+    result = go("method=fedavg")
+    with pytest.raises(UserError, match="only the nodes know how their inputs are scaled"):
+        export(result.folder, tmp_path / "server")
+    shutil.rmtree(result.folder)
+    result = go("method=fedper", "model.heads=own")
+    run_id = json.loads((result.folder / "flower.json").read_text())["run"]
+    home = next(Path(config["home"]) for config in homes.values() if config["home"].endswith("clinic"))
+    with pytest.raises(StateError, match="has no model, because each node keeps its client's"):
+        export(result.folder, tmp_path / "server", client="clinic")
+    bundle = Bundle.read(export(home / "runs" / run_id, tmp_path / "bundle"))
+    images = np.load(home.parent / "clinic.npz")["x_test"]
+    Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")
+    x, _ = bundle.input(tmp_path / "digit.png")
+    assert bundle.about.mean == pytest.approx([np.load(home.parent / "clinic.npz")["x_train"].mean() / 255], rel=0.1)
+    (texts, _), built = bundle.predict([tmp_path / "digit.png"]), reopen(home / "runs" / run_id)[0]
+    assert texts[0]["digit"].startswith("class ")
+    client = built.federation.clients["clinic"]
+    shown = client.test.examples.batch(client.test.index[:1], torch.device("cpu"))
+    assert torch.allclose(x[None], shown[0], atol=1e-5)
+
+
+def test_a_node_at_work_has_no_finished_run(homes: dict[int, dict[str, str]]) -> None:
+    server = Server(homes)
+    server.train()
+    file = server.home("clinic") / "runs" / server.at.run_id / "run.json"
+    file.write_text("{}")
+    server.train(round=2)
+    assert not file.exists()
 
 
 def test_answers_do_not_depend_on_node_ids(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:

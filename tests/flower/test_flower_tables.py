@@ -22,6 +22,7 @@ from fedloom.experiments.export.predictions import predict
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.reader import Run
 from sites_support import RECIPE, events, trained
 
 pytest.importorskip("flwr")
@@ -140,6 +141,74 @@ def test_a_run_over_tables_at_nodes_goes_on(folder: Path, tmp_path: Path) -> Non
     grid = LocalGrid(client_app(recipe), homes(folder))
     result = resume(tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
     assert (result.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [("method=fedavg",), ("method=ditto",), ("method=fedper", "model.heads=own"), ("method=matu",), ("peers={}",)],
+)
+def test_a_site_ends_with_a_run_folder_of_its_own(folder: Path, tmp_path: Path, changes: tuple[str, ...]) -> None:
+    result = over_nodes(folder, tmp_path / "run", *changes)
+    (own,) = (folder.parent / "nodes" / "bonn" / "runs").iterdir()
+    mine = Run.read(own)
+    assert (mine.is_finished, [*mine.info["clients"]]) == (True, ["bonn"])
+    measured = [str(row) for row in result.run.rows() if row["client"] == "bonn"]
+    assert measured
+    assert sorted(map(str, mine.rows())) == sorted(measured)
+    of_site = predict(own, folder / "bonn.csv")
+    if changes == ("method=fedavg",):
+        pandas.testing.assert_frame_equal(of_site, predict(result.folder, folder / "bonn.csv"))
+    task = "ill" if changes == ("method=matu",) else None
+    bundle = predict(export(own, tmp_path / "bundle", task=task), folder / "bonn.csv")
+    pandas.testing.assert_frame_equal(bundle, of_site[bundle.columns])
+    assert "as client bonn recorded it" in (tmp_path / "bundle" / "README.md").read_text()
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(app, ["report", str(own), "--out", str(page)]).exit_code == 0
+    with (folder / "bonn.csv").open("a") as table:
+        table.write("1,u,0,1\n")
+    with pytest.raises(StateError, match="the data set has changed since the run began"):
+        export(own, tmp_path / "changed", task=task)
+
+
+def test_a_server_that_dies_at_the_end_lets_its_sites_finish_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = OverGrid.export
+
+    def export_then_die(self: OverGrid, built: Any, state: Any) -> Any:
+        honest(self, built, state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OverGrid, "export", export_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        over_nodes(folder, tmp_path / "run", "method=ditto")
+    monkeypatch.setattr(OverGrid, "export", honest)
+    (own,) = (folder.parent / "nodes" / "bonn" / "runs").iterdir()
+    rows, models = sorted(map(str, Run.read(own).rows())), (own / "model.safetensors").read_bytes()
+    recipe = load({**RECIPE, **MODEL}, ("method=ditto",))
+    resume(tmp_path / "run", engine=OverGrid(LocalGrid(client_app(recipe), homes(folder)), tmp_path / "run"))
+    assert sorted(map(str, Run.read(own).rows())) == rows
+    assert (own / "model.safetensors").read_bytes() == models
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": [{"kind": "os.system", "name": "ill"}]}, "kind 'os.system' found, expected one of"),
+        ({"config": {"client": "bonn", "data": "evil:data"}}, r"evil:data.*\nNothing was imported"),
+        ({"config": {"client": "../x"}}, "config.client: '../x' found, expected"),
+        ({"more": 1}, "more: unknown key"),
+    ],
+)
+def test_a_sites_run_folder_names_nothing_that_runs(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    over_nodes(folder, tmp_path / "run", "training.rounds=1")
+    (own,) = (folder.parent / "nodes" / "bonn" / "runs").iterdir()
+    file = own / "node.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UserError, match=message):
+        export(own, tmp_path / "bundle")
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,16 @@ def test_other_peers_keep_it_to_themselves(quick: Callable[..., Result], monkeyp
         expected = {k: v for k, v in before[1].items() if before[1]["peer"] == "all-0" or k not in known}
         assert (round_, now) == (before[0], expected)
     assert quality(few.run)["neighbours with the same tasks"].keys() == {1, 2}
+
+
+def test_metrics_come_after_a_torn_line(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"round": 1, "metrics": [], "events": []}\n{"round": 2, "met')
+    more = {"client": "a", "task": "t", "metric": "f1", "model": "global", "split": "test", "value": 0.5}
+    with RunFolder(tmp_path) as folder:
+        folder.add_metrics(1, [more])
+        folder.add_metrics(2, [more])
+    assert [(line["round"], len(line["metrics"])) for line in lines_of(file)] == [(1, 1), (2, 1)]
+    file.write_text('{"round": [], "metrics": []}\n[]\n')
+    with RunFolder(tmp_path) as folder, pytest.raises(StateError, match="expected the JSON of rounds, one a line"):
+        folder.add_metrics(1, [more])

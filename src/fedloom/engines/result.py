@@ -152,12 +152,14 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
 
     The key "" is the global model; other keys are names of clients, or task/NAME if each task has a model.
 
-    Raises StateError if the run has not saved a model yet.
+    Raises StateError if the run has not saved a model yet, or if only its nodes have the models.
     """
     models: dict[str, dict[str, Tensor]] = {}
     file = model_file(folder)
     with parsing(f"{file}: cannot be read"):
         tensors = load_file(file)
+    if not tensors:
+        raise StateError(f"{folder} has no model, because each node keeps its client's: use runs/RUN in a node's home")
     for key, tensor in tensors.items():
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor

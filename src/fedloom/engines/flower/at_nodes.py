@@ -43,7 +43,7 @@ from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.measure import named, wanted
+from fedloom.federation.rounds.measure import named, used, wanted
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.round import Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
@@ -522,17 +522,23 @@ class AtNodes:
             now.ledger.up[name], now.ledger.down[name] = results[name].up, results[name].down
         return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
 
-    def export(self, state: State) -> dict[str, Tensor]:
-        """Return the global models. The nodes write personal ones, which may have private parts."""
+    def export(self, state: State, everywhere: bool) -> dict[str, Tensor]:
+        """Return the global models. The nodes write their clients' own, which may have private parts, and with
+        `everywhere` the global ones that these use."""
         built = self.built
         model, tensors = FlatModel.copy_of(built.module), dict[str, Tensor]()
-        own: dict[str, list[State]] = {}
         for prefix, (client, one) in wanted(built, state).items():
             if one.name == "global":
                 tensors |= named(built, model, client, one, state["round"], prefix)
-            else:
-                own.setdefault(client, []).append({**vars(one), "message": message_tree(one.message), "prefix": prefix})
-        contents = {client: self._content(client, state["round"], {"models": each}) for client, each in own.items()}
+        contents = {}
+        for client in built.federation.clients:
+            models = [
+                {**vars(one), "message": message_tree(one.message), "prefix": prefix}
+                for prefix, one in used(built, state, client).items()
+                if everywhere or one.name != "global"
+            ]
+            if models:
+                contents[client] = self._content(client, state["round"], {"models": models})
         for _ in self._answers("query.export", contents, state["round"]):
             pass
         return tensors

@@ -136,7 +136,7 @@ class Flower(Engine):
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return all models: the nodes' files are on this machine too."""
-        tensors = self.at.export(state)
+        tensors = self.at.export(state, everywhere=False)
         for home in self.homes.values():
             file = home / "runs" / self.at.run_id / "model.safetensors"
             if file.is_file():
@@ -181,8 +181,8 @@ class OverGrid(Flower):
         return self.nodes
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the global models; each node has its client's own models."""
-        return self.at.export(state), labels(built, state)
+        """Return the global models; each node has all that its client uses."""
+        return self.at.export(state, everywhere=True), labels(built, state)
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:

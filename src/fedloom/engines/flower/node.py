@@ -3,7 +3,7 @@
 A node trains and measures on its client's data, and keeps its state in its own files.
 
 A home folder has node.yaml and, for each run, runs/RUN/ with the client's states, bytes.jsonl (the same entries as the
-server's), metrics.jsonl and, in the end, model.safetensors.
+server's) and metrics.jsonl. In the end it is a run folder of this client alone, with the models that it uses.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.flower.nodes import (
+    AT_NODE,
+    AtNode,
     NodeConfig,
     NodeReport,
     about,
@@ -175,9 +177,7 @@ class Node:
             ledger.up[self.client] = count_bytes(*built.parts, self.client, done.payload)
             ledger.down[self.client] = count_bytes(*built.parts, self.client, message)
             ledger.add("local training", done.seconds)
-            folder.cut(round_ - 1)
-            line = {"round": round_, "metrics": [], "train": train_records([done]), "seconds": ledger.seconds}
-            folder.write_round(line, ledger.bytes)
+            self._note(folder, round_, train_records([done]), ledger)
         return done.payload.tree(), self._numbers(built, done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
@@ -194,9 +194,7 @@ class Node:
             left = take_turn(built, worker, folder, self._peer_state(built, folder, marker), job)
             if left.state is not None:
                 self._keep(folder, left.state, round_, marker)
-                folder.cut(round_ - 1)
-                line = {"round": round_, "metrics": [], "train": left.train, "seconds": left.ledger.seconds}
-                folder.write_round(line, left.ledger.bytes)
+                self._note(folder, round_, left.train, left.ledger)
         answer = {
             "peer_messages": left.peer_messages,
             "records": left.records,
@@ -209,10 +207,7 @@ class Node:
         return answer, {**self._numbers(built, left.done), "finite": int(left.done.payload.finite)}
 
     def evaluate(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """Measure models on this client's data.
-
-        Scores that the site withholds stay in its own metrics.jsonl, and the answer says so.
-        """
+        """Measure models on this client's data, for its own metrics.jsonl, and for the server if it may have scores."""
         built, worker = self._at(head)
         jobs = read_jobs(built, self.client, head["round"], tree)
         names, splits = [job["name"] for job in jobs], [job["split"] for job in jobs]
@@ -227,10 +222,8 @@ class Node:
                 key, scores = worker.evaluate(EvalJob(**job))
                 numbers |= self._flat(str(key), scores)
                 records += records_of(built.federation.clients[self.client], name, job["split"], scores, job["tasks"])
-            if "scores" not in self.withheld:
-                return {}, numbers
             folder.add_metrics(head["round"], records)
-        return {"withheld": True}, {}
+        return ({"withheld": True}, {}) if "scores" in self.withheld else ({}, numbers)
 
     def _scored(self, tree: Mapping[str, Any]) -> bool:
         """Return whether to measure the model right after training."""
@@ -262,7 +255,7 @@ class Node:
         }
 
     def export(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """Write model.safetensors with this client's own models."""
+        """Write the models that this client uses, and what makes the folder one that reading and exporting take."""
         built, worker = self._at(head)
         models = read_models(built, self.client, tree)
         tensors: dict[str, Tensor] = {}
@@ -272,6 +265,10 @@ class Node:
                 model = Model(one["name"], one["tasks"], message, state, one["task"])
                 tensors |= named(built, worker.model, self.client, model, head["round"], one["prefix"])
             folder.save_model(tensors, labels(built, {"round": head["round"]}))
+            if self.config.data is not None:
+                at_node = AtNode(config=self.config.model_copy(update={"terms": None}), tasks=json.loads(head["tasks"]))
+                checkpoint.write_text(folder.path / AT_NODE, at_node.model_dump_json(indent=1))
+            folder.close_run(built.recipe, built.dealt, built.about, head["round"])
         self.audit.note("export", run=str(head["run"]), round=head["round"])
         return {}, {}
 
@@ -315,7 +312,14 @@ class Node:
     def _folder(self, head: Mapping[str, Any]) -> RunFolder:
         path = self.run_folder(str(head["run"]))
         path.mkdir(parents=True, exist_ok=True)
+        (path / "run.json").unlink(missing_ok=True)  # of a run that goes on; `export` writes it again
         return RunFolder(path)
+
+    def _note(self, folder: RunFolder, round_: int, train: list[Record], ledger: Ledger) -> None:
+        """Write the line of a round that this client has trained in."""
+        folder.cut(round_ - 1)
+        line = {"round": round_, "cohort": [self.client], "metrics": [], "train": train, "seconds": ledger.seconds}
+        folder.write_round({**line, "events": []}, ledger.bytes)
 
     def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
         """Return the message and the state that a model is loaded from; at a peer both are its own."""

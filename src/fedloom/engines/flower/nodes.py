@@ -19,6 +19,7 @@ from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
 from fedloom.core.settings.section import ClientId, Section, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import section_of
 from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
@@ -34,7 +35,7 @@ from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, P
 from fedloom.federation.rounds.measure import unmeasured
 from fedloom.federation.rounds.privacy import terms_of
 from fedloom.federation.runs.checkpoint import write_text
-from fedloom.federation.runs.recorded import digest_of, json_of
+from fedloom.federation.runs.recorded import digest_of, json_of, read_info
 from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.labels import Regression
@@ -43,6 +44,8 @@ from fedloom.models.tasks.task import Task
 T = TypeVar("T", bound=Section)
 REPORTS = "nodes.json"
 """The file of a run folder that has the reports of nodes with their own data."""
+AT_NODE = "node.json"
+"""The file of a run folder at a node that has data of its own."""
 
 _MOST = 10_000_000
 """Most examples of one split of a client."""
@@ -120,6 +123,13 @@ class NodeConfig(Section):
         value = read(path, kind="node", follow=False).value
         admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
         return checked(NodeConfig, value, str(path))
+
+
+class AtNode(Section):
+    """node.json: a node's config without its terms, and the tasks of the whole federation."""
+
+    config: NodeConfig
+    tasks: tuple[dict[str, Any], ...]
 
 
 def checked(kind: type[T], value: Any, where: str) -> T:
@@ -412,6 +422,20 @@ def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Bui
     except (OSError, TypeError, ValueError, UserError) as error:
         raise StateError(f"{file} cannot be read: {error}") from error
     return build_from(recipe, reports, partition, fitted), reports
+
+
+def build_alone(recipe: Recipe, folder: Path) -> Built:
+    """Build the recipe of a run folder at a node, with the data of this node.
+
+    Raises StateError where a file of the folder is not what was written, RecipeError where it names code.
+    """
+    file, info = folder / AT_NODE, read_info(folder)
+    value = json_of(file)
+    admit(names_in(value), Origin.FOLDER, str(file), info.get("origins"))
+    at_node = section_of(AtNode, value, str(file), StateError)
+    table = info.get("table")
+    fitted = None if table is None else section_of(Preprocessing, table, f"{folder / 'run.json'}, table", StateError)
+    return build_at(recipe, at_node.config, tuple(map(as_task, at_node.tasks)), fitted)
 
 
 def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...], fitted: Preprocessing | None = None) -> Built:

@@ -35,6 +35,7 @@ from fedloom.data.drawing import Cell, grid, label
 from fedloom.data.inputs import FORMATS
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
+from fedloom.engines.flower.nodes import Elsewhere
 from fedloom.engines.result import model_key, trained_models
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
@@ -127,6 +128,8 @@ def export(
     clients = built.federation.clients
     if client is not None and client not in clients:
         raise UserError(f"{run}: no client {client!r}.{choices('Clients', client, clients)}")
+    if client is None and len(clients) == 1:
+        (client,) = clients  # as at a node
     held = [t for t in built.federation.tasks if client is None or t.name in clients[client].tasks]
     if task is not None and task not in {t.name for t in held}:
         names = [t.name for t in held]
@@ -210,9 +213,12 @@ def _inputs(
 ) -> tuple[Examples, list[float] | None, list[float] | None]:
     """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
     federation, part = built.federation, built.dataset.test
-    if built.recipe.data.name == "nodes":
+    if isinstance(part, Elsewhere):
         if built.dataset.table is None:
-            raise UserError("data: nodes: only the nodes know how their inputs are scaled, unless these are tables")
+            raise UserError(
+                "data: nodes: only the nodes know how their inputs are scaled, unless these are tables; export "
+                "runs/RUN in a node's home"
+            )
         return part, None, None
     holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in tasks]
     tests = [holder.test.of(task.name).index for holder, task in zip(holders, tasks, strict=True)]

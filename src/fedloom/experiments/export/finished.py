@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core.errors import StateError
 from fedloom.core.layout import Layout
-from fedloom.engines.flower.nodes import build_again
+from fedloom.engines.flower.nodes import AT_NODE, build_again, build_alone
 from fedloom.engines.result import fill, model_file, model_key, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
@@ -75,6 +75,8 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
     """
     recipe, partition = RunFolder.read(folder)
     model_file(folder)  # asked first, for what follows takes long
+    if (folder / AT_NODE).is_file():
+        return _of_run(folder, build_alone(recipe, folder))
     if recipe.data.name == "nodes":
         return _of_run(folder, build_again(recipe, folder, partition)[0])
     same = like is not None and (like.recipe.data, like.recipe.seed) == (recipe.data, recipe.seed)

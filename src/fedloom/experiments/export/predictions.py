@@ -228,10 +228,11 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
         raise UserError(f"{folder}: no client {client!r}. {listed('Clients', client, clients)}")
     tasks = [task_of(name, label) for name, label in table.tasks.items()]
     models, shape = trained_models(folder), (len(table.names),)
+    alone = next(iter(clients)) if len(clients) == 1 else None  # as at a node
     modules: dict[str, MultiTask] = {}
 
     def chosen(site: str, task: str) -> MultiTask | None:
-        who = client or (site if site in clients else None)
+        who = client or (site if site in clients else alone)
         key = model_key(models, who, task)
         if key is None:
             whose = f"site {site!r} is no client of the run" if site != EVERYONE else "the rows have no site"

@@ -128,7 +128,7 @@ class Built:
             names = (*names, "personal")
         return names
 
-    @property
+    @cached_property
     def dealt(self) -> dict[str, Any]:
         """The contents of partition.json: who holds which examples, and how many of each class."""
         labels = {row["client"]: row["labels"] for row in self.partition.table(self.pool)}

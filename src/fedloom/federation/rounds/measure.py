@@ -366,14 +366,20 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
     """Return prefix -> (client, model): each of a run's models once."""
     models_by_prefix: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
-        models = models_for(built, state, client)
-        shared = {m.task for m in models if m.name == "global"} if built.method.turn.by_task else set()
-        for one in models:
-            if one.name == "personal" and one.task in shared:
-                continue  # this is the task's model after the codec
-            prefix = "" if one.name == "global" else f"client/{client}/"
-            models_by_prefix.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
+        for prefix, one in used(built, state, client).items():
+            models_by_prefix.setdefault(prefix, (client, one))
     return models_by_prefix
+
+
+def used(built: Built, state: State, client: str) -> dict[str, Model]:
+    """Return prefix -> model: each model that a client uses once."""
+    models = models_for(built, state, client)
+    shared = {m.task for m in models if m.name == "global"} if built.method.turn.by_task else set()
+    return {
+        ("" if one.name == "global" else f"client/{client}/") + (f"task/{one.task}/" if one.task else ""): one
+        for one in models
+        if one.name == "global" or one.task not in shared  # else it is the task's model after the codec
+    }
 
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:

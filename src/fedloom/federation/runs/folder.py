@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from fedloom.federation.runs.recorded import (
     RUNNING,
     checksum,
     json_of,
+    line_of,
     lines_of,
     no_run,
     packed,
@@ -145,6 +147,13 @@ class RunFolder:
         checkpoint.write_text(path / "recipe.yaml", dump(recipe))
         keep_run(code.name for code in recipe.code)
         return folder
+
+    def close_run(self, recipe: Recipe, partition: Mapping[str, Any], about: Mapping[str, Any], round_: int) -> None:
+        """Make the folder one of a finished run, where no other process can resume it: a node's."""
+        checkpoint.write_text(self.path / "partition.json", json.dumps(partition))
+        checkpoint.write_text(self.path / "recipe.yaml", dump(recipe))
+        keep_run(code.name for code in recipe.code)
+        self.describe(about, "finished", round_)
 
     @staticmethod
     def read(path: Path) -> tuple[Recipe, Partition]:
@@ -266,7 +275,9 @@ class RunFolder:
         none."""
         names = ("client", "task", "metric", "model", "split")
         path = self.path / _METRICS
-        line = {"metrics": [], **next((one for one in lines_of(path) if one["round"] == round_), {"round": round_})}
+        if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            self.cut(sys.maxsize)  # a crash tore the last line
+        line = {"metrics": [], **(line_of(path, round_) or {"round": round_})}
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
         if more:

@@ -308,7 +308,7 @@ class Run:
         """
         sent = 8 * self.bytes_total()["up"]
         tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
-        times = sum(tasks.get(client, 1) for line in self.rounds for client in line["cohort"])
+        times = sum(tasks.get(client, 1) for line in self.rounds for client in line.get("cohort", ()))
         return sent / times if times else math.nan
 
     def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:

@@ -349,6 +349,24 @@ def recipe_of(folder: Path) -> dict[str, Any]:
     return recipe
 
 
+_NO_LINE = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+"""Errors from reading a line that is no round's."""
+
+
+def line_of(file: Path, round_: int) -> Mapping[str, Any] | None:
+    """Return the newest line of a round in a JSON-lines file, looked for from the end; None where it has none."""
+    for text in reversed(file.read_bytes().splitlines()) if file.is_file() else ():
+        try:
+            if json.loads(text)["round"] != round_:
+                continue
+            value = unpacked(json.loads(text))
+        except _NO_LINE as error:
+            raise StateError(f"{file}: expected the JSON of rounds, one a line: {error}") from None
+        check(file.name, value, str(file))
+        return value
+    return None
+
+
 def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
     """Return the rounds in a JSON-lines file. A round repeated after a crash counts once, a torn last line does not.
 
@@ -365,7 +383,7 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
             try:
                 value = unpacked(json.loads(line))
                 result[int(value["round"])] = value
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            except _NO_LINE:
                 torn = number
                 continue
             check(file.name, value, f"{file}, line {number}")
