@@ -18,6 +18,7 @@ from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.export.finished import reopen
+from fedloom.federation.runs.reader import Run
 from sites_support import SITES, Go, Server, events, recipe, trained
 
 pytest.importorskip("flwr")
@@ -69,6 +70,7 @@ def test_a_node_exports_its_own_model_of_images(go: Go, homes: dict[int, dict[st
     home = next(Path(config["home"]) for config in homes.values() if config["home"].endswith("clinic"))
     with pytest.raises(StateError, match="has no model, because each node keeps its client's"):
         export(result.folder, tmp_path / "server", client="clinic")
+    assert [*Run.read(home / "runs" / run_id).info["tasks"]] == ["digit"]  # the lab has another one
     bundle = Bundle.read(export(home / "runs" / run_id, tmp_path / "bundle"))
     images = np.load(home.parent / "clinic.npz")["x_test"]
     Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")

@@ -265,10 +265,13 @@ class Node:
                 model = Model(one["name"], one["tasks"], message, state, one["task"])
                 tensors |= named(built, worker.model, self.client, model, head["round"], one["prefix"])
             folder.save_model(tensors, labels(built, {"round": head["round"]}))
+            facts = built.about
             if self.config.data is not None:
+                own = built.federation.clients[self.client].tasks
+                facts = {**facts, "tasks": {task: each for task, each in facts["tasks"].items() if task in own}}
                 at_node = AtNode(config=self.config.model_copy(update={"terms": None}), tasks=json.loads(head["tasks"]))
                 checkpoint.write_text(folder.path / AT_NODE, at_node.model_dump_json(indent=1))
-            folder.close_run(built.recipe, built.dealt, built.about, head["round"])
+            folder.close_run(built.recipe, built.dealt, facts, head["round"])
         self.audit.note("export", run=str(head["run"]), round=head["round"])
         return {}, {}
 
