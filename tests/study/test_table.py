@@ -18,6 +18,7 @@ from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.output import Table
+from fedloom.study.report.against import methods_of
 from fedloom.study.results import of_grid
 from fedloom.study.significance import contrasts, ranked
 from fedloom.study.statistics import Estimate
@@ -244,3 +245,5 @@ def test_what_was_lost_is_said_and_a_run_in_vain_has_no_verdict(tmp_path):
     for notes in (tabulate(grid, folder).notes, contrasts(results).notes, ranked(results).notes):
         assert said in notes
     assert {test.verdict.in_words() for test in contrasts(results).tests} == {"cannot tell (nothing learned: B +DEA)"}
+    of_page = {method.label: method.reason for method in methods_of(grid, results)[0]}
+    assert of_page == {"B": "", "B +DEA": "nothing learned: B +DEA"}

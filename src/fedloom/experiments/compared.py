@@ -39,6 +39,7 @@ from fedloom.federation.runs.recorded import TEMPORARY, began, changed, recipe_i
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
+from fedloom.study.results import UNKNOWN
 from fedloom.study.significance import holders
 from fedloom.study.statistics import delta_m, judge, paired
 
@@ -313,7 +314,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         for side in (alone, together)
         if side.is_moving
     ]
-    if unknown := [side.label for side in (alone, together) if side.unsettled and not side.is_moving]:
+    if unknown := [side.label for side in (alone, together) if side.unsettled == UNKNOWN]:
         lines.append(f"Too few rounds (training.rounds) to know whether {' and '.join(unknown)} converged.")
     lines.append(
         "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."

@@ -122,7 +122,7 @@ def standings(
     changes = {name: of for name, of in each.items() if all(map(math.isfinite, of))}
     methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
     leader = changes[methods[0]]
-    unsettled = {name: "nothing learned" if sides[name].is_in_vain else sides[name].unsettled for name in changes}
+    unsettled = {name: sides[name].unsettled for name in changes}
     leads = {  # of the leader over each other method, where both have converged
         name: against_zero([a - b for a, b in zip(leader, changes[name], strict=True)], ratio=alone.ratio)
         for name in methods[1:]

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.federation.runs.reader import ARROWS, IN_VAIN, Final, Run, TaskMetric, best_round
+from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
 from fedloom.study.statistics import Estimate, delta_m, delta_terms
@@ -128,7 +128,9 @@ class Side:
 
     @property
     def unsettled(self) -> str:
-        """Return `unsettled` of the method."""
+        """Return what forbids a verdict on the method; '' where nothing does."""
+        if self.is_in_vain:
+            return NOTHING
         return unsettled(self.fall, isnan(self.fall) and any(losses(run) for run in self.runs.values()))
 
     @property
@@ -601,17 +603,20 @@ def fall_of(runs: Mapping[int, Run]) -> float:
     return fmean(known) if known else nan
 
 
+UNKNOWN = "convergence not known"
+
+
 def unsettled(fall: float, has_loss: bool) -> str:
     """Return what forbids a verdict on a method whose training loss falls by `fall`; '' where nothing does.
 
     A method without a loss trains nothing; one with a loss over too few rounds may have converged or not.
     """
-    return "not converged" if fall > STILL else "convergence not known" if isnan(fall) and has_loss else ""
+    return "not converged" if fall > STILL else UNKNOWN if isnan(fall) and has_loss else ""
 
 
 def unsettled_among(methods: Mapping[str, str]) -> str:
     """Return 'not converged: A, B' of methods' `unsettled`; '' where all have converged."""
-    first = next(filter(None, methods.values()), "")
+    first = NOTHING if NOTHING in methods.values() else next(filter(None, methods.values()), "")
     return f"{first}: {', '.join(name for name, of in methods.items() if of == first)}" if first else ""
 
 

@@ -241,11 +241,8 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
     if over == "seeds":
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
         unsettled = {(key[0], side.label): side.unsettled for key, side in results.sides.items()}
-        in_vain = {(key[0], side.label) for key, side in results.sides.items() if side.is_in_vain}
         for i, test in enumerate(lines):
             reason = unsettled_among({name: unsettled[test.data, name] for name in (test.method, test.base)})
-            vain = [name for name in (test.method, test.base) if (test.data, name) in in_vain]
-            reason = f"nothing learned: {', '.join(vain)}" if vain else reason
             lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
         about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"
