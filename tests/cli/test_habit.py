@@ -273,6 +273,9 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
         in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
     )
     (tmp_path / "empty").mkdir()
+    code, _, said = fedloom_("init", table(tmp_path), "--labels", "kind")  # no terminal, and no lines either
+    assert code == 2
+    assert "no answer found, expected an option (fedloom init --help) or a line: The column that names" in said
     assert "expected images in CLASS" in fedloom_("init", tmp_path / "empty", *given)[2]
     assert (
         "expected a folder of images, a .npz file or a table (.csv," in fedloom_("init", tmp_path / "no.txt", *given)[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -173,7 +174,12 @@ def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
     """Return the value of the option if it was given, else what the user types."""
     if given is not None:
         return given
-    answer: Answer = typer.prompt(question, default=guess or None, type=type(guess))
+    try:
+        answer: Answer = typer.prompt(question, default=guess or None, type=type(guess))
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UserError(f"no answer found, expected an option (fedloom init --help) or a line: {question}") from None
     return answer
 
 
