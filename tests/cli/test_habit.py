@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -261,7 +262,7 @@ def test_init_writes_a_recipe_that_runs(
         assert {about["domain"] for about in found_clients(result.folder).values()} == {"north", "south"}
 
 
-def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
+def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("--clients", 2, "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
     assert "no column 'knd'. Did you mean 'kind'?" in fedloom_("init", table(tmp_path), "--labels", "knd", *given)[2]
     assert (
@@ -273,7 +274,8 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
         in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
     )
     (tmp_path / "empty").mkdir()
-    code, _, said = fedloom_("init", table(tmp_path), "--labels", "kind")  # no terminal, and no lines either
+    monkeypatch.setattr(sys, "stdin", StringIO())  # no terminal, and no lines either
+    code, _, said = fedloom_("init", table(tmp_path), "--labels", "kind")
     assert code == 2
     assert "no answer found, expected an option (fedloom init --help) or a line: The column that names" in said
     assert "expected images in CLASS" in fedloom_("init", tmp_path / "empty", *given)[2]
