@@ -26,6 +26,7 @@ from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell
 from fedloom.study.output import part
 from fedloom.study.report import collect, records, write
+from fedloom.study.report.against import against
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.figures import BUDGET, LINES, curve, figures_of, matrices
 from fedloom.study.report.pages import in_script
@@ -318,6 +319,20 @@ def test_counts_of_few_rows_of_a_table_and_its_folder_are_not_shown(tmp_path: Pa
     assert cells(page.data["figures"]["labels"][0]["chart"]) == shown
     assert ("&lt;25" in page.text or "<25" in page.text, "visits.csv" in page.text) == (True, True)
     assert "her own" not in page.text
+
+
+def test_no_line_and_no_change_of_a_client_with_few_test_rows(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = run_folder(tmp_path / name, two_rounds(), table={"minimum": 25})
+        info = json.loads((folder / "run.json").read_text())
+        info["clients"]["a"]["test"], info["clients"]["b"]["test"] = 30, 24
+        (folder / "run.json").write_text(json.dumps(info))
+    run = Run.read(tmp_path / "one")
+    (of_test,) = [c for c in records.curves(run) if (c.task, c.split, c.is_primary) == ("seg", "test", True)]
+    assert {*of_test.clients} == {"a", "b"}
+    assert drawn(curve(of_test)).keys() & {"a", "b", "mean over clients"} == {"a", "mean over clients"}
+    compared = against(run, Run.read(tmp_path / "two"))
+    assert {name for each in compared.each for name in each.clients} == {"a"}
 
 
 def test_matrices_over_the_rounds(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedloom.federation.runs.recorded import read_info
 from fedloom.study import grid
 from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
-from fedloom.study.report.records import timed, worst
+from fedloom.study.report.records import small_clients, timed, worst
 from fedloom.study.report.words import without_folders
 from fedloom.study.results import Combination, Results, Side, change, deltas, unsettled_among
 from fedloom.study.statistics import (
@@ -195,12 +195,12 @@ def _change(value: float, base: float, direction: str) -> Change:
 
 
 def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[Each, ...]:
-    mine, theirs = run.by_client(split), base.by_client(split)
+    mine, theirs, small = run.by_client(split), base.by_client(split), small_clients(run, split)
     lines = []
     for row in rows:
         clients = {}
         for name in mine:
-            if name in theirs:
+            if name in theirs and name not in small:
                 value, other = (of[name].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
                 if value is not None and other is not None:
                     clients[name] = _change(value, other, row.direction)

@@ -214,7 +214,8 @@ def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure
 def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Chart:
     """Draw one metric of one task: clients, their mean, the best round, and dashed lines of baselines."""
     rounds = thinned(list(c.mean), most, () if c.best is None else (c.best,))
-    shown, bands, middle = dict(c.clients), {}, "mean over clients"
+    bands, middle = dict[str, Any](), "mean over clients"
+    shown = {name: series for name, series in c.clients.items() if name not in c.small}
     first = next(iter(shown.values()), {})
     if len(shown) > 1 and all(_plainly(of) == _plainly(first) for of in shown.values()):
         middle, shown = f"the same for all {len(shown)} clients", {}

@@ -89,6 +89,12 @@ def minimum_of(run: Run) -> int:
     return int((run.info.get("table") or {"minimum": 0})["minimum"])
 
 
+def small_clients(run: Run, split: str) -> frozenset[str]:
+    """Return the clients of a table with fewer rows in a part than the minimum: reports show no value of theirs."""
+    minimum = minimum_of(run)
+    return frozenset(name for name, about in run.info["clients"].items() if about.get(split, minimum) < minimum)
+
+
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
     """Return phase (or client, where the key is seconds_of) -> seconds of each round."""
     by_client: dict[str, dict[int, float]] = defaultdict(dict)
@@ -187,6 +193,8 @@ class Curves:
     is_primary: bool = False
     """True if the task is judged by this metric."""
     unit: str = ""
+    small: frozenset[str] = frozenset()
+    """The clients that no line is drawn for, as of `small_clients`; they count in the mean."""
 
     @cached_property
     def mean(self) -> dict[int, float]:
@@ -259,16 +267,17 @@ def curves(run: Run) -> tuple[Curves, ...]:
         known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in curve.mean}
         best = best_round(known, curve.direction) if len(known) > 1 else None
         unit = run.unit(task, metric)
-        result.append(replace(curve, best=best, is_primary=metric == primary[task], unit=unit))
+        small = small_clients(run, split)
+        result.append(replace(curve, best=best, is_primary=metric == primary[task], unit=unit, small=small))
     return tuple(result)
 
 
 def scores(run: Run) -> tuple[Score, ...]:
     """Return the primary metrics first, on test data before validation data; then the others. Of a table, no value of a
     client with fewer rows in that part than the minimum."""
-    scores, minimum = [], minimum_of(run)
+    scores = []
     for split in ("test", "val"):
-        few = {name for name, about in run.info["clients"].items() if about.get(split, minimum) < minimum}
+        few = small_clients(run, split)
         try:
             final = run.final(split)
         except StateError:
