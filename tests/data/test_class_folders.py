@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedloom.data import DATASETS
+from fedloom.data.inputs import opened
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load as load_recipe
 
@@ -165,3 +166,17 @@ def test_foreign_pickles_are_refused(tmp_path):
     (folder / "data_batch_1").write_bytes(b"not the published file")
     with pytest.raises(DataError, match="do not have the published checksums"):
         cifar10(0, root=str(tmp_path))
+
+
+def test_files_stand_upright_and_have_8_bits(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 12, 3), np.uint8)
+    pixels[:, :6] = 255  # bright on the left
+    upright = Image.fromarray(pixels)
+    exif = upright.getexif()
+    exif[0x0112] = 6  # a camera held upright: turn it by 90 degrees to the right
+    upright.save(tmp_path / "turned.png", exif=exif)
+    assert np.asarray(opened(tmp_path / "turned.png")).shape == (12, 8, 3)
+    assert np.asarray(opened(tmp_path / "turned.png", "L"))[:6].min() == 255
+    Image.fromarray(np.full((8, 8), 3000, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(DataError, match=r"deep.png: cannot be read as an image \(mode I;16 found, expected 8 bits"):
+        opened(tmp_path / "deep.png")

@@ -16,11 +16,13 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.data.drawing import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, _plain, export
+from fedloom.experiments.export.finished import reopen
 from fedloom.federation.rounds.build import load_data
 from fedloom.federation.runs.reader import human_bytes
 from tests_support import load_recipe
@@ -261,3 +263,102 @@ def test_the_hub_gets_a_configuration_and_results_in_the_head_of_the_card(quick:
     assert (config["model_type"], config["licence"]) == ("fedloom", "mit")
     assert [task["name"] for task in config["tasks"]] == [*measured]
     assert [task.name for task in Bundle.read(out).tasks] == [*measured]
+
+
+def _npz(tmp_path: Path, images: np.ndarray, **labels: np.ndarray) -> dict[str, object]:
+    """A recipe's data section of images, half of them for the test."""
+    half = len(images) // 2
+    arrays = {"x_train": images[:half], "x_test": images[half:]}
+    for task, label in labels.items():
+        arrays |= {f"{task}_train": label[:half], f"{task}_test": label[half:]}
+    np.savez(tmp_path / "images.npz", **arrays)
+    named = {task: f"{task}_{{split}}" for task in labels}
+    return {"name": "arrays", "path": str(tmp_path / "images.npz"), "images": "x_{split}", "labels": named}
+
+
+def _bright(count: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    """Images (uint8), every second one bright, and whether they are."""
+    rng = np.random.default_rng(0)
+    bright = np.arange(count) % 2
+    return (rng.integers(0, 100, (count, 16, 16)) + 150 * bright[:, None, None]).astype(np.uint8), bright
+
+
+TRAINED = {
+    "name": "t",
+    "model": "small-cnn",
+    "method": "fedavg",
+    "training": {"rounds": 4, "optimizer": {"name": "adam", "lr": 0.01}},
+}
+
+
+@pytest.mark.parametrize(("scale", "reads"), [(1.0, True), (1 / 255, True), (1 / 64, False)])
+def test_files_predict_what_the_run_measured_or_nothing(tmp_path: Path, scale: float, reads: bool) -> None:
+    """Bytes and their shares of 255 are what files become; of other floats nobody knows the scale."""
+    images, bright = _bright()
+    inputs = images if scale == 1.0 else (images * scale).astype(np.float32)
+    data = _npz(tmp_path, inputs, bright=bright)
+    run = fl.run({**TRAINED, "data": data, "partition": {"name": "iid", "clients": 2}}, tmp_path / "run")
+    out = export(run.folder, tmp_path / "out")
+    bundle, files = Bundle.read(out), [tmp_path / f"{i}.png" for i in range(40)]
+    for file, pixels in zip(files, images[40:], strict=True):
+        image.fromarray(pixels).save(file)
+    if not reads:
+        assert "no files of pictures" in (out / "README.md").read_text()
+        with pytest.raises(UserError, match="trained on other values than 0 to 1"):
+            bundle.predict(files)
+        return
+    found = [int(text["bright"].split()[1]) for text in bundle.predict(files)[0]]
+    hits = float(np.mean(np.array(found) == bright[40:]))
+    assert hits == pytest.approx(run.final().values["bright"]["accuracy"])
+    assert hits > 0.9
+
+
+def test_several_labels_and_names_of_classes_are_predicted(tmp_path: Path) -> None:
+    images, bright = _bright()
+    for number, name in enumerate(("dark", "light")):
+        for split in ("train", "test"):
+            (tmp_path / "sets" / "s" / split / name).mkdir(parents=True)
+        for place, pixels in enumerate(images[bright == number]):
+            file = tmp_path / "sets" / "s" / ("test" if place > 20 else "train") / name / f"{place}.png"
+            image.fromarray(np.repeat(np.repeat(pixels, 3, 0), 2, 1)).save(file)  # 48 x 32
+    data = {"name": "class-folders", "root": str(tmp_path / "sets"), "sets": ["s"], "size": 16, "fit": "crop"}
+    run = fl.run({**TRAINED, "data": data, "partition": {"name": "iid", "clients": 2}}, tmp_path / "run")
+    bundle = Bundle.read(export(run.folder, tmp_path / "out"))
+    files = sorted((tmp_path / "sets" / "s" / "test").rglob("*.png"))
+    texts = [text["s"] for text in bundle.predict(files)[0]]
+    assert {text.split(" (")[0] for text in texts} <= {"class dark", "class light"}
+    hits = [text.startswith(f"class {file.parent.name}") for text, file in zip(texts, files, strict=True)]
+    assert np.mean(hits) == pytest.approx(run.final().values["s"]["accuracy"])
+    built = reopen(run.folder)[0]
+    place = [Path(file).name for file in built.dataset.test.files].index(files[0].name)
+    x = built.dataset.test.batch(torch.tensor([place]), torch.device("cpu"))[0]
+    assert torch.allclose(bundle.input(Path(built.dataset.test.files[place]))[0], x[0], atol=1e-6)
+
+
+SEVERAL = """
+import numpy as np
+import fedloom as fl
+
+def several() -> fl.Federation:
+    images = np.load({file!r})
+    bright = np.arange(len(images)) % 2
+    seen = np.stack([bright, 1 - bright, np.zeros_like(bright)], 1).astype(np.float32)
+    images = images[:, None]
+    sites = {{f"s{{i}}": fl.Client((images[i * 40 :][:40], {{"seen": seen[i * 40 :][:40]}})) for i in range(2)}}
+    return fl.Federation(sites, tasks={{"seen": fl.task(kind="multilabel", classes=3)}})
+"""
+
+
+def test_an_image_may_show_several_things_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, _ = _bright()
+    np.save(tmp_path / "images.npy", images)
+    (tmp_path / "several_labels.py").write_text(SEVERAL.format(file=str(tmp_path / "images.npy")))
+    monkeypatch.syspath_prepend(tmp_path)
+    run = fl.run({**TRAINED, "data": "several_labels:several", "partition": "own"}, tmp_path / "run", rounds=8)
+    bundle = Bundle.read(export(run.folder, tmp_path / "out"))
+    image.fromarray(images[1]).save(tmp_path / "a.png")
+    (words,) = bundle.predict([tmp_path / "a.png"])[0]
+    shares = [int(part.split()[1].rstrip("%")) for part in words["seen"].split(", ")]
+    assert len(shares) == 3
+    assert shares[0] > 50 > shares[1]
+    assert shares[2] < 50

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from fedloom.models.tasks.task import Task
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF", "TIFF")
 """The formats that a file may have, whatever its name says. Pillow would run other programs for some, such as EPS."""
 VOLUMES = (".nii.gz", ".nii", ".dcm")
-ENDINGS = (*VOLUMES, *SUFFIXES, ".tif", ".tiff")
+ENDINGS = (*VOLUMES, *SUFFIXES)
+DEEP = ("I", "F")
+"""Beginnings of Pillow's modes with more than 8 bits per channel."""
 ROWS = 1024  # examples converted at a time
 Fit = Literal["stretch", "crop"]
 LAYOUTS: dict[Kind, str] = {
@@ -112,32 +114,34 @@ def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Sign
     return signal.model_copy(update={"vocabulary": size})
 
 
-def opened(file: Path | str) -> Any:
-    """Open a file as a Pillow image in colour; DataError where it cannot be read."""
-    library = need("PIL.Image", "vision")
+def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:
+    """Open a file as a Pillow image, upright as the camera's note (EXIF) says; DataError where it cannot be read, and
+    where it has more than 8 bits, which Pillow would cut off."""
+    library, upright = need("PIL.Image", "vision"), need("PIL.ImageOps", "vision").exif_transpose
     with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
-        return image.convert("RGB")
+        if image.mode.startswith(DEEP):
+            raise ValueError(f"mode {image.mode} found, expected 8 bits per channel; docs/own.md reads more")
+        return upright(image).convert(mode)
+
+
+def resized(image: Any, size: tuple[int, int], fit: Fit) -> Any:
+    """Return a Pillow image bilinearly at a size (width, height): `crop` keeps proportions and the centre, `stretch`
+    changes the proportions."""
+    bilinear = need("PIL.Image", "vision").Resampling.BILINEAR
+    if fit == "crop":
+        return need("PIL.ImageOps", "vision").fit(image, size, bilinear)
+    return image.resize(size, bilinear)
 
 
 def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor:
-    """Read colour images, resized bilinearly (N x 3 x size x size, uint8, the channels innermost in memory).
-
-    `crop` resizes the shorter side and keeps the centre, `stretch` changes the proportions. DataError where a file
-    cannot be read.
-    """
+    """Read colour images as `opened` and `resized` do (N x 3 x size x size, uint8, the channels innermost in memory).
+    DataError where a file cannot be read."""
     import torch
 
-    bilinear = need("PIL.Image", "vision").Resampling.BILINEAR
     out = np.empty((len(files), size, size, 3), np.uint8)
 
     def one(row: int) -> None:
-        image, box = opened(files[row]), None
-        if fit == "crop":
-            width, height = image.size
-            side = min(image.size)
-            left, top = (width - side) / 2, (height - side) / 2
-            box = (left, top, left + side, top + side)
-        out[row] = np.asarray(image.resize((size, size), bilinear, box))
+        out[row] = np.asarray(resized(opened(files[row]), (size, size), fit))
 
     # Decoding and resizing leave the interpreter lock.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -232,7 +236,7 @@ def _pixels(file: Path, as_label: bool = False) -> Array:
             pixels = plain.reshape(-1, 1, *plain.shape[-2:])
         else:
             with library.open(file, formats=FORMATS) as image:
-                deep = image.mode in ("I", "I;16", "F")
+                deep = image.mode.startswith(DEEP)
                 shown = "L" if image.mode in ("1", "L") else "RGB"
                 plain = np.asarray(image if as_label or deep else image.convert(shown))
             if plain.ndim == 3 and as_label:

@@ -23,7 +23,7 @@ from fedloom.data.tables.read import Code, Table, read
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.models.tasks.task import Task
+    from fedloom.models.tasks.labels import Linear
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
@@ -274,7 +274,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def task_of(name: str, label: Label) -> Task:
+def task_of(name: str, label: Label) -> Linear:
     """Return the task that a label describes."""
     from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
 

@@ -32,7 +32,7 @@ from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, grid, label
-from fedloom.data.inputs import FORMATS
+from fedloom.data.inputs import Fit, opened, resized
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
 from fedloom.engines.flower.nodes import Elsewhere
@@ -52,11 +52,13 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
-from fedloom.models.tasks.labels import Regression
+from fedloom.models.tasks.labels import Linear, Multilabel, Regression
 from fedloom.models.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
 RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
+_SOME, _OFF = 64, 1e-3
+"""The number of inputs that are looked at, and how far beyond 0 to 1 they may lie by rounding."""
 LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 """An identifier of a licence."""
 
@@ -77,7 +79,12 @@ class About(Section):
     signal: Signal | None = None
     mean: list[float] | None
     std: list[Positive] | None
+    pixels: Fit | None = "stretch"
+    """The way in which the file of a picture gets the inputs' size; None where no file becomes an input, because the
+    model was trained on other values than those of files, which are 0 to 1."""
     tasks: list[dict[str, Any]]
+    classes: dict[str, list[str]] = Field(default_factory=dict)
+    """Task -> the names of its classes, where they have names and inputs are no table."""
     table: Preprocessing | None = None
     """The rules by which columns of a table become inputs; None where inputs are no table."""
     weights_sha256: str | None = None
@@ -87,6 +94,10 @@ class About(Section):
         for key, values in {"mean": self.mean, "std": self.std}.items():
             if values is not None and len(values) not in (1, self.input_shape[0]):
                 yield key, f"{len(values)} values found, expected {self.input_shape[0]}"
+        channels = {str(task.get("name")): task.get("channels") for task in self.tasks}
+        for name, classes in self.classes.items():
+            if (expected := channels.get(name, len(classes))) != len(classes):
+                yield f"classes.{name}", f"{len(classes)} names found, expected {found(expected)}"
         if self.table is None:
             return
         if [len(self.table.names)] != self.input_shape:
@@ -159,7 +170,7 @@ def write(
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
     about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
     texts = {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}
-    if loader_fits(module, tasks):
+    if about.pixels is not None and loader_fits(module, tasks):
         texts[LOADER] = loader(module, about, tasks)
     for name, text in texts.items():
         with naming(out / name):
@@ -186,7 +197,8 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
 
 def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], licence: str) -> About:
     """Return what export.json says; `key` is the model's name in `trained_models`."""
-    part, mean, std = _inputs(built, client, tasks)
+    part, mean, std, pixels = _inputs(built, client, tasks)
+    names = {} if built.dataset.table is not None else built.dataset.classes
     return About(
         recipe=built.recipe.name,
         method=built.method.name,
@@ -198,7 +210,9 @@ def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], li
         signal=built.dataset.signal,
         mean=mean,
         std=std,
+        pixels=pixels,
         tasks=described(tasks),
+        classes={task.name: [*names[task.name]] for task in tasks if task.name in names},
         table=built.dataset.table,
     )
 
@@ -210,8 +224,9 @@ def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 def _inputs(
     built: Built, client: str | None, tasks: Sequence[Task]
-) -> tuple[Examples, list[float] | None, list[float] | None]:
-    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
+) -> tuple[Examples, list[float] | None, list[float] | None, Fit | None]:
+    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with, how
+    a file of a picture becomes such an input)."""
     federation, part = built.federation, built.dataset.test
     if isinstance(part, Elsewhere):
         if built.dataset.table is None:
@@ -219,15 +234,16 @@ def _inputs(
                 "data: nodes: only the nodes know how their inputs are scaled, unless these are tables; export "
                 "runs/RUN in a node's home"
             )
-        return part, None, None
+        return part, None, None, None
     holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in tasks]
     tests = [holder.test.of(task.name).index for holder, task in zip(holders, tasks, strict=True)]
     index = torch.cat(tests)
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
     statistics = normal(part, index)
+    fit = _pixels(part, index[:_SOME], statistics, built.recipe.data.arguments.get("fit", "stretch"))
     if statistics is None:
-        return part, *_before_encoder(built, None, None)
+        return part, *_before_encoder(built, None, None), fit
     each = torch.cat(statistics, 1).unique(dim=0)
     if len(each) > 1:
         names = ", ".join(task.name for task in tasks)
@@ -236,7 +252,18 @@ def _inputs(
             "one task with --task"
         )
     mean, std = each[0].tensor_split(2)
-    return part, *_before_encoder(built, mean.tolist(), std.tolist())
+    return part, *_before_encoder(built, mean.tolist(), std.tolist()), fit
+
+
+def _pixels(part: Examples, index: Tensor, statistics: tuple[Tensor, Tensor] | None, fit: Fit) -> Fit | None:
+    """Return `fit` where some inputs, before they are normalised, lie in 0 to 1, as those from files do; else None."""
+    if not is_image(part.input_shape) or not len(index):
+        return fit
+    x = part.batch(index, torch.device("cpu"))[0].double()
+    if statistics is not None:
+        mean, std = (of[: len(x)].view(-1, of.shape[1], 1, 1) for of in statistics)
+        x = x * std + mean
+    return fit if bool((x > -_OFF).all() and (x < 1 + _OFF).all()) else None
 
 
 def _before_encoder(
@@ -292,19 +319,18 @@ class Bundle:
 
         The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
         """
-        library = need("PIL.Image", "vision")
         shape = tuple(self.about.input_shape)
         if self.about.table is not None:
             raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
         if not is_image(shape):
             raise UserError(f"{file}: the model takes inputs of shape {shape}, which are not images")
         channels, height, width = shape
-        try:
-            with library.open(file, formats=FORMATS) as opened:
-                image = opened.convert("L" if channels == 1 else "RGB")
-        except (OSError, library.DecompressionBombError) as error:
-            raise UserError(f"{file} cannot be read as an image: {error}") from None
-        image = image.resize((width, height), library.Resampling.BILINEAR)
+        if self.about.pixels is None:
+            raise UserError(
+                f"{file}: the model was trained on other values than 0 to 1, so the file of a picture does not become "
+                "its input: load the model in Python (README.md) and give it arrays"
+            )
+        image = resized(opened(file, "L" if channels == 1 else "RGB"), (width, height), self.about.pixels)
         raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         raw = raw.view(height, width, channels).permute(2, 0, 1)
         x = raw.float().div(255)
@@ -327,19 +353,24 @@ class Bundle:
                 if isinstance(task, DenseTask):
                     cells.append(label(task, as_label(task, output)))
                     continue
-                words[task.name] = _words(task, output)
+                assert isinstance(task, Linear)  # there is no third kind
+                words[task.name] = _words(task, output, self.about.classes.get(task.name, ()))
                 cells.append((None, words[task.name]))
             texts.append(words)
             rows.append(cells)
         return texts, grid(["input", *(task.name for task in self.tasks)], rows)
 
 
-def _words(task: Task, output: Tensor) -> str:
+def _words(task: Linear, output: Tensor, classes: Sequence[str]) -> str:
+    """Return a prediction in words: a number, the likeliest class with its probability, or each label with its own."""
+    found = task.predictions(output[None])[0].tolist()
     if isinstance(task, Regression):
-        return f"{float(output[0]) * task.std + task.mean:.4g}"
-    share = output.softmax(0)
-    best = int(share.argmax())
-    return f"class {best} ({float(share[best]):.0%})"
+        return f"{found[0]:.4g}"
+    if isinstance(task, Multilabel):
+        names = task.labels or range(len(found))
+        return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, found, strict=True))
+    best = max(range(len(found)), key=found.__getitem__)
+    return f"class {classes[best] if classes else best} ({found[best]:.0%})"
 
 
 def _task(where: str, value: Mapping[str, Any]) -> Task:
@@ -419,7 +450,7 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
         final=final,
         measured=measured,
         loader=LOADER,
-        loads=loader_fits(built.module, tasks),
+        loads=about.pixels is not None and loader_fits(built.module, tasks),
     )
 
 
@@ -520,8 +551,8 @@ def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> str:
     arguments: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
     levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
     heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in tasks}
-    values = {"shape": tuple(about.input_shape), "mean": about.mean, "std": about.std, "heads": heads}
-    more = {"levels": levels, "made": dict(arguments)}
+    values = {"shape": tuple(about.input_shape), "mean": about.mean, "std": about.std, "pixels": about.pixels}
+    more = {"heads": heads, "levels": levels, "made": dict(arguments)}
     template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
     return template.substitute({name: repr(value) for name, value in {**values, **more}.items()})
 

@@ -72,8 +72,10 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     moved = (theta + scale * vector for vector in vectors)
     places = [*zip(layout.blocks, layout.slices, strict=True)]
     parts = [{b.name: x[s].view(b.shape).clone() for b, s in places} for x in moved]
-    alike = all((b.about.mean, b.about.std) == (first.about.mean, first.about.std) for b in bundles)
-    if stage is not None and alike:
+    inputs_as = [(b.about.mean, b.about.std, b.about.pixels) for b in bundles]
+    if stage is not None and inputs_as == inputs_as[:1] * len(bundles):
+        classes = {task: names for b in bundles for task, names in b.about.classes.items()}
+        first = replace(first, about=first.about.model_copy(update={"classes": classes}))
         whole = _averaged([bundle.module for bundle in bundles]) | parts[0]
         return [_written(out, first, tasks, whole, rule, models, licence)]
     return [
@@ -130,7 +132,8 @@ def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
     for folder, bundle in zip(models, bundles, strict=True):
         for task in bundle.tasks:
             known, where = by_name.setdefault(task.name, (task, folder))
-            if described([known]) != described([task]):
+            named = [b.about.classes.get(task.name) for b in bundles if task.name in {t.name for t in b.tasks}]
+            if described([known]) != described([task]) or named != named[:1] * len(named):
                 raise UserError(f"merge: task {task.name!r} is not the same in {folder} and {where}")
     return [task for task, _ in by_name.values()]
 

@@ -179,14 +179,9 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
                 continue
             with torch.inference_mode():
                 parts = [module(part, (task,))[task] for part in x[torch.from_numpy(rows)].split(ROWS)]
-            outputs = torch.cat(parts).double()
+            outputs = task_of(task, about).predictions(torch.cat(parts).double())
             if output is None:
                 output = np.full((len(frame), outputs.shape[1]), np.nan)
-            real = about.kind == "regression"
-            if about.kind == "multilabel":
-                outputs = outputs.sigmoid()
-            else:
-                outputs = outputs * (about.std or 1) + (about.mean or 0) if real else outputs.softmax(1)
             output[rows] = outputs.numpy()
         if output is None:
             continue

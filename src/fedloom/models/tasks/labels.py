@@ -232,6 +232,10 @@ class Linear(Task):
     def head(self, features: int) -> nn.Module:
         return nn.Linear(features, self.channels)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the probability of each class (B x channels) of logits."""
+        return output.softmax(1)
+
 
 @dataclass(frozen=True)
 class Classification(Linear):
@@ -370,6 +374,10 @@ class Multilabel(Linear):
         loss = bce(output, torch.where(valid, target, 0.0), pos_weight=weights, reduction="none")
         return torch.where(valid, loss, 0.0).sum() / valid.sum().clamp(min=1)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the probability of each label (B x channels) of logits."""
+        return output.sigmoid()
+
     def metric(self) -> Metric:
         return Kept(None, tuple(self.metrics), self._scores, lambda output, target: (output, target))
 
@@ -418,10 +426,14 @@ class Regression(Linear):
     def constant(self, mean: Tensor) -> Tensor:
         return (mean - self.mean) / self.std
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return outputs (B x 1) in the labels' own unit."""
+        return output * self.std + self.mean
+
     def metric(self) -> Metric:
         """Return new scores of outputs in the labels' own unit."""
 
         def in_units(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            return output[:, 0].double() * self.std + self.mean, target.double()
+            return self.predictions(output[:, 0].double()), target.double()
 
         return Kept(None, tuple(self.metrics), NUMBERS, in_units)
