@@ -99,7 +99,10 @@ def test_folders_of_classes(tmp_path):
     assert "6 of 6 images, 2 classes" in text
     assert "2.png: cannot be read as an image" in text
     (tmp_path / "fruit/train/b/2.png").unlink()
-    assert checked("sets=[fruit]")[0] == 0
+    (tmp_path / "fruit/train/b/notes.txt").write_text("no image")
+    code, text = checked("sets=[fruit]")
+    assert code == 0
+    assert "note: files that are not images (.txt) are left out: 1 of 3 in fruit/train/b" in text
     code, text = checked("sets=[fruit, cars]")
     assert code == 2
     assert "The address of Stanford Cars no longer answers" in text

@@ -95,6 +95,17 @@ def test_what_is_absent_or_damaged_is_named(root):
         load(root, "fruit").train.batch(torch.arange(8), CPU)
 
 
+def test_what_is_left_out_is_said(root):
+    assert load(root, "fruit", "wide").doubts == ()
+    (root / "fruit" / "train" / "ripe" / "scan.dcm").write_bytes(b"")
+    (root / "fruit" / "test" / "ripe" / "old").mkdir()
+    (root / "fruit" / "test" / ".git").mkdir()
+    assert load(root, "fruit", "wide").doubts == (
+        "files that are not images (.dcm) are left out: 1 of 5 in fruit/train/ripe",
+        "folders inside class folders are left out (1): fruit/test/ripe/old",
+    )
+
+
 def test_a_wrong_name_is_refused_when_the_recipe_is_read():
     data = {"name": "class-folders", "root": ".", "sets": ["stanford cars"]}
     with pytest.raises(RecipeError, match="data.sets"):

@@ -6,7 +6,7 @@ import bz2
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -39,6 +39,49 @@ GONE = {
 }
 """Sets that cannot be had where they were published."""
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+LITTER = {"thumbs.db", "desktop.ini"}
+"""Files that Windows leaves in folders of images."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """The names in a folder, sorted: of images, of other files and of folders, without hidden ones."""
+
+    images: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+
+def content(base: Path) -> Content:
+    """Return what a folder has. Names that begin with '.', and folders such as __MACOSX, are hidden."""
+    images, files, folders = list[str](), list[str](), list[str]()
+    with os.scandir(base) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name.lower() in LITTER:
+                continue
+            if entry.is_dir():
+                folders += [] if entry.name.startswith("__") else [entry.name]
+            else:
+                (images if entry.name.lower().endswith(SUFFIXES) else files).append(entry.name)
+    return Content(*(tuple(sorted(names)) for names in (images, files, folders)))
+
+
+def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> tuple[str, ...]:
+    """Return a sentence for each kind of entry that is no image of a class. `around` (folder -> content) are the
+    folders that hold class folders, and `classes` the class folders."""
+    files = {where: found for where, found in classes.items() if found.files}
+    places = [f"{len(c.files)} of {len(c.files) + len(c.images)} in {where}" for where, c in files.items()]
+    endings = sorted({os.path.splitext(name)[1].lower() or "no ending" for c in files.values() for name in c.files})
+    folders = [f"{where}/{name}" for where, found in classes.items() for name in found.folders]
+    outside = [f"{where}/{name}" for where, found in around.items() for name in found.images]
+    said = []
+    if files:
+        said.append(f"files that are not images ({few(endings)}) are left out: {few(places)}")
+    if folders:
+        said.append(f"folders inside class folders are left out ({len(folders)}): {few(folders)}")
+    if outside:
+        said.append(f"images outside class folders are left out ({len(outside)}): {few(outside)}")
+    return tuple(said)
 
 
 @DATASETS.register("class-folders", source="MaTU, section 4; Ilharco et al. (2023); EMR-Merging (Huang et al., 2024)")
@@ -71,6 +114,8 @@ def class_folders(
     prepare.no_repeats("class-folders", "set", sets)
     pieces: dict[str, dict[str, tuple[Columns, list[str]]]] = {name: {} for name in sets}
     called: dict[str, tuple[str, ...]] = {}
+    around: dict[str, Content] = {}
+    inside: dict[str, Content] = {}
     for name, both in pieces.items():
         where = f"class-folders, set {name!r}"
         for split in SPLITS:
@@ -78,11 +123,14 @@ def class_folders(
             if not folder.is_dir():
                 form = f"ROOT/NAME/{{train,test}}/CLASS/IMAGE (docs/bring-your-data.md){GONE.get(name, '')}"
                 raise DataError(f"{where}: the folder {folder.absolute()} does not exist, expected {form}")
-            kinds = tuple(_folders(folder, "class", where))
+            around[f"{name}/{split}"] = there = _holding(folder, "class", where)
+            kinds = there.folders
             for kind in kinds:
                 if kind not in called.setdefault(name, kinds):
                     raise DataError(f"{where}: class {kind!r} is in the test part only")
-            images, numbers = _labelled(folder, kinds)
+            own = {kind: content(folder / kind) for kind in kinds}
+            inside |= {f"{name}/{split}/{kind}": found for kind, found in own.items()}
+            images, numbers = _labelled(folder, own)
             kept = prepare.subset(len(images), limit, seed, split)
             column = np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]
             both[split] = {name: column}, [images[i].relative_to(base).as_posix() for i in kept]
@@ -95,7 +143,8 @@ def class_folders(
         return ItemExamples(reader, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
 
     counts = {name: len(kinds) for name, kinds in called.items()}
-    return replace(combine("class-folders", pieces, counts, examples), classes=called)
+    built = combine("class-folders", pieces, counts, examples)
+    return replace(built, classes=called, doubts=left_out(around, inside))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +180,9 @@ def domain_folders(
 ) -> Dataset:
     """Images of several domains in folders ROOT/DOMAIN/CLASS/IMAGE, as one task `label`. Needs pillow.
 
-    `domains` names the folders in the order wanted (by default all, sorted). All have the same classes, numbered in
-    the order of their names. Images are read once, resized to `size` x `size` and kept in memory as uint8.
+    `domains` names the folders in the order wanted (by default all, sorted). The classes are those of all domains,
+    numbered in the order of their names; a domain may lack some. Folders whose names begin with "." or "__" are left
+    out. Images are read once, resized to `size` x `size` and kept in memory as uint8.
 
     By default the last two of every ten images of a domain, sorted by class and name, are the test part, as in F2DC's
     release. `test_fraction` draws that share of each class and domain instead, from the recipe's seed. `lists` names
@@ -146,19 +196,24 @@ def domain_folders(
     if lists is not None and (test_fraction is not None or set(lists) != set(SPLITS)):
         raise RecipeError("domain-folders: expected both train and test lists, and no test_fraction")
     base = Path(root).expanduser()
-    known = _folders(base, "domain")
+    known = _holding(base, "domain").folders
     names = known if domains is None else domains
     for name in names:
         if name not in known:
-            raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {_few(known)}")
+            raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {few(known)}")
     prepare.no_repeats("domain-folders", "domain", names)
-    classes = _folders(base / names[0], "class")
+    around = {name: _holding(base / name, "class") for name in names}
+    inside = {name: {kind: content(base / name / kind) for kind in around[name].folders} for name in names}
+    for name, own in inside.items():
+        if not any(found.images for found in own.values()):
+            wanted = f"expected class folders with files that end in {', '.join(SUFFIXES)}, or another list of domains"
+            where = f"domain-folders: domain {name!r} has no train example"
+            raise DataError(f"{where}: no image found in the folders of {base / name}, {wanted}")
+    # An empty folder is no class: a site that has no case of a class may have the folder all the same.
+    classes = sorted({kind for own in inside.values() for kind, found in own.items() if found.images})
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
-        if (own := _folders(base / name, "class")) != classes:
-            other = sorted(set(own) ^ set(classes))
-            raise DataError(f"domain-folders: {base / name}: expected the classes of {names[0]!r}, but {_few(other)}")
-        files, labels = _labelled(base / name, classes)
+        files, labels = _labelled(base / name, {kind: inside[name].get(kind, Content()) for kind in classes})
         if lists is None:
             last_two = np.arange(len(files)) % 10 > 7
             test = last_two if test_fraction is None else prepare.stratified(labels, test_fraction, seed)
@@ -169,7 +224,8 @@ def domain_folders(
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
     built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
-    return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None)
+    doubts = left_out(around, {f"{name}/{kind}": c for name, own in inside.items() for kind, c in own.items()})
+    return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None, doubts=doubts)
 
 
 @DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")
@@ -209,22 +265,22 @@ def digit_files(
     return pictures("digit-files", parts, tuple(domains), 10, pad, flip)
 
 
-def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
-    """Return the names of the folders in `base`, sorted; DataError where there are none."""
-    folders = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
-    if not folders:
+def _holding(base: Path, what: str, where: str = "domain-folders") -> Content:
+    """Return the content of a folder of folders; DataError where there are none."""
+    found = content(base) if base.is_dir() else Content()
+    if not found.folders:
         raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")
-    return folders
+    return found
 
 
-def _labelled(base: Path, classes: Sequence[str]) -> tuple[list[Path], Array]:
-    """Return the image files in the folders of some classes, sorted by class and name, and the classes' numbers."""
-    names = [sorted(name for name in os.listdir(base / kind) if name.lower().endswith(SUFFIXES)) for kind in classes]
-    files = [base / kind / name for kind, own in zip(classes, names, strict=True) for name in own]
-    return files, np.repeat(np.arange(len(classes)), [len(own) for own in names])
+def _labelled(base: Path, classes: Mapping[str, Content]) -> tuple[list[Path], Array]:
+    """Return the images in class folders, in the order of the classes and sorted by name, and the classes' numbers."""
+    files = [base / kind / name for kind, found in classes.items() for name in found.images]
+    return files, np.repeat(np.arange(len(classes)), [len(found.images) for found in classes.values()])
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Return the first five names."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
@@ -304,7 +360,8 @@ def _svhn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 def _syn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
     """Read folders of images by class; they are resized as they are read."""
     folder = base / "syn" / ("train" if train else "val")
-    files, labels = _labelled(folder, _folders(folder, "class"))
+    kinds = _holding(folder, "class", "digit-files, syn").folders
+    files, labels = _labelled(folder, {kind: content(folder / kind) for kind in kinds})
     return read(files, size).permute(0, 2, 3, 1).numpy(), labels
 
 

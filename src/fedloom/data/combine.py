@@ -58,6 +58,11 @@ def nodes(seed: int) -> Dataset:
     prepare.at_nodes()
 
 
+def _doubts(name: str, dataset: Dataset) -> tuple[str, ...]:
+    """Return the doubts of a set of several, with its name."""
+    return tuple(f"set {name!r}: {doubt}" for doubt in dataset.doubts)
+
+
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the sections, each of which must name a data set and fit its parameters."""
     for name, section in sets.items():
@@ -207,8 +212,9 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
     tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)
     classes = {f"{name}-{task}": names for name, d in built.items() for task, names in d.classes.items()}
-    redrawn = any(d.redrawn for d in built.values())
-    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop(), classes=classes, redrawn=redrawn)
+    more: dict[str, Any] = {"signal": signals.pop(), "redrawn": any(d.redrawn for d in built.values())}
+    more["doubts"] = tuple(doubt for name, d in built.items() for doubt in _doubts(name, d))
+    return Dataset("several", tasks, train, test, tuple(built), classes=classes, **more)
 
 
 @DATASETS.register("many", source="MaTU, section 4: one classification task per data set")
@@ -247,10 +253,11 @@ def many(
                 raise RecipeError(f"many: {what} names the set {name!r}, which sets does not list.{hint}")
     pieces: dict[str, dict[str, tuple[Columns, Tensor]]] = {}
     counts: dict[str, int] = {}
+    doubts: tuple[str, ...] = ()
     redrawn = False
     for name, section in sets.items():
         dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
-        redrawn, pieces[name] = redrawn or dataset.redrawn, {}
+        redrawn, doubts, pieces[name] = redrawn or dataset.redrawn, doubts + _doubts(name, dataset), {}
         labels, known = _labels(name, dataset, name in by_domain, classes.get(name, {}))
         counts |= known
         for split, columns in labels.items():
@@ -258,7 +265,7 @@ def many(
             kept = np.flatnonzero(np.any([column >= 0 for column in columns.values()], axis=0))
             x = x if len(kept) == len(x) else x[torch.from_numpy(kept)]
             pieces[name][split] = {task: column[kept] for task, column in columns.items()}, x
-    return replace(combine("many", pieces, counts), redrawn=redrawn)
+    return replace(combine("many", pieces, counts), redrawn=redrawn, doubts=doubts)
 
 
 def _labels(
@@ -345,10 +352,11 @@ def joined_domains(
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     domains: list[str] = []
     classes: dict[str, int] = {}
+    doubts: tuple[str, ...] = ()
     redrawn = False
     for name, section in sets.items():
         built = load(seed, section, root, {"size": size, "channels": 3})
-        redrawn = redrawn or built.redrawn
+        redrawn, doubts = redrawn or built.redrawn, doubts + _doubts(name, built)
         where = f"joined-domains, set {name!r}"
         if len(built.tasks) != 1:
             raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
@@ -376,7 +384,7 @@ def joined_domains(
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
-    return replace(joined, redrawn=redrawn)
+    return replace(joined, redrawn=redrawn, doubts=doubts)
 
 
 BATCH = 128  # images that pass an encoder together
@@ -426,7 +434,8 @@ def embedded(
             return TensorExamples(x, labels, of.domain)
 
         both = part(data.train), part(data.test)
-        return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, redrawn=data.redrawn)
+        more: dict[str, Any] = {"redrawn": data.redrawn, "doubts": data.doubts}
+        return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, **more)
 
     place = _place(seed, of, encoder, weights)
     data = made(_kept) if place is None else _restored(prepare.kept(place, lambda: _stored(made(_features))))

@@ -314,6 +314,7 @@ def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Rep
     except DataError as error:
         report.problems.append(str(error))
         return report
+    report.notes += dataset.doubts
     for split, part in (("train", dataset.train), ("test", dataset.test)):
         total = len(part)
         for task in dataset.tasks:
