@@ -103,6 +103,7 @@ def test_folders_of_classes(tmp_path):
     code, text = checked("sets=[fruit]")
     assert code == 0
     assert "note: files that are not images (.txt) are left out: 1 of 3 in fruit/train/b" in text
+    assert "note: 2 of 2 test images are copies of training images, for example" in text
     code, text = checked("sets=[fruit, cars]")
     assert code == 2
     assert "The address of Stanford Cars no longer answers" in text

@@ -130,6 +130,14 @@ def test_what_is_left_out_is_said(root: Path) -> None:
     assert joined_up.doubts == tuple(f"set 'd': {doubt}" for doubt in said)
 
 
+def test_copies_in_both_parts_are_said(root: Path) -> None:
+    assert folders(0, root=str(root), size=8).doubts[1:] == ()
+    write(root / "art" / "dog" / "pic_000.png", (20, 0, 100))  # this dog is for tests
+    (doubt,) = folders(0, root=str(root), size=8, domains=["art"]).doubts
+    pair = "for example art/dog/pic_000.png and art/dog/pic_002.png"
+    assert doubt.startswith(f"1 of 2 test images are copies of training images, {pair}: ")
+
+
 def test_a_crop_moves_and_mirrors() -> None:
     x = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3).expand(4, 3, 3, 3)
     top, left = torch.tensor([1, 0, 2, 1]), torch.tensor([1, 1, 0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -306,6 +308,32 @@ class Report:
         return "\n".join([*lines, "usable" if self.usable else "not usable"])
 
 
+def copies(train: Iterable[tuple[bytes, str]], test: Iterable[tuple[bytes, str]], total: int) -> tuple[str, ...]:
+    """Return a doubt where images of the test part, which has `total`, are also in the train part. Images are (hash,
+    name)."""
+    known = dict(train)
+    if not (twins := [(name, known[mark]) for mark, name in test if mark in known]):
+        return ()
+    found = f"{len(twins)} of {total} test images are copies of training images"
+    example = " and ".join(twins[0])
+    return (f"{found}, for example {example}: test scores are too good, so remove one of each pair",)
+
+
+def copied_files(train: Sequence[Path | str], test: Sequence[Path | str]) -> tuple[str, ...]:
+    """Return what `copies` says of files."""
+    marks: list[list[tuple[Any, str]]] = [[(None, str(file)) for file in part] for part in (train, test)]
+    # Few files are read as a whole: those whose size and beginning occur in both parts.
+    for mark in (os.path.getsize, partial(_checksum, most=4096), _checksum):
+        both = set.intersection(*({before for before, _ in part} for part in marks))
+        marks = [[(mark(file), file) for before, file in part if before in both] for part in marks]
+    return copies(*marks, len(test))
+
+
+def _checksum(file: str, most: int = -1) -> bytes:
+    with open(file, "rb") as opened:
+        return hashlib.blake2b(opened.read(most)).digest()
+
+
 def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Report:
     """Build a data set of classes and read `limit` images of each part (None: all), as `check` does."""
     report = Report()
@@ -323,6 +351,8 @@ def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Rep
             report.rows.append((split, task.name, found, ""))
         for _ in _some(report, split, total, limit, partial(_batch, part)):
             pass
+    if not report.problems:
+        report.notes += copied_files(*(getattr(part, "files", ()) for part in (dataset.train, dataset.test)))
     return report
 
 
