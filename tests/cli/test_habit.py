@@ -287,6 +287,86 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path, monkeypatch
     assert "exists already" in fedloom_("init", table(tmp_path), "--labels", "kind", *given)[2]
 
 
+def images(folder: Path, *places: str, count: int = 5) -> Path:
+    for number, place in enumerate(places):
+        (folder / place).mkdir(parents=True)
+        for i in range(count):
+            save_image(folder / place / f"{i}.png", np.full((9, 8, 3), 20 * number + i, np.uint8))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("places", "lines"),
+    [
+        (
+            ("dog", "cat", ".git/x", "dog/old"),
+            ["classes and their images: cat (5), dog (5)", "split: 20%", "note: folders inside class folders are left"],
+        ),
+        (
+            ("north/dog", "north/cat", "south/dog", "__MACOSX/dog"),
+            [
+                "sites (upper folders) and their images: north (10), south (5)",
+                "classes (lower folders) and their images: cat (5), dog (10)",
+                "split: 20% of the images of each class are test images (data.test_fraction)",
+            ],
+        ),
+        (
+            (*(f"dog/p{i}" for i in range(6)), "cat/p7"),
+            [
+                "sites (upper folders) and their images: cat (5), dog (30",
+                "classes (lower folders) and their images: p0 (5),",
+                "split: 20%",
+            ],
+        ),
+        (
+            ("train/dog", "train/cat", "test/dog"),
+            [
+                "split (upper folders) and their images: test (5), train (10)",
+                "classes (lower folders) and their images: cat (5), dog (10)",
+            ],
+        ),
+        (("valid", "invalid"), ["classes and their images: invalid (5), valid (5)", "split: 20%"]),
+    ],
+)
+def test_init_prints_what_it_takes_folders_for(
+    places: tuple[str, ...], lines: list[str], fedloom_: Any, tmp_path: Path
+) -> None:
+    data, out = images(tmp_path / "set", *places), tmp_path / "r.yaml"
+    code, said, _ = fedloom_("init", data, "--clients", 1, "--method", "fedavg", "--rounds", 1, "--out", out)
+    assert code == 0
+    for line, begins in zip(said.splitlines()[:-1], lines, strict=True):  # the last line is the file's name
+        assert line.startswith(begins)
+    assert fedloom_("show", out)[0] == 0
+    assert ("7 in all" in said) == ("cat/p7" in places)
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        (
+            ("train/dog", "val/dog", "test/dog"),
+            "the folders test, train, val found, of which some are parts of a split",
+        ),
+        (("Train/dog", "Test/dog"), "the folders Test, Train found"),
+        (("north/dog", "Validation/dog"), "the folders Validation, north found"),
+        (("train", "test"), "the folders test, train found"),
+        (("dog/train", "dog/val", "cat/train"), "the folders cat/train, dog/train, dog/val found"),
+        (("north/train/dog", "north/test/dog"), "the folders north/test, north/train found"),
+        (("north/dog", "docs"), "found no class folder with images in 'docs'"),
+    ],
+)
+def test_init_refuses_folders_that_do_not_fit(
+    places: tuple[str, ...], found: str, fedloom_: Any, tmp_path: Path
+) -> None:
+    data = images(tmp_path / "set", *places)
+    for file in (data / "docs").glob("*"):
+        file.rename(file.with_suffix(".txt"))
+    code, _, said = fedloom_("init", data, "--clients", 1, "--method", "fedavg", "--rounds", 1)
+    assert code == 2
+    assert found in said
+    assert "train/CLASS and test/CLASS" in said
+
+
 def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:
     table(tmp_path)
     answers_without_torch(

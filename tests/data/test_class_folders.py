@@ -102,7 +102,7 @@ def test_what_is_left_out_is_said(root):
     (root / "fruit" / "test" / ".git").mkdir()
     assert load(root, "fruit", "wide").doubts == (
         "files that are not images (.dcm) are left out: 1 of 5 in fruit/train/ripe",
-        "folders inside class folders are left out (1): fruit/test/ripe/old",
+        "folders inside class folders are left out: fruit/test/ripe/old",
     )
 
 

@@ -121,8 +121,8 @@ def test_what_is_left_out_is_said(root: Path) -> None:
     (root / "art" / "dog" / "README").write_bytes(b"")
     said = (
         "files that are not images (.dcm, .txt, no ending) are left out: 2 of 10 in art/dog, 1 of 9 in photo/cat",
-        "folders inside class folders are left out (1): art/dog/old",
-        "images outside class folders are left out (1): art/stray.png",
+        "folders inside class folders are left out: art/dog/old",
+        "images outside class folders are left out: art/stray.png",
     )
     assert folders(0, root=str(root), size=8).doubts == said
     section = {"name": "domain-folders", "root": str(root), "size": 16}

@@ -79,6 +79,8 @@ def init(
             if value is not None:
                 raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
         source = look(path)
+        for line in source.lines:
+            typer.echo(line)
         wanted: list[str] = []
         if source.columns:
             guess = next(

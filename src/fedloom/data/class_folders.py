@@ -79,9 +79,9 @@ def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> t
     if files:
         said.append(f"files that are not images ({few(endings)}) are left out: {few(places)}")
     if folders:
-        said.append(f"folders inside class folders are left out ({len(folders)}): {few(folders)}")
+        said.append(f"folders inside class folders are left out: {few(folders)}")
     if outside:
-        said.append(f"images outside class folders are left out ({len(outside)}): {few(outside)}")
+        said.append(f"images outside class folders are left out: {few(outside)}")
     return tuple(said)
 
 
@@ -287,8 +287,8 @@ def _labelled(base: Path, classes: Mapping[str, Content]) -> tuple[list[Path], A
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first five names."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    """Return the first five names, and how many there are if there are more."""
+    return ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "")
 
 
 def _listed(

@@ -326,7 +326,7 @@ def copied_files(train: Sequence[Path | str], test: Sequence[Path | str]) -> tup
     for mark in (os.path.getsize, partial(_checksum, most=4096), _checksum):
         both = set.intersection(*({before for before, _ in part} for part in marks))
         marks = [[(mark(file), file) for before, file in part if before in both] for part in marks]
-    return copies(*marks, len(test))
+    return copies(marks[0], marks[1], len(test))
 
 
 def _checksum(file: str, most: int = -1) -> bytes:

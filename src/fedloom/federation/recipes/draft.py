@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.data.inputs import SUFFIXES, kinds_of
-from fedloom.data.prepare import Store
+from fedloom.data.class_folders import Content, content, few, left_out
+from fedloom.data.folders import copied_files
+from fedloom.data.inputs import kinds_of
+from fedloom.data.prepare import SPLITS, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.models.signal import Kind
 
@@ -26,6 +29,8 @@ noise only; `fedloom tune` chooses a rate for a table."""
 BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 """Batch sizes for tables: the first with which an epoch of a site of mean size has at most STEPS steps. With 32 always,
 a table of 35,000 rows per site would train for hours where minutes do."""
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+"""Names of folders that are parts of a split, and so neither sites nor classes."""
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
@@ -44,6 +49,8 @@ class Found:
     """The kind of input."""
     suffix: str = ""
     """The end of a column's key, after its name: '_{split}', or nothing."""
+    lines: tuple[str, ...] = ()
+    """What `init` prints of a folder: its sites, classes and split, and what is left out."""
 
 
 def look(path: Path) -> Found:
@@ -112,20 +119,65 @@ def _recipe(
 
 def _folder(path: Path) -> Found:
     """Return the layout CLASS/IMAGE, DOMAIN/CLASS/IMAGE or {train,test}/CLASS/IMAGE."""
-    inside = sorted(entry for entry in path.iterdir() if entry.is_dir())
     root, name = path.resolve().parent, path.resolve().name
-    if inside and all(_has_images(folder) for folder in inside):
-        return Found({"name": "domain-folders", "root": str(root), "domains": [name], **_IMAGES}, ())
-    deeper = [entry for folder in inside for entry in folder.iterdir() if entry.is_dir()]
-    if not deeper or not all(_has_images(folder) for folder in deeper):
-        raise DataError(f"{path}: expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it")
-    if {folder.name for folder in inside} == {"train", "test"}:
-        return Found({"name": "class-folders", "root": str(root), "sets": [name], "size": _SIZE}, ())
-    return Found({"name": "domain-folders", "root": str(path.resolve()), **_IMAGES}, (), groups=True)
+    top = content(path)
+    inside = {folder: content(path / folder) for folder in top.folders}
+    below = {folder: {kind: content(path / folder / kind) for kind in has.folders} for folder, has in inside.items()}
+    deep = {folder for folder, kinds in below.items() if any(kind.images for kind in kinds.values())}
+    flat = {folder for folder, has in inside.items() if has.images}
+    if flat and deep <= flat:  # folders inside class folders are left out
+        _refuse_parts(path, inside, whole=True)
+        section = {"name": "domain-folders", "root": str(root), "domains": [name], **_IMAGES}
+        return Found(section, (), lines=_lines({name: top}, {name: inside}))
+    _refuse_parts(path, [f"{folder}/{kind}" for folder, kinds in below.items() for kind in kinds], whole=True)
+    divided = {*inside} == {*SPLITS}
+    if not divided:
+        _refuse_parts(path, inside)
+    if not deep or deep != {*inside}:
+        expected = "expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it"
+        where = next((folder for folder in inside if folder not in deep), name)
+        raise DataError(f"{path}: {expected}, found no class folder with images in {where!r}")
+    if divided:
+        section = {"name": "class-folders", "root": str(root), "sets": [name], "size": _SIZE}
+        train, test = (
+            [path / part / kind / image for kind, has in below[part].items() for image in has.images] for part in SPLITS
+        )
+        copied = (f"note: {doubt}" for doubt in copied_files(train, test))
+        return Found(section, (), lines=(*_lines(inside, below, "split"), *copied))
+    section = {"name": "domain-folders", "root": str(path.resolve()), **_IMAGES}
+    return Found(section, (), groups=True, lines=_lines(inside, below, "sites"))
 
 
-def _has_images(folder: Path) -> bool:
-    return any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
+def _refuse_parts(path: Path, folders: Iterable[str], whole: bool = False) -> None:
+    """Raise DataError where any folder is named like a part of a split, or with `whole`, where all are: their images
+    would be taken for those of sites or classes, and test images would be trained on."""
+    named = [Path(folder).name.lower() in _PARTS for folder in folders]
+    if named and (all(named) if whole else any(named)):
+        found = f"the folders {few([*folders])} found, of which some are parts of a split"
+        wanted = "expected the folders train/CLASS and test/CLASS, in lower case, and no others beside train and test"
+        advice = "Move validation images into train: each client sets some apart (partition.val_fraction)"
+        raise DataError(f"{path}: {found}; {wanted}. {advice}")
+
+
+def _lines(
+    around: Mapping[str, Content], below: Mapping[str, Mapping[str, Content]], upper: str = ""
+) -> tuple[str, ...]:
+    """Return what the folders in `below` (folder -> class -> content) are taken for, with their numbers of images, and
+    what is left out. `upper` is what the upper folders are: "sites", "split", or "" for a single one."""
+    classes: Counter[str] = Counter()
+    for kinds in below.values():
+        classes.update({kind: len(has.images) for kind, has in kinds.items()})
+    totals = {folder: sum(len(has.images) for has in kinds.values()) for folder, kinds in below.items()}
+    lines = [_sizes(f"{upper} (upper folders)", totals)] if upper else []
+    lines.append(_sizes("classes (lower folders)" if upper else "classes", {k: classes[k] for k in sorted(+classes)}))
+    if upper != "split":
+        lines.append(f"split: {_TEST:.0%} of the images of each class are test images (data.test_fraction)")
+    every = {f"{folder}/{kind}": has for folder, kinds in below.items() for kind, has in kinds.items()}
+    return (*lines, *(f"note: {note}" for note in left_out(around, every)))
+
+
+def _sizes(what: str, images: Mapping[str, int]) -> str:
+    return f"{what} and their images: {few([f'{name} ({count})' for name, count in images.items()])}"
 
 
 def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
