@@ -201,6 +201,31 @@ def test_folders_of_pictures_are_images_and_masks(tmp_path: Path) -> None:
         fl.Federation({"a": fl.Client(train)}, tasks)
 
 
+def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:
+    """As text scan10 comes before scan2, so labels in the order of a list would belong to other images."""
+    pandas = pytest.importorskip("pandas")
+    for i in range(12):
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / f"scan{i}.png")
+    tasks = {"ill": fl.task(classes=2)}
+
+    def read(labels: Any) -> Any:
+        train = fl.Federation({"a": fl.Client((tmp_path, {"ill": labels}))}, tasks).dataset.train
+        return [int(y) for _, y in sorted(zip(train.images[:, 0, 0, 0].tolist(), train.labels["ill"], strict=True))]  # type: ignore[attr-defined]
+
+    ill = {f"scan{i}": int(i > 5) for i in range(12)}
+    assert read(ill) == read({f"{name}.png": y for name, y in ill.items()}) == list(ill.values())
+    assert read(pandas.Series(ill)[::-1]) == list(ill.values())
+    assert read({"scan3": 0, "scan10": 1}) == [-1, -1, -1, 0, -1, -1, -1, -1, -1, -1, 1, -1]
+    for wrong, said in (
+        (list(ill.values()), "labels without .* but scan10.png comes before scan2.png as text .* give a mapping"),
+        (pandas.Series(list(ill.values())), "labels without file names found"),
+        ({**ill, "scan12": 0}, "a label for 'scan12' found, expected the name of an image"),
+        ({**ill, "scan3.png": 0}, "two labels for 'scan3.png' found"),
+    ):
+        with pytest.raises(DataError, match=f"client 'a', train, task 'ill': {tmp_path}: {said}"):
+            read(wrong)
+
+
 def test_volumes_are_read_slice_by_slice(tmp_path: Path) -> None:
     nibabel = pytest.importorskip("nibabel")
     x = images(6, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ LAYOUTS: dict[Kind, str] = {
     "tokens": "N x T, whole numbers",
 }
 _AXES: dict[Kind, tuple[int, ...]] = {"image": (3, 4), "series": (2, 3), "features": (2,), "tokens": (2,)}
+_NUMBER = re.compile(r"(\d+)")
 _LONGEST = 4
 """A uint8 array is taken for grey images by default if the longer side has less than so many times the shorter one."""
 
@@ -188,10 +190,12 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor
 def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, Any]:
     """Return the images of a folder, in the order of their names, and {task: labels}.
 
-    Labels that are a folder are maps: files with the names of their images. An image without one has no label. Raises
-    DataError for files that cannot be read, differ in size or have no image.
+    Labels that are a folder are maps: files with the names of their images. A mapping, or a pandas Series with an index
+    of texts, has a label per file name. An image without one has no label: None in a list. Raises DataError for files
+    that cannot be read, differ in size or have no image, and for labels in an order that the names do not determine.
     """
-    read = {name: _pixels(file) for name, file in _files(images, where).items()}
+    sources = _files(images, where)
+    read = {name: _pixels(file) for name, file in sources.items()}
     sizes = {pixels.shape[1:]: name for name, pixels in read.items()}
     if len(sizes) > 1:
         (one, a), (two, b) = list(sizes.items())[:2]
@@ -199,13 +203,50 @@ def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Ta
         raise DataError(f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; {advice}")
     columns = dict(labels)
     for task, label in labels.items():
+        about = f"{where}, task {task!r}"
         if isinstance(label, str | Path):
-            folder, about = Path(label).expanduser(), f"{where}, task {task!r}"
+            folder = Path(label).expanduser()
             files = _files(folder, about)
             if stray := next((name for name in files if name not in read), None):
                 raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
             columns[task] = _maps(read, files, tasks.get(task), about)
+        elif (pairs := _pairs(label)) is not None:
+            by_name = _by_name(pairs, sources, f"{about}: {images}")
+            columns[task] = [by_name.get(name) for name, pixels in read.items() for _ in pixels]
+        elif label is not None:
+            _check_order([file.name for file in sources.values()], f"{about}: {images}")
     return np.concatenate(list(read.values())), columns
+
+
+def _pairs(labels: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return (file name, label) of a mapping, or of a pandas object with an index of texts; None of anything else."""
+    if isinstance(labels, Mapping):
+        return labels.items()
+    is_named = hasattr(labels, "iloc") and all(isinstance(key, str) for key in labels.index)
+    return zip(labels.index, labels.to_numpy(), strict=True) if is_named else None
+
+
+def _by_name(pairs: Iterable[tuple[Any, Any]], files: Mapping[str, Path], where: str) -> dict[str, Any]:
+    """Return name without ending -> label. Raises DataError for a label of no image, or a second one of an image."""
+    names = {file.name: name for name, file in files.items()} | {name: name for name in files}
+    found: dict[str, Any] = {}
+    for key, label in pairs:
+        if (name := names.get(str(key))) is None:
+            raise DataError(f"{where}: a label for {str(key)!r} found, expected the name of an image in this folder")
+        if name in found:
+            raise DataError(f"{where}: two labels for {str(key)!r} found, expected one per image")
+        found[name] = label
+    return found
+
+
+def _check_order(names: Sequence[str], where: str) -> None:
+    """Raise DataError for file names, sorted as text, that lie in another order when their numbers are counted."""
+    counted = sorted(names, key=lambda name: [int(part) if part.isdecimal() else part for part in _NUMBER.split(name)])
+    if (pair := next(((a, b) for a, b in zip(names, counted, strict=True) if a != b), None)) is not None:
+        raise DataError(
+            f"{where}: labels without file names found, but {pair[0]} comes before {pair[1]} as text and after it as a "
+            "number; give a mapping {file name: label} or a pandas Series with the file names as its index"
+        )
 
 
 def _files(folder: Path, where: str) -> dict[str, Path]:

@@ -510,7 +510,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     by_task = _by_task(y, tasks, where)
     labels = {}
     for name, task in tasks.items():
-        numbers = None if (column := by_task.get(name)) is None else _numbers(column, name, where)
+        numbers = None if (column := by_task.get(name)) is None else _numbers(column, task, where)
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
     _some(labels, by_task, where)
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged)
@@ -578,10 +578,9 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
     _some(values, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {}
     for name, task in tasks.items():
-        some = next((value for value in values[name] if value is not None), None)
-        blank = None if some is None else np.full(some.shape, _absent(task))
-        column = None if some is None else _numbers([blank if v is None else v for v in values[name]], name, where)
-        labels[name] = _column(column, task, (count, *first.shape), where, keys.ignored.get(name))
+        labels[name] = _column(
+            _numbers(values[name], task, where), task, (count, *first.shape), where, keys.ignored.get(name)
+        )
     return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
@@ -614,12 +613,17 @@ def _by_task(labels: Any, tasks: Mapping[str, Task], where: str) -> Mapping[str,
     return {next(iter(tasks)): labels}
 
 
-def _numbers(labels: Any, task: str, where: str) -> Tensor:
-    """Return labels as a tensor."""
+def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
+    """Return labels as a tensor; None in a list is no label, and there is no tensor if that is all it has."""
+    if isinstance(labels, list) and any(label is None for label in labels):
+        if (some := next((label for label in labels if label is not None), None)) is None:
+            return None
+        blank = np.full(np.shape(some), _absent(task))
+        labels = [blank if label is None else label for label in labels]
     try:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
     except (TypeError, ValueError):
-        raise _unfit(f"{where}, task {task!r}", f"labels such as {labels[0]!s}", "numbers") from None
+        raise _unfit(f"{where}, task {task.name!r}", f"labels such as {labels[0]!s}", "numbers") from None
 
 
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
