@@ -201,6 +201,32 @@ def test_folders_of_pictures_are_images_and_masks(tmp_path: Path) -> None:
         fl.Federation({"a": fl.Client(train)}, tasks)
 
 
+def test_white_in_masks_is_class_1_unless_it_is_stated_or_there_are_more_classes(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for i in range(4):
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / f"images/{i}.png")
+
+    def read(name: str, *values: int, classes: int = 2, ignore: int | None = None) -> set[int]:
+        (tmp_path / name).mkdir()
+        for i in range(3):  # the last image has no mask
+            mask = np.resize(np.array(values, np.uint8), (8, 8))
+            Image.fromarray(mask).save(tmp_path / name / f"{i}.png")
+        task = fl.task(kind="segmentation", classes=classes, ignore=ignore)
+        fed = fl.Federation({"a": fl.Client((tmp_path / "images", {"mask": tmp_path / name}))}, {"mask": task})
+        masks = fed.dataset.train.labels["mask"]
+        assert masks[3].unique().tolist() == [255]
+        return {*masks[:3].unique().tolist()}
+
+    assert read("both", 0, 255) == {0, 1}
+    assert read("white", 255) == {1}
+    assert read("black", 0) == {0}
+    assert read("stated", 0, 255, ignore=255) == {0, 255}
+    assert read("other", 0, 9, 255, ignore=9) == {0, 1, 255}
+    assert read("three", 0, 1, 255) == {0, 1, 255}
+    with pytest.raises(DataError, match="client 'a', train, task 'mask': only the labels 0 and 255 found"):
+        read("classes", 0, 255, classes=3)
+
+
 def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:
     """As text scan10 comes before scan2, so labels in the order of a list would belong to other images."""
     pandas = pytest.importorskip("pandas")

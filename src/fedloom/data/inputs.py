@@ -187,8 +187,16 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor
     return out
 
 
-def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, Any]:
+def read_folders(
+    images: Path,
+    labels: Mapping[str, Any],
+    tasks: Mapping[str, Task],
+    ignored: Mapping[str, float | None],
+    where: str,
+) -> tuple[Any, Any]:
     """Return the images of a folder, in the order of their names, and {task: labels}.
+
+    `ignored` has the label of a task that was stated to mean "no label".
 
     Labels that are a folder are maps: files with the names of their images. A mapping, or a pandas Series with an index
     of texts, has a label per file name. An image without one has no label: None in a list. Raises DataError for files
@@ -209,7 +217,7 @@ def read_folders(images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Ta
             files = _files(folder, about)
             if stray := next((name for name in files if name not in read), None):
                 raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
-            columns[task] = _maps(read, files, tasks.get(task), about)
+            columns[task] = _maps(read, files, tasks.get(task), ignored.get(task), about)
         elif (pairs := _pairs(label)) is not None:
             by_name = _by_name(pairs, sources, f"{about}: {images}")
             columns[task] = [by_name.get(name) for name, pixels in read.items() for _ in pixels]
@@ -288,8 +296,10 @@ def _pixels(file: Path, as_label: bool = False) -> Array:
     return pixels if as_label else pixels.astype(np.float32)
 
 
-def _maps(images: Mapping[str, Array], files: Mapping[str, Path], task: Task | None, where: str) -> Array:
-    """Return the label maps (N x H x W) of all images."""
+def _maps(
+    images: Mapping[str, Array], files: Mapping[str, Path], task: Task | None, ignore: float | None, where: str
+) -> Array:
+    """Return the label maps (N x H x W) of all images, -1 where there is none."""
     whole = task is None or task.kind != "depth"
     maps = {name: _pixels(file, as_label=True)[:, 0] for name, file in files.items()}
     for name, part in maps.items():
@@ -299,10 +309,11 @@ def _maps(images: Mapping[str, Array], files: Mapping[str, Path], task: Task | N
             raise DataError(f"{where}: expected the image's size {_size(shape)}, but {found}")
         if whole and (part != np.round(part)).any():
             raise DataError(f"{where}: {files[name]}: expected whole numbers (the classes of pixels), found fractions")
-    values = {value for part in maps.values() for value in np.unique(part).tolist()}
-    if whole and values == {0, IGNORE} and task is not None and task.channels <= 2:
-        maps = {name: part // IGNORE for name, part in maps.items()}  # masks are usually black and white
-    parts = [maps.get(name, np.full((len(x), *x.shape[2:]), IGNORE)) for name, x in images.items()]
+    values = {value for part in maps.values() for value in np.unique(part).tolist()} - {ignore}
+    if whole and task is not None and task.channels <= 2 and IGNORE in values and values <= {0, IGNORE}:
+        # Masks are usually black and white. A folder with white alone has a label, too.
+        maps = {name: np.where(part == IGNORE, 1, part) for name, part in maps.items()}
+    parts = [maps.get(name, np.full((len(x), *x.shape[2:]), -1)) for name, x in images.items()]
     return np.concatenate([part.astype(np.int64 if whole else np.float32) for part in parts])
 
 

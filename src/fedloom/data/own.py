@@ -495,7 +495,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         use = "such as (df[features], df[label]); or use fl.Federation.from_table(df, site=..., tasks=...)"
         raise DataError(f"{where}: a table found, expected (inputs, labels), {use}")
     elif isinstance(x, str | Path):
-        x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, where)
+        x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, keys.ignored, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = keys.chosen(data, tasks, where)
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
@@ -618,7 +618,8 @@ def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
     if isinstance(labels, list) and any(label is None for label in labels):
         if (some := next((label for label in labels if label is not None), None)) is None:
             return None
-        blank = np.full(np.shape(some), _absent(task))
+        # Not 255 for classes: beside 0 alone it would look like a mask in black and white.
+        blank = np.full(np.shape(some), -1 if task.kind in CLASSES else _absent(task))
         labels = [blank if label is None else label for label in labels]
     try:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
@@ -700,6 +701,7 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
         wanted = f"N x {'3 x ' if normals else ''}H x W labels of N x C x H x W inputs"
         raise _unfit(about, f"labels of shape {tuple(values.shape)} for inputs of shape {tuple(size)}", wanted)
     values = values if normals or values.ndim == 3 else values[:, 0]
+    present = sorted({*values.unique().tolist()} - {-1, ignore}) if task.kind in CLASSES else []
     if ignore is not None:
         values = torch.where(values == ignore, torch.tensor(IGNORE), values)
     if task.kind not in CLASSES:
@@ -710,13 +712,12 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
         return values
     if values.is_floating_point():
         raise _unfit(about, f"labels of {values.dtype}", "whole numbers, the classes of pixels")
-    present = values.unique().tolist()
-    if present == [0, IGNORE] and task.channels == 2 and ignore is None:
+    if present == [0, IGNORE]:
         raise DataError(
             f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
-            f"{IGNORE}, or add ignore={IGNORE} if no pixel is of class 1"
+            f"{IGNORE}, or add ignore={IGNORE} if its pixels have no label"
         )
-    if strays := [label for label in present if not -1 <= label < task.channels and label != IGNORE]:
+    if strays := [label for label in present if not 0 <= label < task.channels and label != IGNORE]:
         raise _unfit(about, f"the label {strays[0]}", _classes(task, IGNORE))
     return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
 
