@@ -14,6 +14,7 @@ from torch.nn.functional import max_pool2d
 
 import fedloom as fl
 from fedloom.errors import DataError, RecipeError
+from fedloom.tasks import Depth
 
 
 class Net(nn.Module):
@@ -225,6 +226,33 @@ def test_white_in_masks_is_class_1_unless_it_is_stated_or_there_are_more_classes
     assert read("three", 0, 1, 255) == {0, 1, 255}
     with pytest.raises(DataError, match="client 'a', train, task 'mask': only the labels 0 and 255 found"):
         read("classes", 0, 255, classes=3)
+
+
+def test_depth_in_millimetres_is_refused_and_files_of_metres_are_read(tmp_path: Path) -> None:
+    metres = np.linspace(0.2, 4, 64).reshape(8, 8).astype(np.float32)
+    far = np.where(metres > 3, 100, metres)  # less than half
+    files = {
+        "images/0.png": metres.astype(np.uint8),
+        "deep/0.png": (metres * 1000).astype(np.uint16),
+        "metres/0.tif": metres,
+        "far/0.tif": far,
+    }
+    for name, array in files.items():
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(array).save(tmp_path / name)
+
+    def read(labels: Any, **settings: Any) -> torch.Tensor:
+        train = (tmp_path / "images", {"depth": labels})
+        return fl.Federation({"a": fl.Client(train)}, {"depth": Depth("depth", **settings)}).dataset.train.labels[
+            "depth"
+        ]
+
+    assert torch.equal(read(tmp_path / "metres")[0], torch.from_numpy(metres))
+    assert torch.equal(read(tmp_path / "far")[0], torch.from_numpy(far))
+    assert read(tmp_path / "deep", limit=5000)[0].max() == 4000
+    for labels in (tmp_path / "deep", metres[None] * 1000):
+        with pytest.raises(DataError, match="client 'a', train, task 'depth': depths from 200 to 4000 .* by 1000"):
+            read(labels)
 
 
 def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
+from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.own import Description
 from fedloom.models.tasks.task import IGNORE, Task
@@ -709,6 +710,15 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
         stray = values[((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
         if task.kind in ("edge", "saliency") and len(stray):
             raise _unfit(about, f"the label {stray[0]:g}", f"0 to 1 ({IGNORE}: no label)")
+        if isinstance(depth := task.known, Depth):
+            metres = values[read_depth(values, values[:, None])[1]]
+            if 2 * int((metres >= depth.limit).sum()) > len(metres):  # they would train, but not be measured
+                raise _unfit(
+                    about,
+                    f"depths from {metres.min():g} to {metres.max():g}",
+                    f"metres, most of them below {depth.limit:g}; divide millimetres by 1000 (files may be .tif images "
+                    f"of floats), or raise the limit: fedloom.tasks.Depth({task.name!r}, limit=...)",
+                )
         return values
     if values.is_floating_point():
         raise _unfit(about, f"labels of {values.dtype}", "whole numbers, the classes of pixels")
