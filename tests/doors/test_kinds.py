@@ -255,6 +255,34 @@ def test_depth_in_millimetres_is_refused_and_files_of_metres_are_read(tmp_path: 
             read(labels)
 
 
+def test_files_of_one_name_or_of_different_bits_are_refused(tmp_path: Path) -> None:
+    def read() -> Any:
+        fed = fl.Federation({"a": fl.Client((tmp_path, {"ill": [0, 1, 0]}))}, {"ill": fl.task(classes=2)})
+        return fed.dataset.train.images  # type: ignore[attr-defined]
+
+    grey = np.full((8, 8), 9, np.uint8)
+    for name in ("1.png", "2.png", "3.png"):
+        Image.fromarray(grey).save(tmp_path / name)
+    assert len(read()) == 3
+    Image.fromarray(grey.astype(np.uint16) * 256).save(tmp_path / "2.png")
+    with pytest.raises(DataError, match="'3.png' is 1 x 8 x 8 with 8 bits and '2.png' is 1 x 8 x 8 with more bits"):
+        read()
+    Image.fromarray(grey).save(tmp_path / "1.JPG")
+    with pytest.raises(DataError, match="client 'a', train: .*'1.JPG' and '1.png' found; names without their ending"):
+        read()
+
+
+def test_a_turned_photograph_is_set_upright(tmp_path: Path) -> None:
+    upright = np.arange(48, dtype=np.uint8).reshape(8, 6)
+    turn = Image.Exif()
+    turn[0x0112] = 6  # the camera was held so that its rows are the image's columns
+    Image.fromarray(upright).save(tmp_path / "0.png")
+    Image.fromarray(np.rot90(upright).copy()).save(tmp_path / "1.png", exif=turn)
+    fed = fl.Federation({"a": fl.Client((tmp_path, {"ill": [0, 1]}))}, {"ill": fl.task(classes=2)})
+    for image in fed.dataset.train.images:  # type: ignore[attr-defined]
+        assert np.array_equal(image[0].numpy(), upright)
+
+
 def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:
     """As text scan10 comes before scan2, so labels in the order of a list would belong to other images."""
     pandas = pytest.importorskip("pandas")

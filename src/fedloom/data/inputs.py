@@ -204,11 +204,11 @@ def read_folders(
     """
     sources = _files(images, where)
     read = {name: _pixels(file) for name, file in sources.items()}
-    sizes = {pixels.shape[1:]: name for name, pixels in read.items()}
-    if len(sizes) > 1:
-        (one, a), (two, b) = list(sizes.items())[:2]
-        advice = "make all images the same size and number of channels"
-        raise DataError(f"{where}: {images}: {a!r} is {_size(one)} and {b!r} is {_size(two)}; {advice}")
+    forms = {_form(pixels): sources[name].name for name, pixels in read.items()}
+    if len(forms) > 1:
+        (one, a), (two, b) = list(forms.items())[:2]
+        advice = "make all images the same size, number of channels and bits"
+        raise DataError(f"{where}: {images}: {a!r} is {one} and {b!r} is {two}; {advice}")
     columns = dict(labels)
     for task, label in labels.items():
         about = f"{where}, task {task!r}"
@@ -263,7 +263,11 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     if not folder.is_dir():
         raise DataError(f"{where}: {folder} is not a folder")
     ends = [(file, next((end for end in ENDINGS if file.name.lower().endswith(end)), "")) for file in folder.iterdir()]
-    files = {file.name[: -len(end)]: file for file, end in sorted(ends) if end}
+    files: dict[str, Path] = {}
+    for file, end in sorted(ends):
+        if end and (other := files.setdefault(file.name[: -len(end)], file)) is not file:
+            advice = "names without their ending must differ: rename or remove one"
+            raise DataError(f"{where}: {folder}: {other.name!r} and {file.name!r} found; {advice}")
     if not files:
         raise DataError(f"{where}: {folder} has no images; images end in {', '.join(ENDINGS)}")
     return files
@@ -285,6 +289,8 @@ def _pixels(file: Path, as_label: bool = False) -> Array:
             pixels = plain.reshape(-1, 1, *plain.shape[-2:])
         else:
             with library.open(file, formats=FORMATS) as image:
+                if not as_label:  # masks are drawn on the upright image
+                    need("PIL.ImageOps", "vision").exif_transpose(image, in_place=True)
                 deep = image.mode.startswith(DEEP)
                 shown = "L" if image.mode in ("1", "L") else "RGB"
                 plain = np.asarray(image if as_label or deep else image.convert(shown))
@@ -319,3 +325,8 @@ def _maps(
 
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
+
+
+def _form(pixels: Array) -> str:
+    """Return what the images of a folder must have in common. Those of 8 bits are scaled to 0..1, others are not."""
+    return f"{_size(pixels.shape[1:])} with {'8' if pixels.dtype == np.uint8 else 'more'} bits"
