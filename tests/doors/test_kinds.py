@@ -226,6 +226,8 @@ def test_white_in_masks_is_class_1_unless_it_is_stated_or_there_are_more_classes
     assert read("three", 0, 1, 255) == {0, 1, 255}
     with pytest.raises(DataError, match="client 'a', train, task 'mask': only the labels 0 and 255 found"):
         read("classes", 0, 255, classes=3)
+    with pytest.raises(DataError, match=f"task 'mask': {tmp_path / 'stray' / '0.png'}: the label 7 found"):
+        read("stray", 0, 7)
 
 
 def test_depth_in_millimetres_is_refused_and_files_of_metres_are_read(tmp_path: Path) -> None:
@@ -306,6 +308,8 @@ def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=f"client 'a', train, task 'ill': {tmp_path}: {said}"):
             read(wrong)
+    with pytest.raises(DataError, match="task 'ill': .*scan3.png: the label 7 found, expected 0 to 1"):
+        read({**ill, "scan3": 7})
 
 
 def test_volumes_are_read_slice_by_slice(tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ def test_inputs_that_are_not_finite_are_counted_by_client() -> None:
         federation(list(zip(x, Y, strict=True)))
 
 
+def test_an_input_of_another_shape_names_its_client() -> None:
+    rows = [(x if i != 3 else x[:2], y) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
+    fed = fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(rows, val=0)}, TASKS)
+    with pytest.raises(DataError, match=r"client 'bob', train, example 3: an input of shape \(2,\) found, expected"):
+        fed.dataset.train.batch(torch.arange(48), torch.device("cpu"))
+
+
+def test_a_client_with_one_example_is_named_where_nobody_has_validation_data() -> None:
+    with pytest.raises(RecipeError, match=r"no client has val examples \(of 1 example none is set apart: ann\)"):
+        fl.run(fl.Federation({"ann": fl.Client((X[:1], Y[:1]))}, TASKS), model=nn.Linear(3, 2), rounds=1)
+
+
 class Lost(nn.Module):
     """A model whose training gives NaN for inputs above a bound."""
 

@@ -193,8 +193,8 @@ def read_folders(
     tasks: Mapping[str, Task],
     ignored: Mapping[str, float | None],
     where: str,
-) -> tuple[Any, Any]:
-    """Return the images of a folder, in the order of their names, and {task: labels}.
+) -> tuple[Array, dict[str, Any], dict[str, list[Path]]]:
+    """Return the images of a folder, in the order of their names, {task: labels}, and {task: the file of each label}.
 
     `ignored` has the label of a task that was stated to mean "no label".
 
@@ -209,21 +209,23 @@ def read_folders(
         (one, a), (two, b) = list(forms.items())[:2]
         advice = "make all images the same size, number of channels and bits"
         raise DataError(f"{where}: {images}: {a!r} is {one} and {b!r} is {two}; {advice}")
-    columns = dict(labels)
+    columns, files = dict(labels), {}
     for task, label in labels.items():
+        drawn: Mapping[str, Path] = {}
         about = f"{where}, task {task!r}"
         if isinstance(label, str | Path):
             folder = Path(label).expanduser()
-            files = _files(folder, about)
-            if stray := next((name for name in files if name not in read), None):
+            drawn = _files(folder, about)
+            if stray := next((name for name in drawn if name not in read), None):
                 raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
-            columns[task] = _maps(read, files, tasks.get(task), ignored.get(task), about)
+            columns[task] = _maps(read, drawn, tasks.get(task), ignored.get(task), about)
         elif (pairs := _pairs(label)) is not None:
             by_name = _by_name(pairs, sources, f"{about}: {images}")
             columns[task] = [by_name.get(name) for name, pixels in read.items() for _ in pixels]
         elif label is not None:
             _check_order([file.name for file in sources.values()], f"{about}: {images}")
-    return np.concatenate(list(read.values())), columns
+        files[task] = [drawn.get(name, sources[name]) for name, pixels in read.items() for _ in pixels]
+    return np.concatenate(list(read.values())), columns, files
 
 
 def _pairs(labels: Any) -> Iterable[tuple[Any, Any]] | None:

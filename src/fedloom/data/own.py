@@ -486,6 +486,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     x: Any
     y: Any
     x, y = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
+    files: Mapping[str, Sequence[Path]] = {}
     if isinstance(data, TensorDataset):
         x, *rest = data.tensors
         if len(rest) != len(tasks):
@@ -496,7 +497,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         use = "such as (df[features], df[label]); or use fl.Federation.from_table(df, site=..., tasks=...)"
         raise DataError(f"{where}: a table found, expected (inputs, labels), {use}")
     elif isinstance(x, str | Path):
-        x, y = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, keys.ignored, where)
+        x, y, files = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, keys.ignored, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = keys.chosen(data, tasks, where)
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
@@ -512,7 +513,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     labels = {}
     for name, task in tasks.items():
         numbers = None if (column := by_task.get(name)) is None else _numbers(column, task, where)
-        labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name))
+        labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name), files.get(name, ()))
     _some(labels, by_task, where)
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged)
 
@@ -579,9 +580,8 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
     _some(values, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {}
     for name, task in tasks.items():
-        labels[name] = _column(
-            _numbers(values[name], task, where), task, (count, *first.shape), where, keys.ignored.get(name)
-        )
+        numbers = _numbers(values[name], task, where)
+        labels[name] = _column(numbers, task, (count, *first.shape), where, keys.ignored.get(name))
     return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
@@ -652,9 +652,16 @@ def _no_labels(task: Task, size: Sequence[int]) -> Tensor:
     return torch.tensor(_absent(task)).to(dtype).expand(size[0], *shape)
 
 
-def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None) -> Tensor:
+def _column(
+    values: Tensor | None,
+    task: Task,
+    size: Sequence[int],
+    where: str,
+    ignore: float | None,
+    files: Sequence[Path] = (),
+) -> Tensor:
     """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants. Without `values`
-    none has a label. Raises DataError for labels that the task cannot have."""
+    none has a label. Raises DataError for labels that the task cannot have; it names the file where `files` do."""
     if values is None:
         return _no_labels(task, size)
     about = f"{where}, task {task.name!r}"
@@ -664,15 +671,15 @@ def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, 
     if values.is_complex():
         raise _unfit(about, f"labels of {values.dtype}", "real or whole numbers")
     if task.dense:
-        return _maps(values, task, size, about, ignore)
+        return _maps(values, task, size, about, ignore, files)
     shown = f"labels of shape {tuple(values.shape)}"
     if task.kind == "multilabel":
         if values.shape[1:] != (task.channels,):
             raise _unfit(about, shown, f"N x {task.channels}, for classes={task.channels}")
         values = values.float()
         values = torch.where((values == -1) | (values == (-1 if ignore is None else ignore)), torch.nan, values)
-        if len(stray := values[(values != 0) & (values != 1) & ~values.isnan()]):
-            raise _unfit(about, f"the label {stray[0]:g}", "0 or 1 (-1 or NaN: no label)")
+        if len(stray := values[bad := (values != 0) & (values != 1) & ~values.isnan()]):
+            raise _unfit(_at(about, bad, files), f"the label {stray[0]:g}", "0 or 1 (-1 or NaN: no label)")
         return values
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -686,7 +693,7 @@ def _column(values: Tensor | None, task: Task, size: Sequence[int], where: str, 
         raise _unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")
     values = values.long()
     if len(stray := values[(values < -1) | (values >= task.channels)]):
-        raise _unfit(about, f"the label {stray.max()}", _classes(task, -1))
+        raise _unfit(_at(about, values == stray.max(), files), f"the label {stray.max()}", _classes(task, -1))
     return values
 
 
@@ -694,7 +701,14 @@ def _classes(task: Task, ignore: int) -> str:
     return f"0 to {task.channels - 1} ({ignore}: no label), for classes={task.channels}"
 
 
-def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: float | None) -> Tensor:
+def _at(about: str, bad: Tensor, files: Sequence[Path]) -> str:
+    """Return where the first bad label (N x ...) is, with its file if labels have files."""
+    return f"{about}: {files[int(bad.reshape(len(bad), -1).any(1).int().argmax())]}" if files else about
+
+
+def _maps(
+    values: Tensor, task: Task, size: Sequence[int], about: str, ignore: float | None, files: Sequence[Path]
+) -> Tensor:
     """Return labels of a task with one label per pixel: as large as the inputs; 255 where there is none."""
     normals = task.kind == "normals"
     shapes = [(3, *size[2:])] if normals else [tuple(size[2:]), (1, *size[2:])]
@@ -707,9 +721,9 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
         values = torch.where(values == ignore, torch.tensor(IGNORE), values)
     if task.kind not in CLASSES:
         values = values.float()
-        stray = values[((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
+        stray = values[bad := ((values < 0) | (values > 1)) & (values != IGNORE) & (values != -1)]
         if task.kind in ("edge", "saliency") and len(stray):
-            raise _unfit(about, f"the label {stray[0]:g}", f"0 to 1 ({IGNORE}: no label)")
+            raise _unfit(_at(about, bad, files), f"the label {stray[0]:g}", f"0 to 1 ({IGNORE}: no label)")
         if isinstance(depth := task.known, Depth):
             metres = values[read_depth(values, values[:, None])[1]]
             if 2 * int((metres >= depth.limit).sum()) > len(metres):  # they would train, but not be measured
@@ -728,7 +742,7 @@ def _maps(values: Tensor, task: Task, size: Sequence[int], about: str, ignore: f
             f"{IGNORE}, or add ignore={IGNORE} if its pixels have no label"
         )
     if strays := [label for label in present if not 0 <= label < task.channels and label != IGNORE]:
-        raise _unfit(about, f"the label {strays[0]}", _classes(task, IGNORE))
+        raise _unfit(_at(about, values == strays[0], files), f"the label {strays[0]}", _classes(task, IGNORE))
     return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
 
 
@@ -770,7 +784,7 @@ def gathered(
     if len(tensors) == len(parts):
         inputs = torch.cat(tensors) if tensors else torch.zeros(0, *shape, dtype=like.dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
-    items = Items(tuple(p.source for p in parts), shape, like.dtype, keys)
+    items = Items(tuple((p.where, p.source) for p in parts), shape, like.dtype, keys)
     held = sum(tensor.nbytes for tensor in tensors)
     return ItemExamples(
         items, sum(map(len, parts)), shape, labels, domain, annotated=annotated, prefetch=False, held=held
@@ -789,7 +803,8 @@ def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
 class Items:
     """A reader of the inputs of map-style data sets, one after another, example by example."""
 
-    sources: tuple[Any, ...]
+    sources: tuple[tuple[str, Any], ...]
+    """Where each is from, for errors, and the data set."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     keys: Keys
@@ -804,11 +819,12 @@ class Items:
         return (torch.stack(x) if x else none).to(device), {}
 
     def _input(self, position: int) -> Tensor:
-        for source in self.sources:
+        for where, source in self.sources:
+            about = f"{where}, example {position}"
             if position < len(source):
                 break
             position -= len(source)
-        x, about = source[position], f"example {position}"
+        x = source[position]
         if not isinstance(source, Tensor):
             x = x[self.keys.inputs] if isinstance(x, Mapping) else x[0]
             x = self.keys.turned(as_input(x, about))
