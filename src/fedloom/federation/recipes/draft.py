@@ -50,7 +50,7 @@ class Found:
     suffix: str = ""
     """The end of a column's key, after its name: '_{split}', or nothing."""
     lines: tuple[str, ...] = ()
-    """What `init` prints of a folder: its sites, classes and split, and what is left out."""
+    """Lines that `init` prints of a folder: its sites, classes and split, and what is left out."""
 
 
 def look(path: Path) -> Found:
