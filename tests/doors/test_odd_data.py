@@ -48,7 +48,7 @@ def test_an_input_of_another_shape_names_its_client() -> None:
 
 
 def test_a_client_with_one_example_is_named_where_nobody_has_validation_data() -> None:
-    with pytest.raises(RecipeError, match=r"no client has val examples \(of 1 example none is set apart: ann\)"):
+    with pytest.raises(RecipeError, match=r"no client has val examples \(1 example, too few to set one apart: ann\)"):
         fl.run(fl.Federation({"ann": fl.Client((X[:1], Y[:1]))}, TASKS), model=nn.Linear(3, 2), rounds=1)
 
 

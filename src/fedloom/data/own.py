@@ -739,7 +739,7 @@ def _maps(
     if present == [0, IGNORE]:
         raise DataError(
             f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
-            f"{IGNORE}, or add ignore={IGNORE} if its pixels have no label"
+            f"{IGNORE}, or add ignore={IGNORE} if these pixels have no label"
         )
     if strays := [label for label in present if not 0 <= label < task.channels and label != IGNORE]:
         raise _unfit(_at(about, values == strays[0], files), f"the label {strays[0]}", _classes(task, IGNORE))
