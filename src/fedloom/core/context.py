@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,22 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Seed torch's default generator from (seed, purpose) inside, and set it back afterwards.
+
+    Draws without a generator of their own, such as dropout's or those of a user's stage, then repeat. `devices` are the
+    GPUs whose generators are treated alike.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed walks the stack for each absent accelerator, which outlasts a small model's step
+        start = torch.manual_seed if devices else torch.default_generator.manual_seed
+        start(derive_seed(seed, *purpose))
+        yield
 
 
 def new_secret() -> bytes:

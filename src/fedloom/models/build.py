@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from fedloom.core.context import derive_seed
+from fedloom.core.context import seeded
 from fedloom.core.errors import RecipeError, UserError, choices
 from fedloom.core.layout import Roles, rule_of
 from fedloom.core.machine import need_memory, out_of_memory
@@ -72,9 +72,7 @@ def build_model(
     is no layer; UserError for weights that do not fit.
     """
     entry = ENCODERS[encoder] if isinstance(encoder, str) else encoder
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would also reseed every accelerator.
-        torch.default_generator.manual_seed(derive_seed(seed, "init"))
+    with seeded(seed, "init"):
         with _memory_for_training(f"a model with the encoder {entry.name!r}"):
             module = entry.make(input_shape, tasks, signal, **params)
             model = as_multitask(module, tasks, blank(input_shape, signal))

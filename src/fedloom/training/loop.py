@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.core.context import Ctx, State, seeded
 from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
@@ -211,10 +211,7 @@ def train(
     `memory` is what the client kept from its last round: "rules" and "optimizer", as in a LocalResult.
     """
     gpu = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpu):
-        # torch.manual_seed walks the stack for each absent accelerator, which outlasts a small model's step
-        seed = torch.manual_seed if gpu else torch.default_generator.manual_seed
-        seed(derive_seed(ctx.seed, ctx.round, *(work.draws or ("model", work.who))))
+    with seeded(ctx.seed, ctx.round, *(work.draws or ("model", work.who)), devices=gpu):
         return _train(model, work, training, ctx, added, memory)
 
 

@@ -338,7 +338,7 @@ class Node:
         if marker:
             return self._state(folder, {"node": marker["node"]})
         initial = built.layout.flatten(built.module).detach()
-        return first(built.method, built.layout, initial, integer_buffers(built.module))
+        return first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
 
     def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
         """Return the state that a marker stands for: the state of a round, or a task's part of it."""

@@ -159,10 +159,10 @@ class Mix:
         return model
 
 
-def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
-    """Return one peer's state before the first round; `initial` is the whole model vector."""
+def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor], seed: int = 0) -> State:
+    """Return one peer's state before the first round; `initial` is the whole model vector, `seed` that of the run."""
     return {
-        "server": server_init(method, layout, initial, integers),
+        "server": server_init(method, layout, initial, integers, seed),
         "client": {},
         "similarity": {},
         "scope": "full",

@@ -50,7 +50,7 @@ def initial_peers(built: Built) -> State:
         "round": 0,
         "peers": {
             name: {
-                **first(built.method, built.layout, initial, integer_buffers(built.module)),
+                **first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed),
                 **({"pace": at_rest()} if free else {}),
             }
             for name in built.federation.clients

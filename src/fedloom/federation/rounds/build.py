@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.core.context import generator
+from fedloom.core.context import generator, seeded
 from fedloom.core.errors import RecipeError, UserError, choices, unknown
 from fedloom.core.layout import Layout
 from fedloom.core.settings.trust import imported, is_import
@@ -411,8 +411,9 @@ def assemble(
     except ValueError as error:
         raise RecipeError(f"model: {error}") from error
     try:
-        method.stage.init(method.shared_part(layout))
-        method.edge.init(method.shared_part(layout))
+        with seeded(recipe.seed, "stage"):  # as `server_init` does, so that what works here works there
+            method.stage.init(method.shared_part(layout))
+            method.edge.init(method.shared_part(layout))
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
     modules = _own_modules(recipe, method, dataset, federation, layout)

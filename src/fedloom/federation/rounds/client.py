@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Identity
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
@@ -219,7 +219,8 @@ class ClientRound:
         present = self.federation.presence(self.shared, rows)
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         if not isinstance(method.edge, Identity):
-            updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
+            with seeded(self.ctx.seed, self.ctx.round, "edge", self.client.id):
+                updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
             kept |= {"edge": edge} if edge else {}
         if self.attack is not None:  # after its stages: a hostile client obeys no clipping of its own
             sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)

@@ -187,7 +187,8 @@ def stopped(state: State) -> str | None:
 def initial_state(built: Built) -> State:
     """Return the state of a run before its first round."""
     layout = built.layout
-    server = server_init(built.method, layout, layout.flatten(built.module).detach(), integer_buffers(built.module))
+    initial, seed = layout.flatten(built.module).detach(), built.recipe.seed
+    server = server_init(built.method, layout, initial, integer_buffers(built.module), seed)
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
 
 

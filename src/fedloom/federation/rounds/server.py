@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Layout
 from fedloom.core.stage import Stage
@@ -24,8 +24,10 @@ from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.methods.method import Method
 
 
-def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
-    """Return the server's state before the first round.
+def server_init(
+    method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor], seed: int = 0
+) -> State:
+    """Return the server's state before the first round, in a run of this seed.
 
     `initial` is the whole model vector (parameters, buffers), of which the state has views. With task vectors "tasks"
     are vectors by task, differences to the initial model, and "task_buffers" the float buffers of their models.
@@ -33,11 +35,13 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
     params, local = layout.parameters, method.buffers == "local"
     shared = method.shared_part(layout)
     model = params.take(initial[: params.d], shared)
+    with seeded(seed, "stage"):
+        stage = method.stage.init(shared)
     return {
         "model": model,
         "personal": {},
         **({"tasks": {}, "task_buffers": {}} if method.task_vectors else {}),
-        "stage": method.stage.init(shared),
+        "stage": stage,
         "rule": {ALL: method.server.init(model)},
         "buffers": None if local else layout.buffers.take(initial[params.d :], method.shared_buffers(layout)),
         "integers": {} if local else {name: value.clone() for name, value in integers.items()},
@@ -285,7 +289,9 @@ def aggregated(
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        out, stage = (method.stage if ctx.round > 1 else partial(_tried, method.stage))(updates, state["stage"], ctx)
+        whole = method.stage if ctx.round > 1 else partial(_tried, method.stage)
+        with seeded(ctx.seed, ctx.round, "stage", ctx.peer or ""):  # a stage of a user's own may call torch.randn
+            out, stage = whole(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)

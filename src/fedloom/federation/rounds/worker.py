@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Ctx, State, derive_seed, new_secret
+from fedloom.core.context import Ctx, State, new_secret, seeded
 from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation, Runtime
@@ -264,10 +264,9 @@ class Worker:
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
         who, part = f"measuring client {job.client!r}, round {job.round}", client.part(job.split)
         with (
-            torch.random.fork_rng(devices=[]),  # for models that draw random numbers even here
+            seeded(s.seed, job.round, "evaluate", job.key),  # for models that draw random numbers even here
             fitting(who, "evaluation.batch_size", at_once(s.evaluation.batch_size, part.examples.input_shape)),
         ):
-            torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
             yield part.spread(job.some) if job.some else part
 
 
