@@ -555,3 +555,84 @@ def test_as_many_examples_are_measured_at_once_as_memory_has_room_for() -> None:
     assert at_once(512, (3, 512, 512)) == 34
     assert at_once(4, (3, 512, 512)) == 4
     assert at_once(512, (3, 9000, 9000)) == 1
+
+
+def _unlike(view: View) -> Tensor:
+    return (view.params - view.base).square().sum()
+
+
+@dataclass(frozen=True)
+class Slip(LocalRule):
+    """A rule of a user who made one mistake."""
+
+    kind: str
+
+    def begin(self, view: View, state: State) -> State:
+        if self.kind == "assigned params":
+            view.params = view.params * 0
+        return state
+
+    def penalty(self, view: View, state: State) -> Any:
+        assert view.module is not None
+        return {
+            "constant": lambda: _unlike(view),
+            "vector": lambda: view.params.square(),
+            "float": lambda: 1.0,
+            "zero": lambda: torch.zeros(()),
+            "module": lambda: sum(p.square().sum() for p in view.module.parameters()),  # type: ignore[union-attr]
+        }.get(self.kind, lambda: None)()
+
+    def grad(self, view: View, state: State) -> None:
+        if self.kind == "assigned grad":
+            view.grad = view.grad * 0
+
+    def finish(self, view: View, state: State) -> Any:
+        if self.kind == "state alone":
+            return state
+        return state, {"size": 1.0} if self.kind == "undeclared" else {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("constant", r"penalty returned a constant, .* add its gradient to view.grad"),
+        ("vector", r"penalty returned a Tensor of shape \(\d+,\), expected a scalar"),
+        ("float", "penalty returned a float, expected a scalar tensor or None"),
+        ("assigned params", r"assigned view.params, which has no effect: write into .*view.params.copy_"),
+        ("assigned grad", r"assigned view.grad, which has no effect"),
+        ("state alone", "finish returned dict, expected a tuple of two dictionaries"),
+        ("undeclared", r"finish returned size, .* declare it in provides \(extra:size"),
+    ],
+)
+def test_a_rule_without_effect_is_named(kind: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"local rule Slip\(kind='{kind}'\).*{why}"):
+        run(network(), Training(steps=2), (Slip(kind),))
+
+
+def test_a_penalty_of_the_model_or_of_zero_is_none_without_effect() -> None:
+    _, plain = run(network(), Training(steps=3))
+    _, zero = run(network(), Training(steps=3), (Slip("zero"),))
+    assert torch.equal(plain.params, zero.params)
+    _, smaller = run(network(), Training(steps=3), (Slip("module"),))
+    assert float(smaller.params.norm()) < float(plain.params.norm())
+
+
+def test_a_penalty_on_features_of_a_frozen_encoder_may_be_constant() -> None:
+    @dataclass(frozen=True)
+    class Small(LocalRule):
+        features = True
+
+        def penalty(self, view: View, state: State) -> Tensor:
+            assert view.features is not None
+            return view.features.now.square().sum()
+
+    module = network()
+    module.encoder.requires_grad_(False)
+    run(module, Training(steps=1), (Small(),))
+
+
+def test_a_stacked_rule_writes_into_the_gradient() -> None:
+    model, training = FlatModel(network()), Training(steps=1)
+    members = [Stackable(Work("c", data(), torch.arange(20), TASKS), model.params.clone())] * 2
+    with pytest.raises(UserError, match=r"Slip.* assigned view.grad"):
+        train_stacked(model, members, training, Ctx(1), (), (Slip("assigned grad"),))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State, seeded
+from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
@@ -34,7 +35,7 @@ from fedloom.training.flat import (
     local_epochs,
     set_rate,
 )
-from fedloom.training.rules import LocalRule, Phase, View, ends
+from fedloom.training.rules import LocalRule, Phase, View, check_places, ends
 
 _NOTHING = contextlib.nullcontext()
 T = TypeVar("T")
@@ -309,6 +310,10 @@ class _Applied:
         )
         states = memory.get("rules") or {str(i): rule.init(self.view.base) for i, rule in enumerate(self.rules)}
         self.states = {str(i): rule.begin(self.view, states[str(i)]) for i, rule in enumerate(self.rules)}
+        self._check_places(self.rules)
+
+    def _check_places(self, rules: Sequence[LocalRule]) -> None:
+        check_places(self.view, self.model.params, self.model.grad, rules)
 
     def recording(self, lr: float, step: int) -> AbstractContextManager[None]:
         """Record features inside the context for rules that ask for them; a step with this learning rate begins."""
@@ -323,21 +328,58 @@ class _Applied:
         self.view.under = partial(self.model.outputs_under, x=x, tasks=tuple(outputs))
         for i, rule in enumerate(self.rules):
             penalty = rule.penalty(self.view, self.states[str(i)])
-            loss = loss if penalty is None else loss + penalty
+            if penalty is not None:
+                if not (isinstance(penalty, Tensor) and penalty.requires_grad and penalty.ndim == 0):
+                    self._check_constant(rule, penalty)
+                loss = loss + penalty
         return loss
+
+    def _check_constant(self, rule: LocalRule, penalty: Any) -> None:
+        """Refuse a penalty that is no number of the model's, or that never moves it.
+
+        0 is what there is to add for a batch without labels, and features of a frozen encoder are constant.
+        """
+        if not isinstance(penalty, Tensor) or penalty.ndim:
+            shape = f" of shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else ""
+            found = f"{type(penalty).__name__}{shape}"
+            raise UserError(f"local rule {rule!r}: penalty returned a {found}, expected a scalar tensor or None")
+        encoder: Any = getattr(self.model.module, "encoder", self.model.module)
+        if bool(penalty != 0) and any(p.requires_grad for p in encoder.parameters()):
+            raise UserError(
+                f"local rule {rule!r}: penalty returned a constant, so it has no effect: view.params and the other "
+                "vectors of the view are outside autograd. Compute it from view.outputs, view.features or "
+                "view.module.parameters(), or add its gradient to view.grad in the method grad, as "
+                "fedloom.training.Proximal does"
+            )
 
     def edit(self) -> None:
         """Edit the gradient of a step."""
         for i, rule in enumerate(self.rules):
             rule.grad(self.view, self.states[str(i)])
+            self._check_places([rule])
 
     def finish(self, steps: int) -> tuple[State, dict[str, Any]]:
         """Return the rules' states after so many steps, and what they provide."""
         self.view.step = steps
-        done = {str(i): rule.finish(self.view, self.states[str(i)]) for i, rule in enumerate(self.rules)}
-        return {i: state for i, (state, _) in done.items()}, {
-            k: v for _, extra in done.values() for k, v in extra.items()
-        }
+        states, provided = State(), dict[str, Any]()
+        for i, rule in enumerate(self.rules):
+            found: Any = rule.finish(self.view, self.states[str(i)])
+            if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(one, Mapping) for one in found)):
+                raise UserError(
+                    f"local rule {rule!r}: finish returned {type(found).__name__}, expected a tuple of two "
+                    "dictionaries: its state, and what it provides ({} for nothing)"
+                )
+            states[str(i)], extra = found
+            declared = {name.partition(":")[2] for name in rule.provides}
+            if unknown := sorted({*extra} - declared):
+                names = ", ".join(f"extra:{name}" for name in unknown)
+                raise UserError(
+                    f"local rule {rule!r}: finish returned {', '.join(unknown)}, which no stage would see: declare it "
+                    f"in provides ({names}, or auxiliary:NAME for a vector)"
+                )
+            provided |= extra
+        self._check_places(self.rules)
+        return states, provided
 
 
 def _phases(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Selector
 from fedloom.core.settings.section import Checked, NonNegative
 from fedloom.core.updates import Updates
@@ -119,22 +120,39 @@ class LocalRule(Checked):
         return state
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        """Return a scalar to add to the loss, or None."""
+        """Return a scalar to add to the loss, or None.
+
+        It must come from `view.outputs`, `view.features` or `view.module`: the vectors of the view, `view.params` among
+        them, are outside autograd. Add the gradient of a penalty on these in `grad`, as `Proximal` does.
+        """
         return None
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
+        """Edit `view.grad` in place (`view.grad.add_(...)`, never `view.grad = ...`), after the backward pass and
+        before clipping; may change `state` in place."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """Return the client's state after the round, and what it provides (name -> value of this client).
 
-        Afterwards `view.params` holds the client's model.
+        Every name must stand in `provides`, as "extra:NAME" or "auxiliary:NAME". The state goes into the checkpoint:
+        tensors, numbers, texts, None, lists, and dictionaries whose keys are texts. Afterwards `view.params` holds the
+        client's model.
         """
         return state, {}
 
     def personal(self, state: State) -> Tensor | None:
         """Return parameters (p) of the client's own model, if the rule keeps one in its state (`keeps_model`)."""
         return None
+
+
+def check_places(view: View, params: Tensor, grad: Tensor, rules: Sequence[LocalRule]) -> None:
+    """Refuse rules that put another tensor in the place of the model's parameters or gradient: it would do nothing."""
+    if view.params is not params or view.grad is not grad:
+        name = "grad" if view.params is params else "params"
+        raise UserError(
+            f"local rule {', '.join(map(repr, rules))} assigned view.{name}, which has no effect: write into the "
+            f"tensor (view.{name}.copy_(...), view.{name}.add_(...))"
+        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel, build, learning_rate, local_epochs, set_rate
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
-from fedloom.training.rules import LocalRule, View
+from fedloom.training.rules import LocalRule, View, check_places
 
 Losses = dict[str, Tensor]
 FEW, LIGHT, MANY = 5, {"cpu": 1.5e6, "cuda": 3e8}, 5000
@@ -179,7 +179,8 @@ def train_stacked(
     spans = model.layout.parameters.spans(model.layout.trained(names))
     base = torch.stack([c.base for c in clients])
     view = View(base.clone(), torch.zeros_like(base), base, shared)
-    optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)
+    params, grad = view.params, view.grad
+    optimizer = build(training.optimizer.model_copy(update={"fused": False}), params, grad, spans)
     active = [view.grad[..., s] for s in spans]
     trained = torch.empty_like(base)
 
@@ -232,6 +233,7 @@ def train_stacked(
             raise UserError(f"training.stacked: the model cannot be stacked, so set it to false: {error}") from error
         for rule in rules:
             rule.grad(view, {})
+            check_places(view, params, grad, [rule])
         if training.clip_norm is not None:
             clip(active, training.clip_norm)
         optimizer.step()
