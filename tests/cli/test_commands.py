@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import fedloom.core.machine
 from fedloom.cli import deploy as cli_doctor
 from fedloom.cli.app import app, main, message_of
+from fedloom.core.updates import Updates
 from fedloom.errors import UserError
 from fedloom.federation.runs.checkpoint import join_tree
 from folders_support import nyud
@@ -46,7 +48,7 @@ def test_what_can_be_mended_is_a_sentence(error: Exception, text: str | None) ->
 def test_a_bug_shows_its_traceback_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedloom.cli.app.app", lambda: join_tree({"$tensor": "inner"}, {}))
+    monkeypatch.setattr("fedloom.cli.app.app", partial(join_tree, {"$tensor": "inner"}, {}))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
@@ -58,19 +60,24 @@ def test_a_bug_shows_its_traceback_and_says_so(
 def test_a_bug_in_code_of_the_users_own_is_not_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where a library that it calls raises the error."""
+    """Also where a library that it calls, or fedloom itself, raises the error."""
 
     def broken() -> None:
         np.concatenate([])
 
-    monkeypatch.setattr("fedloom.cli.app.app", broken)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    shown = capsys.readouterr().err
-    assert "Traceback" in shown
-    assert re.search(r"error: .*test_commands.py, line \d+, which is no part of fedloom: ValueError: need at", shown)
-    assert "This is a bug" not in shown
+    def short() -> None:
+        updates = Updates.of([[1.0, 2.0]])
+        updates.reduced(updates.X[0, :1])
+
+    for own, why in ((broken, "need at"), (short, "X: expected shape")):
+        monkeypatch.setattr("fedloom.cli.app.app", own)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        shown = capsys.readouterr().err
+        assert "Traceback" in shown
+        assert re.search(rf"error: .*test_commands.py, line \d+, which is no part of fedloom: ValueError: {why}", shown)
+        assert "This is a bug" not in shown
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fedloom import Ctx, Result, methods
+from fedloom import Ctx, Method, Result, methods
 from fedloom.core.context import State
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Traits
 from fedloom.core.updates import Updates
+from fedloom.errors import UserError
 from fedloom.stages import Stage
 from tests_support import Quick
 
@@ -57,3 +60,53 @@ def test_draws_without_a_generator_repeat(peers: tuple[str, ...], quick: Quick) 
     torch.manual_seed(2)
     assert models(quick(*peers, method=method)) == one
     assert models(quick(*peers, "seed=1", method=method)) != one
+
+
+@dataclass(frozen=True)
+class Slip(Stage):
+    """A mean whose author made one mistake."""
+
+    kind: str
+    traits = Traits("matrix", reads={"X"}, reduces=True)
+
+    def init(self, layout: Layout) -> State:
+        return {"seen": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> Any:
+        out = updates.reduced(updates.X.mean(0))
+        if self.kind == "late":
+            return out if ctx.round > 1 else (out, state)
+        if self.kind == "double":
+            return out.replace(X=out.X.double()), state
+        if self.kind == "gradient":
+            return out.replace(X=out.X.requires_grad_()), state
+        seen = {
+            "number": {0: 1},
+            "row": {updates.rows[0]: 1},
+            "numpy": np.ones(2),
+            "set": {1},
+            "nested": [{"a": object()}],
+        }
+        return out, None if self.kind == "none" else {"seen": seen[self.kind]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("late", "returned Updates, expected updates and state"),
+        ("double", "returned X of torch.float64, expected torch.float32"),
+        ("gradient", "returned X that requires a gradient"),
+        ("none", "the state is a NoneType, expected a dictionary"),
+        ("number", r"state.seen has the key 0 \(int\), expected a text"),
+        ("row", r"state.seen has the key \(.*\) \(tuple\)"),
+        ("numpy", "state.seen is a ndarray; a state holds tensors"),
+        ("set", "state.seen is a set"),
+        ("nested", r"state.seen\[0\].a is a object"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_named(kind: str, why: str, quick: Quick) -> None:
+    with pytest.raises(UserError, match=rf"Slip\(kind='{kind}'\).*{why}"):
+        quick(method=Method(name="own", stage=Slip(kind), weights="uniform"))
+    stage = methods.fedavg().stage
+    with pytest.raises(UserError, match=rf"^Slip\(kind='{kind}'\).*{why}"):  # the member, not the chain
+        (stage >> Slip(kind)).on([[1.0]], round=2)

@@ -589,7 +589,8 @@ class Slip(LocalRule):
     def finish(self, view: View, state: State) -> Any:
         if self.kind == "state alone":
             return state
-        return state, {"size": 1.0} if self.kind == "undeclared" else {}
+        kept = {1: 2} if self.kind == "key" else state
+        return kept, {"size": 1.0} if self.kind == "undeclared" else {}
 
 
 @pytest.mark.parametrize(
@@ -601,11 +602,12 @@ class Slip(LocalRule):
         ("assigned params", r"assigned view.params, which has no effect: write into .*view.params.copy_"),
         ("assigned grad", r"assigned view.grad, which has no effect"),
         ("state alone", "finish returned dict, expected a tuple of two dictionaries"),
+        ("key", r"state has the key 1 \(int\), expected a text"),
         ("undeclared", r"finish returned size, .* declare it in provides \(extra:size"),
     ],
 )
 def test_a_rule_without_effect_is_named(kind: str, why: str) -> None:
-    with pytest.raises(UserError, match=rf"local rule Slip\(kind='{kind}'\).*{why}"):
+    with pytest.raises(UserError, match=rf"Slip\(kind='{kind}'\).*{why}"):
         run(network(), Training(steps=2), (Slip(kind),))
 
 

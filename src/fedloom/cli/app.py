@@ -46,14 +46,15 @@ def main() -> None:
 
 
 def elsewhere(error: Exception) -> str | None:
-    """Return one sentence for an error in code of the user's own, such as a method's; None where it is fedloom's."""
-    home = Path(__file__).parents[1]
-    installed = [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    """Return one sentence for an error in code of the user's own, such as a method's; None where it is fedloom's.
+
+    What fedloom refuses in a call from such code, as `updates.reduced` does a vector of another length, is that code's.
+    """
+    known = [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    known.append(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_relative_to(home):
-            return None
-        if file.is_absolute() and not any(file.is_relative_to(path) for path in installed):
+        if file.is_absolute() and not any(file.is_relative_to(path) for path in known):
             return f"{file}, line {frame.lineno}, which is no part of fedloom: {type(error).__name__}: {error}"
     return None
 

@@ -10,12 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.context import Broadcast, Ctx, State, seeded
+from fedloom.core.errors import UserError
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Checked
+from fedloom.core.states import check_state
 from fedloom.core.untrusted import Untrusted
-from fedloom.core.updates import Updates
+from fedloom.core.updates import EVERYONE, Updates
 
 Kind = Literal["row", "mix", "matrix"]
 _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
@@ -145,7 +147,9 @@ class Stage(Checked):
         """
         updates, _ = Updates.of(X, n, **extra).finite()
         state = self.init(updates.layout) if state is None else state
-        out, state = self(updates, state, Ctx(round=round, seed=seed))
+        ctx = Ctx(round=round, seed=seed)
+        with seeded(ctx.seed, ctx.round, "stage", ""):
+            out, state = called(self, updates, state, ctx)
         return out.X, state
 
     @property
@@ -204,7 +208,7 @@ class Chain(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         new: State = {}
         for i, stage in enumerate(self.stages):
-            updates, new[str(i)] = stage(updates, state[str(i)], ctx)
+            updates, new[str(i)] = called(stage, updates, state[str(i)], ctx)
         return updates, new
 
     def __repr__(self) -> str:
@@ -213,6 +217,34 @@ class Chain(Stage):
     @property
     def boxes(self) -> tuple[Box, ...]:
         return tuple(box for stage in self.stages for box in stage.boxes)
+
+
+def called(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+    """Call a stage. Raises UserError where its answer is not what its traits say, as of a stage of a user's own."""
+    mine = not isinstance(stage, Chain)  # a chain's state is that of its members, which it calls in this way
+    if mine:
+        check_state(stage, state)
+    answer: Any = stage(updates, state, ctx)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
+        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+        raise UserError(f"{stage!r} returned {found}, expected updates and state")
+    out, new = answer
+    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in out.rows):
+        raise UserError(
+            f"{stage!r} returned rows of {len(out)} clients, but its traits say that it leaves one (reduces): expected "
+            "updates.reduced(...)"
+        )
+    if out.layout.d != updates.layout.d:
+        raise UserError(f"{stage!r} returned X with {out.layout.d} columns, expected {updates.layout.d}")
+    if isinstance(X := out.given, Tensor):
+        was = getattr(updates.given, "dtype", X.dtype)
+        if X.dtype != was:
+            raise UserError(f"{stage!r} returned X of {X.dtype}, expected {was}: convert it by .to(updates.X.dtype)")
+        if X.requires_grad:
+            raise UserError(f"{stage!r} returned X that requires a gradient, expected plain numbers: call .detach()")
+    if mine and new is not state:
+        check_state(stage, new)
+    return out, new
 
 
 def _flat(stage: Stage) -> Iterator[Stage]:

@@ -13,7 +13,7 @@ from functools import partial, reduce
 from itertools import count, islice
 from operator import add
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State, seeded
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Layout, as_select
+from fedloom.core.states import check_state
 from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
@@ -309,7 +310,14 @@ class _Applied:
             labels=added.labels,
         )
         states = memory.get("rules") or {str(i): rule.init(self.view.base) for i, rule in enumerate(self.rules)}
-        self.states = {str(i): rule.begin(self.view, states[str(i)]) for i, rule in enumerate(self.rules)}
+        self.states = dict[str, State]()
+        for i, rule in enumerate(self.rules):
+            state: Any = rule.begin(self.view, states[str(i)])
+            if not isinstance(state, Mapping):  # what it holds within a round is the rule's own affair
+                raise UserError(
+                    f"local rule {rule!r}: begin returned {type(state).__name__}, expected the state, a dictionary"
+                )
+            self.states[str(i)] = cast(State, state)
         self._check_places(self.rules)
 
     def _check_places(self, rules: Sequence[LocalRule]) -> None:
@@ -370,6 +378,7 @@ class _Applied:
                     "dictionaries: its state, and what it provides ({} for nothing)"
                 )
             states[str(i)], extra = found
+            check_state(rule, states[str(i)])
             declared = {name.partition(":")[2] for name in rule.provides}
             if unknown := sorted({*extra} - declared):
                 names = ", ".join(f"extra:{name}" for name in unknown)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.layout import Layout
-from fedloom.core.stage import Identity
+from fedloom.core.stage import Identity, called
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
@@ -220,7 +220,8 @@ class ClientRound:
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         if not isinstance(method.edge, Identity):
             with seeded(self.ctx.seed, self.ctx.round, "edge", self.client.id):
-                updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
+                before = state.get("edge") or method.edge.init(self.shared)
+                updates, edge = called(method.edge, updates, before, self.ctx)
             kept |= {"edge": edge} if edge else {}
         if self.attack is not None:  # after its stages: a hostile client obeys no clipping of its own
             sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)

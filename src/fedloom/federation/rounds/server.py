@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, seeded
-from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Layout
-from fedloom.core.stage import Stage
+from fedloom.core.stage import called
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import BuiltFederation
@@ -289,30 +288,14 @@ def aggregated(
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        whole = method.stage if ctx.round > 1 else partial(_tried, method.stage)
         with seeded(ctx.seed, ctx.round, "stage", ctx.peer or ""):  # a stage of a user's own may call torch.randn
-            out, stage = whole(updates, state["stage"], ctx)
+            out, stage = called(method.stage, updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
 
     # under DP, row norms are private, so they are not used to detect outliers
     return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, method.stage, agree)
-
-
-def _tried(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-    """Call a stage. Raises UserError where its answer is not what its traits say, as of a stage of one's own."""
-    answer: Any = stage(updates, state, ctx)
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
-        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-        raise UserError(f"{stage!r} returned {found}, expected updates and state")
-    out, new = answer
-    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in out.rows):
-        raise UserError(
-            f"{stage!r} returned rows of {len(out)} clients, but its traits say that it leaves one (reduces): expected "
-            "updates.reduced(...)"
-        )
-    return out, new
 
 
 def apply_update(

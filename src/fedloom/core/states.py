@@ -1,0 +1,38 @@
+"""The values that a state may hold, as users' stages and rules return them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.core.errors import UserError
+
+HOLDS = "tensors, numbers, texts, None, lists, and dictionaries whose keys are texts"
+
+
+def check_state(who: object, state: Any) -> None:
+    """Refuse a state that no checkpoint could hold, of the stage or rule `who`. Nothing is copied."""
+    if not isinstance(state, Mapping):
+        raise UserError(f"{who!r}: the state is a {type(state).__name__}, expected a dictionary")
+    try:
+        _walk(state, "state")
+    except TypeError as error:
+        raise UserError(f"{who!r}: {error}; a state holds {HOLDS}") from None
+
+
+def _walk(value: Any, path: str) -> None:
+    """Raise TypeError, with the path, for a value that does not belong into a state."""
+    if isinstance(value, Tensor):
+        return
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{path} has the key {key!r} ({type(key).__name__}), expected a text such as str(key)")
+            _walk(each, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, each in enumerate(value):
+            _walk(each, f"{path}[{i}]")
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise TypeError(f"{path} is a {type(value).__name__}")
