@@ -70,10 +70,18 @@ class Slip(Stage):
     traits = Traits("matrix", reads={"X"}, reduces=True)
 
     def init(self, layout: Layout) -> State:
-        return {"seen": {}}
+        return {"seen": {}, "m": torch.zeros(layout.d)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> Any:
         out = updates.reduced(updates.X.mean(0))
+        if self.kind in ("mutates", "weighs"):
+            (updates.X if self.kind == "mutates" else updates.weight).mul_(0.5)
+            return out, state
+        if self.kind == "moves":
+            return updates.reduced(state["m"].add_(out.X[0])), state
+        if self.kind == "counts":
+            state["seen"][updates.rows[0][0]] = 1
+            return out, state
         if self.kind == "late":
             return out if ctx.round > 1 else (out, state)
         if self.kind == "double":
@@ -101,6 +109,10 @@ class Slip(Stage):
         ("row", r"state.seen has the key \(.*\) \(tuple\)"),
         ("numpy", "state.seen is a ndarray; a state holds tensors"),
         ("set", "state.seen is a set"),
+        ("mutates", "changed X of its input in place: return new tensors"),
+        ("weighs", "changed weight of its input in place"),
+        ("moves", "changed its state in place: return a new one"),
+        ("counts", "changed its state in place"),
         ("nested", r"state.seen\[0\].a is a object"),
     ],
 )

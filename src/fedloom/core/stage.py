@@ -15,13 +15,14 @@ from fedloom.core.errors import UserError
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Checked
-from fedloom.core.states import check_state
+from fedloom.core.states import check_state, marks
 from fedloom.core.untrusted import Untrusted
 from fedloom.core.updates import EVERYONE, Updates
 
 Kind = Literal["row", "mix", "matrix"]
 _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
 Presence = Literal["block", "row", "coupled"]
+_TENSORS = ("n", "weight", "coef", "base", "present", "support", "mixing")
 _PRESENCES: tuple[Presence, ...] = ("block", "row", "coupled")
 
 
@@ -220,11 +221,22 @@ class Chain(Stage):
 
 
 def called(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-    """Call a stage. Raises UserError where its answer is not what its traits say, as of a stage of a user's own."""
+    """Call a stage. Raises UserError where it changes what it was given, or its answer is not what its traits say."""
     mine = not isinstance(stage, Chain)  # a chain's state is that of its members, which it calls in this way
     if mine:
         check_state(stage, state)
+    given, before = _given(updates), marks(state) if mine else None
     answer: Any = stage(updates, state, ctx)
+    if changed := [name for name, mark in _given(updates).items() if mark != given[name]]:
+        raise UserError(
+            f"{stage!r} changed {', '.join(changed)} of its input in place: return new tensors instead, such as "
+            "updates.replace(X=updates.X * 0.5) for updates.X.mul_(0.5)"
+        )
+    if mine and marks(state) != before:
+        raise UserError(
+            f"{stage!r} changed its state in place: return a new one, with tensors and dictionaries of its own "
+            "(0.5 * state['m'] for state['m'].mul_(0.5)), because a round that fails begins again from the old one"
+        )
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
         found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
         raise UserError(f"{stage!r} returned {found}, expected updates and state")
@@ -245,6 +257,13 @@ def called(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Upda
     if mine and new is not state:
         check_state(stage, new)
     return out, new
+
+
+def _given(updates: Updates) -> dict[str, Any]:
+    """Return marks of the tensors of updates, which are others after one was changed in place."""
+    fields = {"X": updates.given, **{name: getattr(updates, name) for name in _TENSORS}}
+    tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+    return marks({**tensors, **updates.auxiliary})
 
 
 def _flat(stage: Stage) -> Iterator[Stage]:

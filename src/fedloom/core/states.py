@@ -1,4 +1,4 @@
-"""The values that a state may hold, as users' stages and rules return them."""
+"""The values that a state may hold, as users' stages and rules return them, and whether one was changed in place."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def check_state(who: object, state: Any) -> None:
         _walk(state, "state")
     except TypeError as error:
         raise UserError(f"{who!r}: {error}; a state holds {HOLDS}") from None
+
+
+def marks(value: Any) -> Any:
+    """Return a value that is another one after a state, or a tensor in it, was changed in place. Nothing is copied."""
+    if isinstance(value, Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, Mapping):
+        return {key: marks(each) for key, each in value.items()}
+    return [marks(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _walk(value: Any, path: str) -> None:
