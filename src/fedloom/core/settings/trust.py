@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import cache, cached_property, partial
 from importlib import metadata
@@ -35,6 +35,8 @@ CONFIG = "FEDLOOM_CONFIG"
 _PLACES = {"name", "data", "partition", "model", "method", "graph", "attack", "codec", "loss", "metrics"}
 """Keys of a recipe whose value may name code."""
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
+_LIBRARIES = {"fedloom", "numpy", "peft", "pydantic", "sklearn", "timm", "torch", "torchjd", "torchvision"}
+"""Packages that built-in models, methods and tasks hold parts of; nobody's own code, as is Python's."""
 UNKNOWN = "unknown"
 """In place of a checksum: nothing with it is remembered."""
 _allowed: set[str] = set()
@@ -76,6 +78,43 @@ def source(thing: Any) -> dict[str, str | None]:
         "version": version,
         "source": None if text is None else hashlib.sha256(text).hexdigest()[:16],
     }
+
+
+def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:
+    """Return module:name -> origin of the users' own classes and functions among `things` and in their fields.
+
+    Fields are looked through at any depth, and base classes count too; two of one file are listed once.
+    """
+    result: dict[str, dict[str, str | None]] = {}
+    left, seen = [*things], dict[int, Any]()  # with the objects: what is gone may leave its id to another
+    for thing in left:  # which grows
+        thing = thing.func if isinstance(thing, partial) else thing
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, Mapping):
+            left += thing.values()
+        elif isinstance(thing, tuple | list | set | frozenset):
+            left += thing
+        own = [home for home in _homes(thing) if _is_own(package_of(home.__module__ or "fedloom"))]
+        for home in own:
+            if (origin := source(home)) not in result.values():
+                result[f"{home.__module__}:{home.__qualname__}"] = origin
+        if not inspect.isclass(thing) and (is_dataclass(thing) or own):
+            left += getattr(thing, "__dict__", {}).values()
+    return result
+
+
+def _is_own(package: str) -> bool:
+    """Return whether a package is a user's own: neither a library that fedloom uses, nor Python's."""
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def _homes(thing: Any) -> tuple[Any, ...]:
+    """Return a function or method alone, or a class, or an object's class, with its bases."""
+    if inspect.isroutine(thing):
+        return (inspect.unwrap(thing),)
+    return inspect.getmro(thing if inspect.isclass(thing) else type(thing))
 
 
 class Origin(Enum):

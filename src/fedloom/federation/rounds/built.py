@@ -15,6 +15,7 @@ from torch import Tensor
 from fedloom.core.context import Log, Row, State, generator, row_key
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.layout import Layout
+from fedloom.core.settings.trust import sources
 from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
 from fedloom.federation.recipes.schema import AttackSection, Recipe, recipe_hash
@@ -88,7 +89,7 @@ class Built:
             "outline": asdict(self.method.outline),
             "recipe": self.recipe.model_dump(mode="json"),
             "recipe_hash": recipe_hash(self.recipe),
-            **({"origins": origins} if (origins := self.recipe.origins) else {}),
+            **({"origins": origins} if (origins := self.origins) else {}),
             **({"hostile": sorted(self.attacks)} if self.attacks else {}),
             **({"table": table.model_dump(mode="json")} if (table := self.dataset.table) is not None else {}),
             "partition_hash": self.partition.hash,
@@ -112,6 +113,14 @@ class Built:
                 for c in self.federation.clients.values()
             },
         }
+
+    @property
+    def origins(self) -> dict[str, dict[str, str | None]]:
+        """The recipe's origins, and those of what the named and the given things are made of."""
+        modules = [part for module in (self.module, *self.modules.values()) for part in module.modules()]
+        origins = self.recipe.origins
+        parts = sources([self.method, self.federation.tasks, self.attacks, *modules])
+        return origins | {name: origin for name, origin in parts.items() if origin not in origins.values()}
 
     @cached_property
     def models(self) -> tuple[str, ...]:
