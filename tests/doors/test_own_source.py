@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,14 @@ import pytest
 
 import fedloom as fl
 from fedloom.core.settings.trust import ALLOW, sources
+from fedloom.errors import StateError
+from fedloom.experiments.grid_run import Runner, prepare
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build, build_method
 from fedloom.methods import METHODS
+from fedloom.study.comparison import compare
+from fedloom.study.grid import Grid, load_grid, recipes
+from fedloom.study.results import of_grid
 
 METHOD = """import fedloom as fl
 from owned.stages import Scale
@@ -38,8 +46,6 @@ SHORT = ["training.rounds=1", "training.steps=1", "training.epochs=null"]
 @pytest.fixture
 def owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package whose method stands in one file and whose stage in another, which is returned."""
-    import sys
-
     package = tmp_path / "owned"
     package.mkdir()
     (package / "__init__.py").write_text(METHOD)
@@ -84,3 +90,31 @@ def test_what_is_fedlooms_or_a_librarys_is_not_recorded() -> None:
     for name in METHODS.names:
         assert sources([build_method(load("digits-tasks", [f"method={name}"]).method)]) == {}
     assert build(load("digits-tasks", keys)).origins == {}
+
+
+def own_grid() -> Grid:
+    """Return a grid of one cell."""
+    changes = dict(change.split("=") for change in SHORT[:2])
+    base = {"method": "owned:scaled", "training.epochs": None, **{key: int(value) for key, value in changes.items()}}
+    value: dict[str, Any] = {"name": "g", "data": {"D": {"recipe": "digits-tasks"}}, "bases": {"A": base}}
+    return load_grid({**value, "seeds": [0], "references": [], "delta": "none"})
+
+
+def test_cells_and_trials_of_other_code_are_refused_and_seeds_of_it_are_no_column(owned: Path) -> None:
+    home = owned.parent.parent
+    grid = own_grid()
+    assert Runner().run(grid, home / "g").failed == {}
+    assert Runner().run(grid, home / "g").finished == []  # unchanged code: nothing is run again
+    cell = next(iter(recipes(grid)))
+    before = fl.run("digits-tasks", home / "a", method="owned:scaled", overrides=SHORT)
+    edit(owned)
+    with pytest.raises(StateError, match=r"run with other code \(owned.stages: source \w{16}, now \w{16}\).*--out"):
+        prepare(grid, home / "g")
+    after = fl.run("digits-tasks", home / "b", method="owned:scaled", seed=1, overrides=SHORT)
+    compared = compare([before.folder, after.folder])
+    assert [list(column.runs) for column in compared.columns] == [[0], [1]]
+    assert "The same recipe with different code, and so not one column: a, b." in compared.notes
+    # a grid's folder from before cells of other code were refused
+    shutil.copytree(after.folder, replace(cell, seed=1).folder(home / "g"))
+    notes = of_grid(grid.model_copy(update={"seeds": (0, 1)}), home / "g").notes
+    assert any("D / A: its code changed between the seeds" in note for note in notes), notes

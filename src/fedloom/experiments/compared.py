@@ -35,7 +35,7 @@ from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import check_parts
 from fedloom.federation.runs.reader import IN_VAIN, Run, TaskMetric, clock
-from fedloom.federation.runs.recorded import TEMPORARY, began, changed, recipe_in
+from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_code, recipe_in
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
@@ -238,6 +238,10 @@ class _Question:
             is_there = place.exists() and is_over(place)
             if is_there and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
+            if is_there and (code := other_code(place, recipe.origins)):
+                raise StateError(
+                    f"{place} has a run of other code ({code}): choose another folder, or delete {self.home}"
+                )
         if is_there:
             if self.changed is None:
                 self.changed = changed(recipe)

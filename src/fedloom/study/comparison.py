@@ -274,6 +274,13 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     other_keys = {key for run in runs for key in differs("", first.recipe, run.recipe)} - QUIET
     if keys := sorted(key for key in other_keys if not key.startswith("method.")):
         notes.append(f"Beside the method, the runs differ in {', '.join(keys)}.")
+    alike: dict[str, dict[str, Run]] = defaultdict(dict)
+    for run in runs:
+        alike[run.group.removesuffix(run.code)].setdefault(run.code, run)
+    for by_code in alike.values():
+        if len(by_code) > 1:
+            names = ", ".join(run.folder.name for run in by_code.values())
+            notes.append(f"The same recipe with different code, and so not one column: {names}.")
     seeds = {tuple(run.seed for run in group) for group in groups}
     if len(seeds) > 1:
         notes.append("The runs do not cover the same seeds.")

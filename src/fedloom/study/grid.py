@@ -26,7 +26,7 @@ from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Named, Recipe, recipe_hash
-from fedloom.federation.runs.recorded import RUNNING, json_of, read_info, recipe_in
+from fedloom.federation.runs.recorded import RUNNING, json_of, other_code, read_info, recipe_in
 
 HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
@@ -407,12 +407,18 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
 
 def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "interrupted", "finished"]:
-    """Return the state of a cell's folder. Raises StateError where another recipe was run there."""
+    """Return the state of a cell's folder. Raises StateError where another recipe or other code was run there."""
     folder = cell.folder(grid_folder)
     if not (folder / "recipe.yaml").is_file():
         return "new"
     same(f"{cell}: {folder} was run", recipe_in(folder), recipe)
-    return "finished" if is_over(folder) else "interrupted"
+    if not is_over(folder):
+        return "interrupted"
+    if code := other_code(folder):
+        raise StateError(
+            f"{cell}: {folder} was run with other code ({code}). Choose another folder with --out, or delete this one"
+        )
+    return "finished"
 
 
 def same(what: str, before: Recipe, now: Recipe) -> None:

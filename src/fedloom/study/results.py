@@ -240,12 +240,14 @@ def same_data(one: Run, other: Run) -> bool:
 
 
 def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
-    """Yield a note on each method that lost updates or rounds."""
+    """Yield a note on each method that lost updates or rounds, or whose code changed from seed to seed."""
     for (data, *_), side in sides.items():
+        who = " / ".join(filter(None, (data, side.label)))
+        if len({run.code for run in side.runs.values()}) > 1:
+            yield f"{who}: its code changed between the seeds, so its mean is over different methods."
         lost = {seed: run.trouble for seed, run in side.runs.items() if run.trouble}
         if lost:
             first, why = next(iter(lost.items()))
-            who = " / ".join(filter(None, (data, side.label)))
             seeds = f"seeds {', '.join(map(str, lost))}; at " if len(lost) > 1 else ""
             yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
 

@@ -276,8 +276,27 @@ def _as_recorded(code: Code, recorded: Mapping[str, Any] | None) -> bool:
     origin = recorded.get(code.name)
     if not isinstance(origin, Mapping) or not isinstance(origin.get("module"), str):
         return False
-    file = located(origin["module"]).file
-    return file is not None and origin.get("source") == hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    now = _source_now(origin["module"])
+    return now is not None and now == origin.get("source")
+
+
+def _source_now(module: str) -> str | None:
+    """Return 16 hexadecimal digits over a module's file, as `source` has them; None where there is none."""
+    file = located(module).file
+    return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def changed_sources(recorded: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[str]:
+    """Yield 'MODULE: source WAS, now IS' of the modules whose source is not as a run's folder recorded it.
+
+    `held` are the origins of objects that are here: what a notebook defines has no file. Nothing is imported.
+    """
+    for name, origin in recorded.items():
+        module, was = origin.get("module"), origin.get("source")
+        if isinstance(module, str) and isinstance(was, str):
+            now = held[name]["source"] if name in held else _source_now(module)
+            if now is not None and now != was:
+                yield f"{module}: source {was}, now {now}"
 
 
 def _agreed(where: str, codes: Collection[Code]) -> bool:

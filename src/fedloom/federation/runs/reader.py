@@ -199,10 +199,19 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Equal for runs that differ only in the seed. A method made in Python is identified by its text alone."""
+        """Equal for runs of the same code that differ only in the seed. A method made in Python is identified by its
+        text."""
         if not self.recipe.get("method"):
             raise StateError(f"{self.folder / 'recipe.yaml'}, method: field required")
-        return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
+        return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}{self.code}"
+
+    @cached_property
+    def code(self) -> str:
+        """The sources of the user's own code in the run, and those that it had before a resume; '' for none."""
+        events = (event for line in self.rounds for event in line.get("events", ()))
+        own = [f" {name} {origin.get('source')}" for name, origin in sorted(self.info.get("origins", {}).items())]
+        own += [f" {event['of']} {event['was']}" for event in events if event["event"] == "source changed"]
+        return "".join(dict.fromkeys(own))
 
     @cached_property
     def last_round(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat, zip_longest
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -15,7 +16,7 @@ from typing_extensions import TypedDict
 
 from fedloom.core.errors import StateError
 from fedloom.core.settings import renamed
-from fedloom.core.settings.trust import Origin
+from fedloom.core.settings.trust import Origin, changed_sources
 from fedloom.core.settings.yaml import parse
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
@@ -171,6 +172,14 @@ def recipe_in(folder: Path) -> Recipe:
     origins = read_info(folder).get("origins") if (folder / "run.json").is_file() else None
     file = replaced(folder) or folder / "recipe.yaml"
     return load(file, (), Origin.FOLDER, origins if isinstance(origins, Mapping) else {})
+
+
+def other_code(folder: Path, held: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return which of the user's own modules have changed since they made a run, with both sources; '' for none.
+
+    `held` are the origins of objects that are here (`Recipe.origins`).
+    """
+    return "; ".join(dict.fromkeys(changed_sources(read_info(folder).get("origins", {}), held)))
 
 
 def replaced(folder: Path) -> Path | None:
