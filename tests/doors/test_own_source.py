@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ from fedloom.stages import Stage, Traits
 class Scale(Stage):
     by: float = 1.0
     traits = Traits("row", presence="block", separable=True)
+
+    def __call__(self, updates, state, ctx):
+        return updates.replace(X=updates.X * self.by), state
+"""
+PLAIN = """from fedloom.stages import Stage, Traits
+
+class Scale(Stage):
+    traits = Traits("row", presence="block", separable=True)
+
+    def __init__(self, by):
+        self.by = by
 
     def __call__(self, updates, state, ctx):
         return updates.replace(X=updates.X * self.by), state
@@ -118,3 +130,23 @@ def test_cells_and_trials_of_other_code_are_refused_and_seeds_of_it_are_no_colum
     shutil.copytree(after.folder, replace(cell, seed=1).folder(home / "g"))
     notes = of_grid(grid.model_copy(update={"seeds": (0, 1)}), home / "g").notes
     assert any("D / A: its code changed between the seeds" in note for note in notes), notes
+
+
+def test_a_stage_that_is_no_dataclass_is_identified_by_its_attributes(owned: Path) -> None:
+    owned.write_text(PLAIN)
+    from owned import scaled
+
+    folder = fl.run("digits-tasks", owned.parent.parent / "a", method=scaled(by=0.5), overrides=SHORT).folder
+    assert fl.resume(folder, method=scaled(by=0.5), rounds=2).run.last_round == 2
+    with pytest.raises(StateError, match=r"the method has changed"):
+        fl.resume(folder, method=scaled(by=2.0), rounds=3)
+
+
+def test_a_parameter_that_the_text_would_hide_is_refused(owned: Path) -> None:
+    owned.write_text(
+        STAGE.replace("import dataclass", "import dataclass, field").replace(
+            "= 1.0", "= field(default=1.0, repr=False)"
+        )
+    )
+    with pytest.raises(ValueError, match=r"Scale: by: field\(repr=False\) found, expected a field that its text shows"):
+        import_module("owned").scaled()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Block, Layout
+from fedloom.core.settings.section import Checked
 from fedloom.core.taskvectors import Upload, modulate, unify
 from fedloom.core.untrusted import Array, Named, Sender
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
@@ -22,7 +23,7 @@ ByteCount = dict[tuple[str, str | None], int]
 """(role, task) -> bytes; the role "codec" stands for what a codec adds beside the values."""
 
 
-class Codec:
+class Codec(Checked):
     """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it.
 
     `stays_packed` says that rows of several senders are kept as they arrived (see `gather`), not written to a matrix.

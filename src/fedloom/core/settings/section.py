@@ -12,8 +12,8 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
 from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
@@ -254,20 +254,40 @@ def parameters(*paths: str) -> Callable[[type[T]], type[T]]:
 
 
 class Checked:
-    """A dataclass that refuses values which the annotations of its fields do not allow."""
+    """A dataclass that refuses values which the annotations of its fields do not allow.
+
+    Its text identifies it, in a method that a resumed run compares with the one that it began with.
+    """
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value out of range."""
+        """Raise ValueError for a value out of range, and for a parameter that the text would not show."""
+        hidden = [field.name for field in _fields(type(self)) if field.init and not field.repr]
+        if hidden:
+            raise ValueError(
+                f"{type(self).__name__}: {hidden[0]}: field(repr=False) found, expected a field that its text shows, "
+                "by which a resumed run knows its method; leave repr out"
+            )
         for name, hint in hints_of(cast(Any, type(self))).items():
             if _refused(value := getattr(self, name), hint):
                 raise ValueError(f"{type(self).__name__}: {name}: {found(value)} found, expected {expected(hint)}")
+
+    def __repr__(self) -> str:
+        """Return the class with its attributes, as of a dataclass; Python's own text would be another in each run."""
+        cls = type(self)
+        own = [f"{k}={v!r}" for k, v in vars(self).items() if not isinstance(getattr(cls, k, None), cached_property)]
+        return f"{cls.__qualname__}({', '.join(own)})"
+
+
+def _fields(cls: Any) -> tuple[Any, ...]:
+    """Return the fields of a class; none where it is no dataclass."""
+    return fields(cls) if is_dataclass(cls) else ()
 
 
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
     """Return field -> annotation, of the fields whose annotations can be resolved."""
     hints: dict[str, Any] = {}
-    for field in fields(cls) if hasattr(cls, "__dataclass_fields__") else ():
+    for field in _fields(cls):
         home = next(one for one in cls.__mro__ if field.name in vars(one).get("__annotations__", ()))
         try:
             hint = field.type
