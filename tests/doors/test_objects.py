@@ -54,6 +54,18 @@ def test_every_form_of_data_gives_the_same_numbers(form: str) -> None:
     assert tables[0] == tables[1] == tables[2]
 
 
+def test_a_comparison_is_not_continued_with_a_model_of_other_weights(tmp_path: Path) -> None:
+    def ask(seed: int) -> str:
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        options: dict[str, Any] = {"seeds": 1, "budget": {"trials": 1, "seeds": (100,)}, "tell": lambda text: None}
+        return str(fl.compare(federation(), model=net, folder=tmp_path / "c", **options, **SHORT))
+
+    assert ask(0) == ask(0)
+    with pytest.raises(StateError, match=r"began with a model of other weights: pass the same ones .*or delete"):
+        ask(1)
+
+
 def test_what_a_data_set_draws_follows_from_the_seed() -> None:
     noisy = federation(Rows(slice(30), "pair", noise=0.5))
     one, two, other = (fl.run(noisy, model="mlp", seed=s, **SHORT).run.rows() for s in (0, 0, 1))

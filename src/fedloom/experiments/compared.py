@@ -15,9 +15,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from fedloom.core.errors import RecipeError, StateError, UserError, choices
 from fedloom.core.settings.yaml import section_of
-from fedloom.engines.api import Source, recipe_of, run
+from fedloom.engines.api import START, Source, recipe_of, run
 from fedloom.experiments.tune import (
     Budget,
     Scores,
@@ -81,7 +85,8 @@ def compare(
     `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of
     its keys, by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task
     and each client. `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not
-    repeated. Named methods are not tuned.
+    repeated; those of another recipe, other data, other code or a model of other weights are refused. Named methods are
+    not tuned.
 
     Raises UserError for bad input.
     """
@@ -248,6 +253,11 @@ class _Question:
             if began(place) < self.changed:
                 check_parts(place, build(recipe).about)
                 self.changed = 0.0  # their content is what it was
+            if (place / START).is_file() and not _same(load_file(place / START), build(recipe).start):
+                raise StateError(
+                    f"{place} began with a model of other weights: pass the same ones (torch.manual_seed before the "
+                    f"model is made), choose another folder, or delete {self.home}"
+                )
         else:
             shutil.rmtree(place, ignore_errors=True)  # what was interrupted; a run here takes seconds
             run(recipe, place, progress=Progress())
@@ -256,6 +266,11 @@ class _Question:
         left = clock(spent / self.done * max(0, self.total - self.done))
         self.tell(f"[{self.done}/{self.total}] {label}; {clock(spent)} spent, about {left} left")
         return place
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors have equal names and values."""
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def _validated(run: Run) -> bool:
