@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,44 @@ def test_what_ran_on_other_data_is_not_taken_for_it(tmp_path: Path) -> None:
     for again in (ask, lambda: Runner().run(grid, tmp_path / "g")):
         with pytest.raises(UserError, match="the data set has changed since the run began"):
             again()
+
+
+CRASHES = """from dataclasses import dataclass
+import fedloom as fl
+from fedloom.stages import Mean, Stage
+
+@dataclass(frozen=True)
+class Trimmed(Mean):
+    trim: int = 1
+
+    def unfit(self, rows, most=0):
+        if self.trim > 2:
+            yield f"{self!r} needs more clients"
+
+    def __call__(self, updates, state, ctx):
+        if self.trim < 1:
+            raise ValueError("a bug")
+        return super().__call__(updates, state, ctx)
+
+def trimmed(*, trim: int = 1) -> fl.Method:
+    return fl.Method(name="trimmed", stage=Trimmed(trim=trim))
+"""
+
+
+def test_unfit_settings_are_left_out_and_a_crash_leaves_out_its_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crashing.py").write_text(CRASHES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDLOOM_ALLOW_CODE", "crashing")
+    bases = {"Bug": {"method": {"name": "crashing:trimmed", "trim": 0}}, "Mine": {"method": "crashing:trimmed"}}
+    grid = {"name": "g", "data": {"D": {"recipe": "digits-tasks"}}, "references": [], "delta": "none", "bases": bases}
+    short = {"training.rounds": 1, "training.steps": 1, "training.epochs": None}
+    (tmp_path / "g.yaml").write_text(to_yaml({**grid, "set": short}))
+    result = CliRunner().invoke(app, ["tune", "g.yaml", "--trials", "7", "--seeds", "1", "--out", "t", "-q"])
+    assert result.exit_code == 1, result.output
+    assert re.search(r"failed: D / Bug: Bug/-: .*, seed 100: .*ValueError: a bug", result.stderr), result.stderr
+    lines = list(csv.DictReader((tmp_path / "t" / "curves.csv").read_text().splitlines()))
+    assert [line["method"] for line in lines] == ["Mine/-"] * 7
+    assert not any("trim" in line["settings"] for line in lines)  # 3 is unfit, and costs no trial

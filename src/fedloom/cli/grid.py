@@ -115,10 +115,11 @@ def tune(
     Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
     goes to the method's own first numbers, where no grid or KEY=VALUE sets them, and to finer rates. The folder keeps
     all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues where it was stopped. Methods
-    that the library refuses are named; the exit code is 1 where no setting of a method learned anything.
+    that the library refuses are named; the exit code is 1 where no setting of a method learned anything, or where a
+    trial crashed: then its method is left out, and the same command tries it again.
     """
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.experiments.tune import Budget, UnlearnedError, as_grid, described, tune_grid, tuning_seeds
+    from fedloom.experiments.tune import Budget, RefusedError, as_grid, described, tune_grid, tuning_seeds
     from fedloom.study.grid import FILE, write
 
     grid = as_grid(source, changes or ())
@@ -126,7 +127,7 @@ def tune(
     budget = Budget(trials=trials, seeds=tuning_seeds(seeds))
     with shared.interruptible(folder, "run the same command to continue"):
         tuned, curves, left_out = tune_grid(grid, budget, folder, _runner(quiet, jobs))
-    failed = [name for name, error in left_out.items() if isinstance(error, UnlearnedError)]
+    failed = [name for name, error in left_out.items() if not isinstance(error, RefusedError)]
     said = {name: f"{'failed' if name in failed else 'refused'}: {name}: {error}" for name, error in left_out.items()}
     if not curves:
         raise UserError("\n".join(said.values()))

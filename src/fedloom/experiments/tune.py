@@ -30,7 +30,7 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import Changes, Grid, load_grid, names, parts_of, recipes, write
+from fedloom.study.grid import Changes, Grid, cells, load_grid, names, parts_of, recipes, write
 from fedloom.study.results import of_grid
 from fedloom.study.statistics import delta_m
 
@@ -57,6 +57,10 @@ class RefusedError(RecipeError):
 
 class UnlearnedError(RecipeError):
     """A method of which no trial learned anything."""
+
+
+class FailedError(StateError):
+    """A trial that crashed, which says nothing about its settings: they may be the best."""
 
 
 class Budget(Section):
@@ -240,10 +244,14 @@ def tune(
 
     `changes` make the method's recipe of `recipe`, and `stated` is as in `search_of`. Trials that were run before in
     `folder` are not run again. Raises RefusedError where the library refuses the method, with its reason;
-    UnlearnedError where no trial learned anything; StateError where a run fails or a stored file is damaged.
+    UnlearnedError where no trial learned anything; FailedError where a run fails; StateError where a stored file is
+    damaged. Other settings than the recipe's own that the library refuses are left out.
     """
+    unfit: dict[str, str] = {}
 
     def of(trial: Changes) -> Recipe:
+        if key(trial) in unfit:
+            raise RefusedError(unfit[key(trial)])
         return load(recipe, [*texts(changes), *texts(trial)], origin)
 
     try:
@@ -253,6 +261,7 @@ def tune(
         raise RefusedError(str(error)) from None
 
     def ran(proposed: list[Changes]) -> Scores:
+        proposed = [trial for trial in proposed if key(trial) not in unfit]
         grid = load_grid(
             {
                 "name": "trials",
@@ -267,12 +276,13 @@ def tune(
         )
         with stored(label):
             outcome = runner.run(grid, folder)
-        if reason := next(iter(outcome.refused.values()), None):
-            raise RefusedError(reason)
-        for cell, reason in outcome.failed.items():  # a crash is no divergence: its settings may be the best
-            raise StateError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
+        refused = {cell.base: why for cell in cells(grid) if (why := outcome.refused.get(cell.combination))}
+        unfit.update({key(trial): refused[described(trial)] for trial in proposed if described(trial) in refused})
+        of({})
+        for cell, reason in outcome.failed.items():
+            raise FailedError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
         with stored(label):
-            return scores_of(grid, folder, proposed)
+            return scores_of(grid, folder, [trial for trial in proposed if key(trial) not in unfit])
 
     curve = search_of(of, budget.trials, stated).curve(label, ran)
     if not curve.is_known:
@@ -350,7 +360,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
 
 def tune_grid(
     grid: Grid, budget: Budget, folder: Path, runner: Runner = SILENT
-) -> tuple[Grid, list[tuple[str, Curve]], dict[str, RefusedError | UnlearnedError]]:
+) -> tuple[Grid, list[tuple[str, Curve]], dict[str, RefusedError | UnlearnedError | FailedError]]:
     """Tune every combination of a grid, the references too.
 
     Returns the tuned grid, the curves by data set, and why combinations have none. The chosen settings stand under the
@@ -358,7 +368,7 @@ def tune_grid(
     """
     refuse_used(f"grid {grid.name}", grid.seeds, budget.seeds)
     curves: list[tuple[str, Curve]] = []
-    left_out: dict[str, RefusedError | UnlearnedError] = {}
+    left_out: dict[str, RefusedError | UnlearnedError | FailedError] = {}
     tuned: dict[str, dict[str, Changes]] = {}
     untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
     for cell, recipe in recipes(untuned).items():
@@ -367,7 +377,7 @@ def tune_grid(
         stated = changed(label, {}, [text for part in parts_of(grid, cell) for text in texts(part)])
         try:
             curve = tune(value, {}, budget, place, label=label, stated=stated, origin=grid._origin, runner=runner)
-        except (RefusedError, UnlearnedError) as error:
+        except (RefusedError, UnlearnedError, FailedError) as error:
             left_out[cell.combination] = error
             runner.tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
             continue
