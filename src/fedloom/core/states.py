@@ -10,6 +10,8 @@ from torch import Tensor
 from fedloom.core.errors import UserError
 
 HOLDS = "tensors, numbers, texts, None, lists, and dictionaries whose keys are texts"
+_PLAIN = {bool, int, float, str, type(None)}
+"""The usual types, which are looked up faster than they are searched for by `isinstance`."""
 
 
 def check_state(who: object, state: Any) -> None:
@@ -24,18 +26,20 @@ def check_state(who: object, state: Any) -> None:
 
 def marks(value: Any) -> Any:
     """Return a value that is another one after a state, or a tensor in it, was changed in place. Nothing is copied."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Tensor):
         return id(value), None if value.is_inference() else value._version
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return {key: marks(each) for key, each in value.items()}
     return [marks(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _walk(value: Any, path: str) -> None:
     """Raise TypeError, with the path, for a value that does not belong into a state."""
-    if isinstance(value, Tensor):
+    if type(value) in _PLAIN or isinstance(value, Tensor):
         return
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         for key, each in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"{path} has the key {key!r} ({type(key).__name__}), expected a text such as str(key)")
