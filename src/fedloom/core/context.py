@@ -44,8 +44,8 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Seed torch's default generator from (seed, purpose) inside, and set it back afterwards.
+def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) -> Iterator[torch.Generator]:
+    """Seed torch's default generator, which is returned, from (seed, purpose) inside, and set it back afterwards.
 
     Draws without a generator of their own, such as dropout's or those of a user's stage, then repeat. `devices` are the
     GPUs whose generators are treated alike.
@@ -54,9 +54,7 @@ def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) ->
 
     with torch.random.fork_rng(devices=devices):
         # torch.manual_seed walks the stack for each absent accelerator, which outlasts a small model's step
-        start = torch.manual_seed if devices else torch.default_generator.manual_seed
-        start(derive_seed(seed, *purpose))
-        yield
+        yield (torch.manual_seed if devices else torch.default_generator.manual_seed)(derive_seed(seed, *purpose))
 
 
 def new_secret() -> bytes:

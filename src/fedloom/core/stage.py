@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -102,6 +102,13 @@ class Stage(Checked):
     clients: ClassVar[Set[str]] = frozenset()
     """Names of the clients that it treats in a way of their own."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Check what stages of a user's own do at every call; the suite does that for fedloom's."""
+        super().__init_subclass__(**more)
+        call = vars(cls).get("__call__")
+        if call is not None and not cls.__module__.startswith("fedloom.") and not hasattr(call, "__wrapped__"):
+            cls.__call__ = _checking(call)  # type: ignore[method-assign]
+
     @cached_property
     def traits(self) -> Traits:
         """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
@@ -148,9 +155,7 @@ class Stage(Checked):
         """
         updates, _ = Updates.of(X, n, **extra).finite()
         state = self.init(updates.layout) if state is None else state
-        ctx = Ctx(round=round, seed=seed)
-        with seeded(ctx.seed, ctx.round, "stage", ""):
-            out, state = called(self, updates, state, ctx)
+        out, state = self(updates, state, Ctx(round=round, seed=seed))
         return out.X, state
 
     @property
@@ -209,7 +214,7 @@ class Chain(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         new: State = {}
         for i, stage in enumerate(self.stages):
-            updates, new[str(i)] = called(stage, updates, state[str(i)], ctx)
+            updates, new[str(i)] = stage(updates, state[str(i)], ctx)
         return updates, new
 
     def __repr__(self) -> str:
@@ -220,43 +225,54 @@ class Chain(Stage):
         return tuple(box for stage in self.stages for box in stage.boxes)
 
 
-def called(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-    """Call a stage. Raises UserError where it changes what it was given, or its answer is not what its traits say."""
-    mine = not isinstance(stage, Chain)  # a chain's state is that of its members, which it calls in this way
-    if mine and not isinstance(state, Mapping):
-        check_state(stage, state)
-    given, before = _given(updates), marks(state) if mine else None
-    answer: Any = stage(updates, state, ctx)
-    if changed := [name for name, mark in _given(updates).items() if mark != given[name]]:
-        raise UserError(
-            f"{stage!r} changed {', '.join(changed)} of its input in place: return new tensors instead, such as "
-            "updates.replace(X=updates.X * 0.5) for updates.X.mul_(0.5)"
-        )
-    if mine and marks(state) != before:
-        raise UserError(
-            f"{stage!r} changed its state in place: return a new one, with tensors and dictionaries of its own "
-            "(0.5 * state['m'] for state['m'].mul_(0.5)), because a round that fails begins again from the old one"
-        )
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
-        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-        raise UserError(f"{stage!r} returned {found}, expected updates and state")
-    out, new = answer
-    if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in out.rows):
-        raise UserError(
-            f"{stage!r} returned rows of {len(out)} clients, but its traits say that it leaves one (reduces): expected "
-            "updates.reduced(...)"
-        )
-    if out.layout.d != updates.layout.d:
-        raise UserError(f"{stage!r} returned X with {out.layout.d} columns, expected {updates.layout.d}")
-    if isinstance(X := out.given, Tensor):
-        was = getattr(updates.given, "dtype", X.dtype)
-        if X.dtype != was:
-            raise UserError(f"{stage!r} returned X of {X.dtype}, expected {was}: convert it by .to(updates.X.dtype)")
-        if X.requires_grad:
-            raise UserError(f"{stage!r} returned X that requires a gradient, expected plain numbers: call .detach()")
-    if mine and (new is not state or ctx.round <= 1):  # one that stays as it was is checked once
-        check_state(stage, new)
-    return out, new
+def _checking(call: Callable[..., Any]) -> Callable[..., tuple[Updates, State]]:
+    """Return a `__call__` that draws from torch's generator as the run's seed says, and that raises UserError where it
+    changes what it was given, or its answer is not what the stage's traits say."""
+
+    @wraps(call)
+    def checked(stage: Stage, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not isinstance(state, Mapping):
+            check_state(stage, state)
+        given, before = _given(updates), marks(state)
+        who = type(stage).__qualname__, ctx.peer or "", updates.rows[0][0] if updates.rows else ""
+        with seeded(ctx.seed, ctx.round, "stage", *who):  # so that torch.randn repeats
+            answer: Any = call(stage, updates, state, ctx)
+        if changed := [name for name, mark in _given(updates).items() if mark != given[name]]:
+            raise UserError(
+                f"{stage!r} changed {', '.join(changed)} of its input in place: return new tensors instead, such as "
+                "updates.replace(X=updates.X * 0.5) for updates.X.mul_(0.5)"
+            )
+        if marks(state) != before:
+            raise UserError(
+                f"{stage!r} changed its state in place: return a new one, with tensors and dictionaries of its own "
+                "(0.5 * state['m'] for state['m'].mul_(0.5)), because a round that fails begins again from the old one"
+            )
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Updates):
+            found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+            raise UserError(f"{stage!r} returned {found}, expected updates and state")
+        out, new = answer
+        if stage.traits.reduces and ctx.peer is None and any(client != EVERYONE[0] for client, _ in out.rows):
+            raise UserError(
+                f"{stage!r} returned rows of {len(out)} clients, but its traits say that it leaves one (reduces): "
+                "expected updates.reduced(...)"
+            )
+        if out.layout.d != updates.layout.d:
+            raise UserError(f"{stage!r} returned X with {out.layout.d} columns, expected {updates.layout.d}")
+        if isinstance(X := out.given, Tensor):
+            was = getattr(updates.given, "dtype", X.dtype)
+            if X.dtype != was:
+                raise UserError(
+                    f"{stage!r} returned X of {X.dtype}, expected {was}: convert it by .to(updates.X.dtype)"
+                )
+            if X.requires_grad:
+                raise UserError(
+                    f"{stage!r} returned X that requires a gradient, expected plain numbers: call .detach()"
+                )
+        if new is not state or ctx.round <= 1:  # one that stays as it was is checked once
+            check_state(stage, new)
+        return out, new
+
+    return checked
 
 
 def _given(updates: Updates) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedloom.core.context import Ctx, State, seeded
+from fedloom.core.context import Ctx, State
 from fedloom.core.untrusted import Array
 from fedloom.engines.peers.messages import signal_fields
 from fedloom.engines.peers.rounds import community_of
@@ -76,8 +76,7 @@ def plan_of(built: Built) -> Plan:
         down += sum(count_bytes(*built.parts, name, messages[name]).values())
         rows = rows_of(built.method, federation, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
-        with seeded(0, "edge"):
-            updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
+        updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
         payload = Payload(
             (name, None),
             1.0,

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedloom.core.errors import StateError
 from fedloom.experiments.grid_run import SILENT, Runner, until_decided
-from fedloom.experiments.tune import Budget, FailedError, chosen_of, on_validation, refuse_used, tune_grid
+from fedloom.experiments.tune import Budget, CrashedError, chosen_of, on_validation, refuse_used, tune_grid
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.study.claims import (
     ALONE,
@@ -85,10 +85,9 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
             return made
         runner.tell(f"{made.name}: tuning {', '.join(made.bases)} with {effort.trials} trials per method")
         budget = Budget(trials=effort.trials, seeds=effort.tuning)
-        chosen, _, left_out = tune_grid(made, budget, folder / "tuning", runner)
-        for error in left_out.values():
-            if isinstance(error, FailedError):
-                raise error
+        chosen, _, *left_out = tune_grid(made, budget, folder / "tuning", runner)
+        for error in (error for why in left_out for error in why.values() if isinstance(error, CrashedError)):
+            raise error
         kept["tuning"] = (folder / "tuning" / "curves.csv").read_text("utf-8")
         return chosen
 

@@ -59,7 +59,7 @@ class UnlearnedError(RecipeError):
     """A method of which no trial learned anything."""
 
 
-class FailedError(StateError):
+class CrashedError(StateError):
     """A trial that crashed, which says nothing about its settings: they may be the best."""
 
 
@@ -244,7 +244,7 @@ def tune(
 
     `changes` make the method's recipe of `recipe`, and `stated` is as in `search_of`. Trials that were run before in
     `folder` are not run again. Raises RefusedError where the library refuses the method, with its reason;
-    UnlearnedError where no trial learned anything; FailedError where a run fails; StateError where a stored file is
+    UnlearnedError where no trial learned anything; CrashedError where a run fails; StateError where a stored file is
     damaged. Other settings than the recipe's own that the library refuses are left out.
     """
     unfit: dict[str, str] = {}
@@ -280,7 +280,7 @@ def tune(
         unfit.update({key(trial): refused[described(trial)] for trial in proposed if described(trial) in refused})
         of({})
         for cell, reason in outcome.failed.items():
-            raise FailedError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
+            raise CrashedError(f"{label}: {cell.base}, seed {cell.seed}: {reason}")
         with stored(label):
             return scores_of(grid, folder, [trial for trial in proposed if key(trial) not in unfit])
 
@@ -360,7 +360,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
 
 def tune_grid(
     grid: Grid, budget: Budget, folder: Path, runner: Runner = SILENT
-) -> tuple[Grid, list[tuple[str, Curve]], dict[str, RefusedError | UnlearnedError | FailedError]]:
+) -> tuple[Grid, list[tuple[str, Curve]], dict[str, RefusedError | UnlearnedError | CrashedError]]:
     """Tune every combination of a grid, the references too.
 
     Returns the tuned grid, the curves by data set, and why combinations have none. The chosen settings stand under the
@@ -368,7 +368,7 @@ def tune_grid(
     """
     refuse_used(f"grid {grid.name}", grid.seeds, budget.seeds)
     curves: list[tuple[str, Curve]] = []
-    left_out: dict[str, RefusedError | UnlearnedError | FailedError] = {}
+    left_out: dict[str, RefusedError | UnlearnedError | CrashedError] = {}
     tuned: dict[str, dict[str, Changes]] = {}
     untuned = grid.model_copy(update={"tuned": {}, "seeds": grid.seeds[:1]})
     for cell, recipe in recipes(untuned).items():
@@ -377,7 +377,7 @@ def tune_grid(
         stated = changed(label, {}, [text for part in parts_of(grid, cell) for text in texts(part)])
         try:
             curve = tune(value, {}, budget, place, label=label, stated=stated, origin=grid._origin, runner=runner)
-        except (RefusedError, UnlearnedError, FailedError) as error:
+        except (RefusedError, UnlearnedError, CrashedError) as error:
             left_out[cell.combination] = error
             runner.tell(f"{cell.data}: {label}: {' '.join(str(error).split())}")
             continue

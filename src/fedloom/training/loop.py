@@ -226,14 +226,13 @@ def _train(
         index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
     parts = _phases(model, trained, training, added.phases, index, groups) if added.phases else [(trained, 0)]
-    turns = [_Turn.of(model, training, *part, memory, str(i)) for i, part in enumerate(parts)]
+    now, *later = turns = [_Turn.of(model, training, *part, memory, str(i)) for i, part in enumerate(parts)]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
     repeat = max((rule.repeat for rule in added.rules), default=1)
     plan = [*batches(index, training, ctx, work.who, model.has_batch_norm, groups)] if repeat else []
     where, rng = (model.device, names), partial(ctx.rng, "augment", work.who)
     stream = zip(plan, loaded(work.examples, [batch for _, batch in plan], *where, rng), strict=True)
-    now, *later = turns
     model.module.train()
     if added.phases:
         now.freeze_others(model)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State, seeded
+from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.stage import Identity, called
+from fedloom.core.stage import Identity
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
@@ -215,13 +215,10 @@ class ClientRound:
         A client that sends nothing has a payload that is not finite.
         """
         method, n, kept = self.method, torch.tensor(sizes, dtype=torch.float64), dict[str, Any]()
-        tasks = tuple(task for _, task in rows if task is not None)
         present = self.federation.presence(self.shared, rows)
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         if not isinstance(method.edge, Identity):
-            with seeded(self.ctx.seed, self.ctx.round, "edge", self.client.id):
-                before = state.get("edge") or method.edge.init(self.shared)
-                updates, edge = called(method.edge, updates, before, self.ctx)
+            updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
             kept |= {"edge": edge} if edge else {}
         if self.attack is not None:  # after its stages: a hostile client obeys no clipping of its own
             sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
@@ -230,7 +227,7 @@ class ClientRound:
                 return Payload(rows[0], float(n.sum()), finite=False), kept, updates
             updates = sent
         packed = {name: value.to("cpu") for name, value in method.codec.pack(updates).items()}
-        counts = dict(zip(tasks, updates.n.tolist(), strict=True)) if tasks else {}
+        counts = {task: n for (_, task), n in zip(rows, updates.n.tolist(), strict=True) if task is not None}
         return Payload(rows[0], float(updates.n.sum()), packed, dict(updates.extra), tasks=counts), kept, updates
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.layout import Columns, Layout
-from fedloom.core.stage import called
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import BuiltFederation
@@ -288,8 +287,7 @@ def aggregated(
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        with seeded(ctx.seed, ctx.round, "stage", ctx.peer or ""):  # a stage of a user's own may call torch.randn
-            out, stage = called(method.stage, updates, state["stage"], ctx)
+        out, stage = method.stage(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
