@@ -17,7 +17,7 @@ from fedloom.experiments import grid_run
 from fedloom.experiments import tournament as experiment
 from fedloom.experiments.grid_run import Outcome, Prepared, Runner
 from fedloom.experiments.tournament import Standings, Tournament, opened, save
-from fedloom.experiments.tune import BENCHMARK, RATE
+from fedloom.experiments.tune import BENCHMARK, RATE, chosen_of
 from fedloom.federation.recipes import load
 from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells
@@ -99,6 +99,7 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_signific
     assert float(rows[1]["behind"]) == pytest.approx(-float(rows[0]["delta"]))
     assert (made.is_settled, made.seeds) == (True, 2)
     assert made.to_csv() == (tmp_path / "standings.csv").read_text()
+    assert chosen_of(tmp_path / "curves.csv")[BENCHMARK]["fedprox"].keys() == {RATE}
     assert "not on this benchmark: fedper: no" in (tmp_path / "standings.md").read_text()
     # one more method: nothing that is there is run again
     before = set(ran)

@@ -198,7 +198,8 @@ def tournament(
     _show(
         standings,
         as_json,
-        f"its table: {folder / 'standings.csv'}; its page: fedloom report {folder / 'final'}; "
+        f"its table: {folder / 'standings.csv'}; all trials: {folder / 'curves.csv'}; its page: fedloom report "
+        f"{folder / 'final'}; "
         f"one more method: fedloom study tournament {folder} --methods NAME",
     )
 

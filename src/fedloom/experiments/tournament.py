@@ -17,7 +17,7 @@ from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import read_section, to_yaml
 from fedloom.experiments.grid_run import SILENT, Runner, until_decided
-from fedloom.experiments.tune import BENCHMARK, Budget, described, tune
+from fedloom.experiments.tune import BENCHMARK, Budget, Curve, curves_csv, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
@@ -239,7 +239,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     chosen: dict[str, Changes] = {}
     tuned: dict[str, Changes] = {}
     refused: dict[str, str] = {}
-    at_edge: list[str] = []
+    curves: list[tuple[str, Curve]] = []
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
             change = CHANGES[method] if method in CHANGES else section(named(method))
@@ -248,7 +248,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
         except (RecipeError, StateError) as error:
             refused[method] = " ".join(str(error).split())
             continue
-        at_edge += [method] if curve.at_edge else []
+        curves.append((BENCHMARK, curve))
         if method in CHANGES:
             tuned[f"{method}/-"] = curve.best
         else:
@@ -269,8 +269,10 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     def final(seeds: int) -> Standings:
         grid = final_grid(tournament, chosen, tuned, seeds)
         runner.tell(f"final: {len(chosen)} methods, {seeds} seeds")
+        at_edge = [curve.label for _, curve in curves if curve.at_edge]
         made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", runner), at_edge)
-        write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
+        tables = {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()}
+        write(folder, {**tables, "curves.csv": curves_csv(curves)})
         return made
 
     return until_decided(tournament.least, tournament.most, final, lambda made: made.is_settled)
