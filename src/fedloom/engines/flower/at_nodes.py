@@ -43,7 +43,7 @@ from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
-from fedloom.federation.rounds.measure import named, used, wanted
+from fedloom.federation.rounds.measure import named, used
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.round import Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
@@ -527,16 +527,15 @@ class AtNodes:
         `everywhere` the global ones that these use."""
         built = self.built
         model, tensors = FlatModel.copy_of(built.module), dict[str, Tensor]()
-        for prefix, (client, one) in wanted(built, state).items():
-            if one.name == "global":
-                tensors |= named(built, model, client, one, state["round"], prefix)
-        contents = {}
+        contents, written = {}, set[str]()
         for client in built.federation.clients:
-            models = [
-                {**vars(one), "message": message_tree(one.message), "prefix": prefix}
-                for prefix, one in used(built, state, client).items()
-                if everywhere or one.name != "global"
-            ]
+            models: list[State] = []
+            for prefix, one in used(built, state, client).items():
+                if one.name == "global" and prefix not in written:
+                    written.add(prefix)
+                    tensors |= named(built, model, client, one, state["round"], prefix)
+                if everywhere or one.name != "global":
+                    models.append({**vars(one), "message": message_tree(one.message), "prefix": prefix})
             if models:
                 contents[client] = self._content(client, state["round"], {"models": models})
         for _ in self._answers("query.export", contents, state["round"]):

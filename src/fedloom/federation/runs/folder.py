@@ -275,8 +275,8 @@ class RunFolder:
         none."""
         names = ("client", "task", "metric", "model", "split")
         path = self.path / _METRICS
-        if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n"):
-            self.cut(sys.maxsize)  # a crash tore the last line
+        if _is_torn(path):
+            self.cut(sys.maxsize)
         line = {"metrics": [], **(line_of(path, round_) or {"round": round_})}
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
@@ -527,6 +527,15 @@ class RunFolder:
     def _note(self, what: str, **about: Any) -> None:
         if self.audit is not None:
             self.audit.note(what, **about)
+
+
+def _is_torn(log: Path) -> bool:
+    """Return whether a crash cut off the last line of a log."""
+    if not log.is_file() or not log.stat().st_size:
+        return False
+    with log.open("rb") as lines:
+        lines.seek(-1, os.SEEK_END)
+        return lines.read() != b"\n"
 
 
 def _words(changed: Mapping[str, Any]) -> str:

@@ -366,9 +366,10 @@ def line_of(file: Path, round_: int) -> Mapping[str, Any] | None:
     """Return the newest line of a round in a JSON-lines file, looked for from the end; None where it has none."""
     for text in reversed(file.read_bytes().splitlines()) if file.is_file() else ():
         try:
-            if json.loads(text)["round"] != round_:
+            line = json.loads(text)
+            if line["round"] != round_:
                 continue
-            value = unpacked(json.loads(text))
+            value = unpacked(line)
         except _NO_LINE as error:
             raise StateError(f"{file}: expected the JSON of rounds, one a line: {error}") from None
         check(file.name, value, str(file))
