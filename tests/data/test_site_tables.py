@@ -411,21 +411,21 @@ def test_ist_is_sixteen_countries_that_lack_outcomes() -> None:
 
 
 def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
-    from fedloom.experiments.export.predictions import predict
+    from fedloom.experiments.export.predict import of_table
 
     path = tmp_path / "t.csv"
     frame().to_csv(path, index=False)
     fl.run(recipe(path, method="local"), tmp_path / "run")
     frame().assign(site="new").to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(UserError, match="site 'new' is no client of the run, and the run has no global model"):
-        predict(tmp_path / "run", tmp_path / "new.csv")
-    assert len(predict(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
+        of_table(tmp_path / "run", tmp_path / "new.csv")
+    assert len(of_table(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
     frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(DataError, match="no column 'w'"):
-        predict(tmp_path / "run", tmp_path / "less.csv")
+        of_table(tmp_path / "run", tmp_path / "less.csv")
     frame().assign(w=["1", "", "old", "?"] * 30).to_csv(tmp_path / "text.csv", index=False)
     with pytest.raises(DataError, match=r"'w': row 3: 'old' found, expected a number \(texts in 60 of 120 rows"):
-        predict(tmp_path / "run", tmp_path / "text.csv", "a")
+        of_table(tmp_path / "run", tmp_path / "text.csv", "a")
 
 
 def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
@@ -541,21 +541,21 @@ def test_predict_does_not_overwrite_its_input(tmp_path: Path, monkeypatch: pytes
 
 
 def test_predict_warns_of_values_that_training_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from fedloom.experiments.export.predictions import predict
+    from fedloom.experiments.export.predict import of_table
 
     frame().to_csv(tmp_path / "t.csv", index=False)
     fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run")
     capsys.readouterr()
-    predict(tmp_path / "run", tmp_path / "t.csv")
+    of_table(tmp_path / "run", tmp_path / "t.csv")
     assert not capsys.readouterr().err
     strange = frame().assign(kind=frame()["kind"].str.upper(), x=frame()["x"].where(frame().index != 3, 729))
     strange.loc[:9, "kind"] = ["u", None] * 5
     strange.to_csv(tmp_path / "s.csv", index=False)
-    predict(tmp_path / "run", tmp_path / "s.csv")
+    of_table(tmp_path / "run", tmp_path / "s.csv")
     said = capsys.readouterr().err
     assert "'kind': 110 of 120 rows have a value that the model does not know ('U', 'V', 'W'). Known: u, v, w" in said
     frame().assign(x=frame()["x"] / 100 + 10, w=None).to_csv(tmp_path / "u.csv", index=False)
-    predict(tmp_path / "run", tmp_path / "u.csv")
+    of_table(tmp_path / "run", tmp_path / "u.csv")
     units = capsys.readouterr().err
     assert re.search("'x': the column's mean is [34].* standard deviations from .*: check the unit", units)
     assert "'w': 120 of 120 rows are missing; in training no site had 5 missing ones" in units
@@ -563,7 +563,7 @@ def test_predict_warns_of_values_that_training_did_not_see(tmp_path: Path, capsy
 
 
 def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
-    from fedloom.experiments.export.predictions import predict
+    from fedloom.experiments.export.predict import of_table
 
     rng = np.random.default_rng(0)
     age = rng.normal(60, 10, 300)
@@ -581,7 +581,7 @@ def test_grades_are_an_ordinal_task_from_the_table_to_the_prediction(tmp_path: P
     model = {"model": {"name": "mlp", "hidden": []}, "method": "fedavg", "training": {"rounds": 2}}
     again = fl.run({"name": "t", "data": data, "partition": "own", **model}, tmp_path / "again")
     assert "mae" in again.run.final().values["grade"]
-    assert {"grade"} < set(predict(tmp_path / "again", path).columns)
+    assert {"grade"} < set(of_table(tmp_path / "again", path).columns)
     table["grade"] = table.grade.map(lambda n: ["none", "mild", "some", "much", "all"][n])
     with pytest.raises(DataError, match="the order of all, mild, much, none, some is unknown: replace them by numbers"):
         fl.Federation.from_table(table, site="site", tasks={"grade": task})
@@ -632,7 +632,7 @@ def test_a_labels_kind_is_chosen_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_prediction(tmp_path: Path) -> None:
-    from fedloom.experiments.export.predictions import predict
+    from fedloom.experiments.export.predict import of_table
 
     rng = np.random.default_rng(0)
     x = rng.normal(60, 10, 400)
@@ -660,11 +660,11 @@ def test_columns_of_yes_and_no_are_a_multilabel_task_from_the_table_to_the_predi
     scores_of = Run.read(tmp_path / "run").final().values["organs"]
     assert scores_of["auc"] > 0.8
     assert {"auc[heart]", "auc[kid_ney]"} < set(scores_of)
-    found = predict(tmp_path / "run", path)
+    found = of_table(tmp_path / "run", path)
     assert list(found) == ["site", "p(heart)", "p(kid ney)", "third", "p(third=0)", "p(third=1)"]
     assert np.corrcoef(found["p(kid ney)"], table.x)[0, 1] > 0.8  # at the sites without labels as well
     assert found["p(heart)"].between(0, 1).all()
-    assert predict(tmp_path / "b", path).equals(found)
+    assert of_table(tmp_path / "b", path).equals(found)
     assert "| organs | heart, kid ney | a probability of each |" in (tmp_path / "b" / "README.md").read_text()
     shown = CliRunner().invoke(app, ["data", "statistics", str(tmp_path / "r.yaml"), "--json"]).output
     assert '"organs": "88, heart ' in shown

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -19,12 +20,14 @@ from typer.testing import CliRunner
 import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.data.drawing import pictures
+from fedloom.data.inputs import pixels_of
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, _plain, export
 from fedloom.experiments.export.finished import reopen
+from fedloom.experiments.export.predict import inputs, of_files
 from fedloom.federation.rounds.build import load_data
-from fedloom.federation.runs.reader import human_bytes
+from fedloom.federation.runs.reader import Run, human_bytes
 from tests_support import load_recipe
 
 Quick = Callable[..., Result]
@@ -46,10 +49,12 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
     one = Bundle.read(export(run, tmp_path / "one", task=names[1]))
     assert [task.name for task in one.tasks] == names[1:2]
     assert not [name for name in one.module.state_dict() if f".{names[0]}." in name]
-    x, shown = bundle.input(picture(tmp_path / "a.png"))
-    assert (tuple(x.shape), shown.shape) == (tuple(bundle.about.input_shape), (*bundle.about.input_shape[1:], 3))
+    x, size, shown = inputs(bundle, picture(tmp_path / "a.png"))
+    assert (tuple(x.shape[1:]), size) == (tuple(bundle.about.input_shape), (14, 20))
+    assert shown is not None
+    assert shown(0).shape == (*bundle.about.input_shape[1:], 3)
     with torch.inference_mode():
-        both = bundle.module(x[None])[names[1]], one.module(x[None])[names[1]]
+        both = bundle.module(x)[names[1]], one.module(x)[names[1]]
     assert torch.equal(*both)
     card = (tmp_path / "one" / "README.md").read_text()
     assert names[1] in card
@@ -87,7 +92,7 @@ def test_the_commands_and_files_that_are_no_images(quick: Quick, tmp_path: Path)
         assert seen.width > 100
     (tmp_path / "no.png").write_text("not an image")
     with pytest.raises(UserError, match="cannot be read as an image"):
-        Bundle.read(folder).predict([tmp_path / "no.png"])
+        of_files(Bundle.read(folder), [tmp_path / "no.png"], out)
 
 
 # Where torchvision was built for another torch, timm can be imported only once these operators are declared.
@@ -125,9 +130,9 @@ def test_without_fedloom(quick: Quick, tmp_path: Path, model: str) -> None:
     command = [sys.executable, "-c", code, str(out / "load.py"), str(file)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bundle = Bundle.read(out)
-    x, _ = bundle.input(file)
+    x, _, _ = inputs(bundle, file)
     with torch.inference_mode():
-        outputs = bundle.module(x[None])
+        outputs = bundle.module(x)
     for line in told.splitlines():
         task, _, numbers = line.removeprefix(f"{file} ").partition(" ")
         torch.testing.assert_close(torch.tensor(json.loads(numbers)), outputs[task][0], atol=1e-5, rtol=1e-4)
@@ -197,17 +202,34 @@ def test_names_cannot_break_the_card() -> None:
     assert _plain("digit-0") == "digit-0"
 
 
-def test_a_model_of_what_are_no_images(quick: Quick, tmp_path: Path) -> None:
+def test_a_model_of_vectors_predicts_arrays(quick: Quick, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
-    arrays = {f"{k}_{s}": rng.normal(size=(n, 5)).astype("f4") for k in "x" for s, n in (("train", 40), ("test", 10))}
     labels = {f"y_{s}": rng.integers(0, 2, n) for s, n in (("train", 40), ("test", 10))}
+    arrays = {f"x_{s[2:]}": (rng.normal(3, 2, (len(y), 5)) + 4 * y[:, None]).astype("f4") for s, y in labels.items()}
     np.savez(tmp_path / "rows.npz", **arrays, **labels)
     data = f"data={{name: arrays, path: {tmp_path / 'rows.npz'}, images: 'x_{{split}}', labels: {{t: 'y_{{split}}'}}}}"
     run = quick(data, "partition={name: iid, clients: 2}", "model={name: mlp}").folder
     out = export(run, tmp_path / "out")
-    assert "fedloom predict" not in (out / "README.md").read_text()
+    assert "fedloom predict . inputs.npy" in (out / "README.md").read_text()
+    bundle = Bundle.read(out)
     with pytest.raises(UserError, match="which are not images"):
-        Bundle.read(out).predict([picture(tmp_path / "a.png")])
+        of_files(bundle, [picture(tmp_path / "a.png")], tmp_path / "p.png")
+    np.save(tmp_path / "new.npy", arrays["x_test"])
+    answers = of_files(bundle, [tmp_path / "new.npy"], tmp_path / "p.png")
+    assert answers.picture is None
+    found = pd.read_csv(answers.table)
+    assert [*found.columns] == ["input", "t", "p(t=0)", "p(t=1)"]
+    assert [*found["input"]][1] == f"{tmp_path / 'new.npy'} [1]"
+    assert (found["t"] == labels["y_test"]).mean() == pytest.approx(Run.read(run).final().values["t"]["accuracy"])
+    for wrong, match in {
+        "more": (arrays["x_test"][:, :4], r"inputs of shape \(4,\) found, expected \(5,\)"),
+        "nan": (np.full((2, 5), np.nan, np.float32), "NaN or infinity"),
+        "text": (np.array(["a"]), "expected numbers|expected features"),
+        "object": (np.array([None]), "cannot be read as a plain array"),
+    }.items():
+        np.save(tmp_path / f"{wrong}.npy", match[0], allow_pickle=True)
+        with pytest.raises(UserError, match=match[1]):
+            of_files(bundle, [tmp_path / f"{wrong}.npy"], tmp_path / "p.png")
 
 
 def test_an_export_that_was_changed_is_refused(quick: Quick, tmp_path: Path) -> None:
@@ -243,7 +265,7 @@ def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path
         raw = pictures(test, x, where)[0]
         file = tmp_path / f"{name}.png"
         image.fromarray(raw).save(file)
-        torch.testing.assert_close(bundle.input(file)[0], x[0])
+        torch.testing.assert_close(inputs(bundle, file)[0], x)
 
 
 def test_the_hub_gets_a_configuration_and_results_in_the_head_of_the_card(quick: Quick, tmp_path: Path) -> None:
@@ -295,8 +317,8 @@ TRAINED = {
 def test_files_predict_what_the_run_measured_or_nothing(tmp_path: Path, scale: float, reads: bool) -> None:
     """Bytes and their shares of 255 are what files become; of other floats nobody knows the scale."""
     images, bright = _bright()
-    inputs = images if scale == 1.0 else (images * scale).astype(np.float32)
-    data = _npz(tmp_path, inputs, bright=bright)
+    inputs_of = images if scale == 1.0 else (images * scale).astype(np.float32)
+    data = _npz(tmp_path, inputs_of, bright=bright)
     run = fl.run({**TRAINED, "data": data, "partition": {"name": "iid", "clients": 2}}, tmp_path / "run")
     out = export(run.folder, tmp_path / "out")
     bundle, files = Bundle.read(out), [tmp_path / f"{i}.png" for i in range(40)]
@@ -305,12 +327,18 @@ def test_files_predict_what_the_run_measured_or_nothing(tmp_path: Path, scale: f
     if not reads:
         assert "no files of pictures" in (out / "README.md").read_text()
         with pytest.raises(UserError, match="trained on other values than 0 to 1"):
-            bundle.predict(files)
-        return
-    found = [int(text["bright"].split()[1]) for text in bundle.predict(files)[0]]
-    hits = float(np.mean(np.array(found) == bright[40:]))
-    assert hits == pytest.approx(run.final().values["bright"]["accuracy"])
-    assert hits > 0.9
+            of_files(bundle, files, tmp_path / "p.png")
+    measured = run.final().values["bright"]["accuracy"]
+    assert measured > 0.9
+    as_trained, otherwise = (tmp_path / f"{name}.npy" for name in ("as", "otherwise"))
+    np.save(as_trained, inputs_of[40:])
+    np.save(otherwise, (images * (5.0 if reads else 1 / 255))[40:].astype(np.float32))
+    with pytest.raises(UserError, match="found, but the model was trained on"):
+        of_files(bundle, [otherwise], tmp_path / "p.png")
+    for several in ([as_trained], files if reads else []):
+        if several:
+            table = pd.read_csv(of_files(bundle, several, tmp_path / "p.png").table)
+            assert (table["bright"] == bright[40:]).mean() == pytest.approx(measured)
 
 
 def test_several_labels_and_names_of_classes_are_predicted(tmp_path: Path) -> None:
@@ -325,14 +353,14 @@ def test_several_labels_and_names_of_classes_are_predicted(tmp_path: Path) -> No
     run = fl.run({**TRAINED, "data": data, "partition": {"name": "iid", "clients": 2}}, tmp_path / "run")
     bundle = Bundle.read(export(run.folder, tmp_path / "out"))
     files = sorted((tmp_path / "sets" / "s" / "test").rglob("*.png"))
-    texts = [text["s"] for text in bundle.predict(files)[0]]
+    texts = [text["s"] for _, text in of_files(bundle, files, tmp_path / "p.png").words]
     assert {text.split(" (")[0] for text in texts} <= {"class dark", "class light"}
     hits = [text.startswith(f"class {file.parent.name}") for text, file in zip(texts, files, strict=True)]
     assert np.mean(hits) == pytest.approx(run.final().values["s"]["accuracy"])
     built = reopen(run.folder)[0]
     place = [Path(file).name for file in built.dataset.test.files].index(files[0].name)
     x = built.dataset.test.batch(torch.tensor([place]), torch.device("cpu"))[0]
-    assert torch.allclose(bundle.input(Path(built.dataset.test.files[place]))[0], x[0], atol=1e-6)
+    assert torch.allclose(inputs(bundle, Path(built.dataset.test.files[place]))[0], x, atol=1e-6)
 
 
 SEVERAL = """
@@ -357,8 +385,65 @@ def test_an_image_may_show_several_things_or_none(tmp_path: Path, monkeypatch: p
     run = fl.run({**TRAINED, "data": "several_labels:several", "partition": "own"}, tmp_path / "run", rounds=8)
     bundle = Bundle.read(export(run.folder, tmp_path / "out"))
     image.fromarray(images[1]).save(tmp_path / "a.png")
-    (words,) = bundle.predict([tmp_path / "a.png"])[0]
+    answers = of_files(bundle, [tmp_path / "a.png"], tmp_path / "p.png")
+    ((_, words),) = answers.words
+    assert [*pd.read_csv(answers.table).columns] == ["input", *(f"p(seen={label})" for label in range(3))]
     shares = [int(part.split()[1].rstrip("%")) for part in words["seen"].split(", ")]
     assert len(shares) == 3
     assert shares[0] > 50 > shares[1]
     assert shares[2] < 50
+
+
+OUTLINES = """
+import fedloom as fl
+
+def outlines() -> fl.Federation:
+    site = lambda name: (f"{top}/{{name}}/images", {{"outline": f"{top}/{{name}}/masks"}})
+    sites = {{name: fl.Client(site(name)) for name in ("a", "b")}}
+    return fl.Federation(sites, {{"outline": fl.task(kind="segmentation", classes=2)}}, test=site("new"))
+"""
+
+
+@pytest.mark.parametrize("depth", [np.uint8, np.uint16])
+def test_masks_are_written_at_the_images_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: Any) -> None:
+    """What the masks say has the score that the run measured; files that cannot be read are named and left out."""
+    rng = np.random.default_rng(0)
+    for site, count in {"a": 16, "b": 16, "new": 6}.items():
+        for kind in ("images", "masks"):
+            (tmp_path / site / kind).mkdir(parents=True)
+        for number in range(count):
+            mask = np.repeat(np.arange(32)[None] < rng.integers(8, 30), 32, 0)
+            pixels = (rng.integers(0, 90, (32, 32)) + 150 * mask) * (1 if depth is np.uint8 else 200)
+            image.fromarray(pixels.astype(depth)).save(tmp_path / site / "images" / f"{number}.png")
+            image.fromarray(mask.astype(np.uint8) * 255).save(tmp_path / site / "masks" / f"{number}.png")
+    (tmp_path / f"outlines_{depth.__name__}.py").write_text(OUTLINES.format(top=tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"data": f"outlines_{depth.__name__}:outlines", "partition": "own", "model": "tiny-pyramid"}
+    run = fl.run({**TRAINED, **data}, tmp_path / "run", rounds=6, lr=0.003)
+    out, new = export(run.folder, tmp_path / "bundle"), tmp_path / "new" / "images"
+    (new / "damaged.png").write_bytes(b"no picture")
+    done = CliRunner().invoke(app, ["predict", f"{out}", f"{new}", "--out", f"{tmp_path / 'p.png'}", "--json"])
+    assert done.exit_code == 1
+    assert "left out" in done.stderr
+    found = json.loads(done.stdout)
+    assert [*found["unread"]] == [f"{new / 'damaged.png'}"]
+    assert found["maps"] == [f"{tmp_path / 'p' / 'outline' / f'{number}.png'}" for number in range(6)]
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    predicted = np.stack([pixels_of(Path(file), as_label=True)[0, 0] for file in found["maps"]])
+    truth = np.stack([pixels_of(new.parent / "masks" / f"{n}.png", as_label=True)[0, 0] > 0 for n in range(6)])
+    both = [((predicted == k) & (truth == k)).sum() / ((predicted == k) | (truth == k)).sum() for k in (0, 1)]
+    assert np.mean(both) == pytest.approx(run.final().values["outline"]["miou"])
+    assert np.mean(both) > 0.6
+    larger = tmp_path / "larger.png"
+    image.fromarray(pixels.astype(depth)).resize((48, 64)).save(larger)
+    if depth is np.uint16:
+        with pytest.raises(UserError, match=r"float32 of shape \(1, 64, 48\) found, expected more than 8 bits"):
+            of_files(Bundle.read(out), [larger], tmp_path / "q.png")
+        return
+    (map_of,) = of_files(Bundle.read(out), [larger], tmp_path / "q.png").maps
+    assert pixels_of(map_of, as_label=True).shape == (1, 1, 64, 48)
+    larger.with_suffix(".bmp").write_bytes(larger.read_bytes())
+    with pytest.raises(UserError, match="would have maps of one name"):
+        of_files(Bundle.read(out), [larger, larger.with_suffix(".bmp")], tmp_path / "q.png")
+    with pytest.raises(UserError, match="where predictions go"):
+        of_files(Bundle.read(out), [new], tmp_path / "new.png")

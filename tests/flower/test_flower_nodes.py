@@ -18,6 +18,7 @@ from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.export.finished import reopen
+from fedloom.experiments.export.predict import inputs, of_files
 from fedloom.federation.runs.reader import Run
 from sites_support import SITES, Go, Server, events, recipe, trained
 
@@ -74,13 +75,14 @@ def test_a_node_exports_its_own_model_of_images(go: Go, homes: dict[int, dict[st
     bundle = Bundle.read(export(home / "runs" / run_id, tmp_path / "bundle"))
     images = np.load(home.parent / "clinic.npz")["x_test"]
     Image.fromarray(images[0, 0]).save(tmp_path / "digit.png")
-    x, _ = bundle.input(tmp_path / "digit.png")
+    x, _, _ = inputs(bundle, tmp_path / "digit.png")
     assert bundle.about.mean == pytest.approx([np.load(home.parent / "clinic.npz")["x_train"].mean() / 255], rel=0.1)
-    (texts, _), built = bundle.predict([tmp_path / "digit.png"]), reopen(home / "runs" / run_id)[0]
-    assert texts[0]["digit"].startswith("class ")
+    answers = of_files(bundle, [tmp_path / "digit.png"], tmp_path / "p.png")
+    built = reopen(home / "runs" / run_id)[0]
+    assert answers.words[0][1]["digit"].startswith("class ")
     client = built.federation.clients["clinic"]
     shown = client.test.examples.batch(client.test.index[:1], torch.device("cpu"))
-    assert torch.allclose(x[None], shown[0], atol=1e-5)
+    assert torch.allclose(x, shown[0], atol=1e-5)
 
 
 def test_a_node_at_work_has_no_finished_run(homes: dict[int, dict[str, str]]) -> None:

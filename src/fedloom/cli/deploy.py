@@ -26,6 +26,8 @@ from fedloom.core.lazy import need
 from fedloom.core.machine import free_memory
 from fedloom.federation.recipes.runtime import cores
 
+TOLD = 50
+"""How many predictions on images are printed."""
 flower = typer.Typer(
     name="flower", help="Deployments with Flower: write an app, check a deployment.", no_args_is_help=True
 )
@@ -71,7 +73,7 @@ def predict(
     model: Annotated[
         Path, argument("A folder that `fedloom export` wrote; for tables, also the folder of a run.", "RUN|EXPORT")
     ],
-    files: Annotated[list[Path], argument("A table, or image files of any size.", "FILE...")],
+    files: Annotated[list[Path], argument("A table; or images, volumes, .npy arrays, folders of them.", "FILE...")],
     out: Annotated[
         Path | None,
         shared.out_option("The table or picture to write.", show_default="predictions.csv or .png", dir_okay=False),
@@ -79,11 +81,17 @@ def predict(
     client: Annotated[str | None, option("Predict every row with this client's model (only for a run).", "ID")] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Predict the rows of a table, with probabilities; or the labels of images, as a picture and as text."""
+    """Predict the rows of a table, or images and arrays: a CSV file with probabilities, a picture, and maps.
+
+    Maps (masks, depth, ...) have the images' size and lie in a folder beside the picture, one folder per task. The exit
+    code is 1 where some files could not be read; they are left out.
+    """
+    from fedloom.data.inputs import ENDINGS
     from fedloom.data.tables.read import is_table
 
     absent = next((path for path in files if not path.exists()), None)
-    of_rows = is_table(files[0])
+    with_labels = any(one.name.lower().endswith(ENDINGS) for one in files[0].rglob("*"))  # a folder of images
+    of_rows = is_table(files[0]) and not with_labels
     file = out or Path("predictions.csv" if of_rows else "predictions.png")
     inputs = [one for path in files for one in (path, *path.glob("*")) if one.exists()]
     if file.exists() and any(one.samefile(file) for one in inputs):
@@ -93,7 +101,7 @@ def predict(
             raise UserError(f"predict: {len(files)} files found, expected one table")
         if absent is not None:
             raise UserError(f"predict: {absent} does not exist: expected a table")
-        from fedloom.experiments.export.predictions import predict as of_table
+        from fedloom.experiments.export.predict import of_table
 
         predictions = of_table(model, files[0], client)
         with writing(file, "csv"):
@@ -104,18 +112,24 @@ def predict(
         return
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
-    from fedloom.data.drawing import save
     from fedloom.experiments.export.bundle import Bundle
+    from fedloom.experiments.export.predict import of_files
 
     bundle = Bundle.read(model)
     if absent is not None:
         raise UserError(f"predict: {absent} does not exist: expected images")
-    texts, picture = bundle.predict(files)
-    save(picture, file)
-    said = [(image, words) for image, words in zip(files, texts, strict=True) if words]
-    lines = [f"{image}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for image, words in said]
-    rows = [{"image": image, **words} for image, words in said]
-    shared.answer({"images": rows, "picture": file}, as_json, *lines, f"{file}")
+    answers = of_files(bundle, files, file)
+    rows = [{"image": name, **words} for name, words in answers.words if words]
+    lines = [f"{name}: " + ", ".join(f"{t} {text}" for t, text in words.items()) for name, words in answers.words]
+    told = [line for line, (_, words) in zip(lines, answers.words, strict=True) if words]
+    if len(told) > TOLD:
+        told[TOLD:] = [f"... and {len(told) - TOLD} more"]
+    written = {"picture": answers.picture, "table": answers.table, "maps": answers.maps}
+    found = {"images": rows, **written, "unread": answers.unread}
+    shown = [f"{path}" for path in (answers.table, *answers.folders, answers.picture) if path is not None]
+    shared.answer(found, as_json, *told, *shown)
+    if answers.unread:
+        raise typer.Exit(1)
 
 
 @flower.command()

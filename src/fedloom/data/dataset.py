@@ -387,6 +387,7 @@ class Dataset:
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
+    stored    whether inputs are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them
     public    inputs (n x ...), as models take them, that everybody has; no client trains on them
     models    client -> a model of its own, as `fl.run(model=...)` takes it
     """
@@ -404,6 +405,7 @@ class Dataset:
     doubts: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
+    stored: bool = False
     public: Tensor | None = None
     models: Mapping[str, Any] = field(default_factory=dict)
 

@@ -203,7 +203,7 @@ def read_folders(
     that cannot be read, differ in size or have no image, and for labels in an order that the names do not determine.
     """
     sources = _files(images, where)
-    read = {name: _pixels(file) for name, file in sources.items()}
+    read = {name: pixels_of(file) for name, file in sources.items()}
     forms = {_form(pixels): sources[name].name for name, pixels in read.items()}
     if len(forms) > 1:
         (one, a), (two, b) = list(forms.items())[:2]
@@ -275,7 +275,7 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     return files
 
 
-def _pixels(file: Path, as_label: bool = False) -> Array:
+def pixels_of(file: Path, as_label: bool = False) -> Array:
     """Return a file as images (n x C x H x W): one of a picture, one per slice of a volume, as stored of labels."""
     name = file.name.lower()
     is_volume, is_dicom = name.endswith(VOLUMES[:2]), name.endswith(VOLUMES[2])
@@ -309,7 +309,7 @@ def _maps(
 ) -> Array:
     """Return the label maps (N x H x W) of all images, -1 where there is none."""
     whole = task is None or task.kind != "depth"
-    maps = {name: _pixels(file, as_label=True)[:, 0] for name, file in files.items()}
+    maps = {name: pixels_of(file, as_label=True)[:, 0] for name, file in files.items()}
     for name, part in maps.items():
         shape = (len(images[name]), *images[name].shape[2:])
         if part.shape != shape:

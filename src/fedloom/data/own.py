@@ -160,6 +160,7 @@ class Federation:
             name,
             tuple(known.values()),
             *(train, tested, tuple(own), deal, _signal(every, signal)),
+            stored=first.is_stored,
             public=None if public is None else _public(public, first.shape),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
         )
@@ -476,6 +477,8 @@ class Piece:
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_ragged: bool = False
+    is_stored: bool = False
+    """Whether the inputs are the numbers in files of more than 8 bits."""
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))
@@ -487,6 +490,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     y: Any
     x, y = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
     files: Mapping[str, Sequence[Path]] = {}
+    is_folder = isinstance(x, str | Path)
     if isinstance(data, TensorDataset):
         x, *rest = data.tensors
         if len(rest) != len(tasks):
@@ -496,7 +500,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     elif hasattr(data, "iloc") and hasattr(data, "columns"):
         use = "such as (df[features], df[label]); or use fl.Federation.from_table(df, site=..., tasks=...)"
         raise DataError(f"{where}: a table found, expected (inputs, labels), {use}")
-    elif isinstance(x, str | Path):
+    elif is_folder:
         x, y, files = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, keys.ignored, where)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = keys.chosen(data, tasks, where)
@@ -515,7 +519,8 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         numbers = None if (column := by_task.get(name)) is None else _numbers(column, task, where)
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name), files.get(name, ()))
     _some(labels, by_task, where)
-    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged)
+    is_stored = is_folder and inputs.is_floating_point()
+    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged, is_stored)
 
 
 def _finite(inputs: Tensor, where: str) -> None:

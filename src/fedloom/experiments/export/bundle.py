@@ -14,7 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from inspect import getmembers, isabstract, isclass
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jinja2 import Environment
@@ -31,8 +31,7 @@ from fedloom.core.settings.section import Positive, Problems, Section, found, hi
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.dataset import Examples, JoinedExamples, normal
-from fedloom.data.drawing import Cell, grid, label
-from fedloom.data.inputs import Fit, opened, resized
+from fedloom.data.inputs import Fit
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
 from fedloom.engines.flower.nodes import Elsewhere
@@ -51,13 +50,11 @@ from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
-from fedloom.models.tasks.dense import DenseTask, as_label
-from fedloom.models.tasks.labels import Linear, Multilabel, Regression
 from fedloom.models.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
 RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
-_SOME, _OFF = 64, 1e-3
+_SOME, OFF = 64, 1e-3
 """The number of inputs that are looked at, and how far beyond 0 to 1 they may lie by rounding."""
 LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 """An identifier of a licence."""
@@ -79,9 +76,10 @@ class About(Section):
     signal: Signal | None = None
     mean: list[float] | None
     std: list[Positive] | None
-    pixels: Fit | None = "stretch"
-    """The way in which the file of a picture gets the inputs' size; None where no file becomes an input, because the
-    model was trained on other values than those of files, which are 0 to 1."""
+    pixels: Fit | Literal["stored"] | None = "stretch"
+    """The way in which the file of a picture gets the inputs' size. "stored": inputs are the numbers in files of more
+    than 8 bits (volumes, 16-bit images), at the files' size. None: no picture becomes an input, because the model was
+    trained on arrays of other values than a picture's, which are 0 to 1."""
     tasks: list[dict[str, Any]]
     classes: dict[str, list[str]] = Field(default_factory=dict)
     """Task -> the names of its classes, where they have names and inputs are no table."""
@@ -170,7 +168,7 @@ def write(
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
     about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
     texts = {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}
-    if about.pixels is not None and loader_fits(module, tasks):
+    if about.pixels in get_args(Fit) and loader_fits(module, tasks):
         texts[LOADER] = loader(module, about, tasks)
     for name, text in texts.items():
         with naming(out / name):
@@ -224,9 +222,9 @@ def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 def _inputs(
     built: Built, client: str | None, tasks: Sequence[Task]
-) -> tuple[Examples, list[float] | None, list[float] | None, Fit | None]:
-    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with, how
-    a file of a picture becomes such an input)."""
+) -> tuple[Examples, list[float] | None, list[float] | None, Fit | Literal["stored"] | None]:
+    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with,
+    `About.pixels`)."""
     federation, part = built.federation, built.dataset.test
     if isinstance(part, Elsewhere):
         if built.dataset.table is None:
@@ -241,7 +239,9 @@ def _inputs(
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
     statistics = normal(part, index)
-    fit = _pixels(part, index[:_SOME], statistics, built.recipe.data.arguments.get("fit", "stretch"))
+    fit: Any = "stored"
+    if not built.dataset.stored:
+        fit = _pixels(part, index[:_SOME], statistics, built.recipe.data.arguments.get("fit", "stretch"))
     if statistics is None:
         return part, *_before_encoder(built, None, None), fit
     each = torch.cat(statistics, 1).unique(dim=0)
@@ -263,7 +263,7 @@ def _pixels(part: Examples, index: Tensor, statistics: tuple[Tensor, Tensor] | N
     if statistics is not None:
         mean, std = (of[: len(x)].view(-1, of.shape[1], 1, 1) for of in statistics)
         x = x * std + mean
-    return fit if bool((x > -_OFF).all() and (x < 1 + _OFF).all()) else None
+    return fit if bool((x > -OFF).all() and (x < 1 + OFF).all()) else None
 
 
 def _before_encoder(
@@ -313,64 +313,6 @@ class Bundle:
             )
         module.load_state_dict(weights)
         return Bundle(module.eval(), tasks, recipe, about)
-
-    def input(self, file: Path) -> tuple[Tensor, Any]:
-        """Return (an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
-
-        The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
-        """
-        shape = tuple(self.about.input_shape)
-        if self.about.table is not None:
-            raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
-        if not is_image(shape):
-            raise UserError(f"{file}: the model takes inputs of shape {shape}, which are not images")
-        channels, height, width = shape
-        if self.about.pixels is None:
-            raise UserError(
-                f"{file}: the model was trained on other values than 0 to 1, so the file of a picture does not become "
-                "its input: load the model in Python (README.md) and give it arrays"
-            )
-        image = resized(opened(file, "L" if channels == 1 else "RGB"), (width, height), self.about.pixels)
-        raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        raw = raw.view(height, width, channels).permute(2, 0, 1)
-        x = raw.float().div(255)
-        if self.about.mean is not None and self.about.std is not None:
-            x = (x - torch.tensor(self.about.mean).view(-1, 1, 1)) / torch.tensor(self.about.std).view(-1, 1, 1)
-        return x, raw.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-
-    def predict(self, files: Sequence[Path]) -> tuple[list[dict[str, str]], Any]:
-        """Return (for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
-        texts: list[dict[str, str]] = []
-        rows: list[list[Cell]] = []
-        for file in files:
-            x, shown = self.input(file)
-            with torch.inference_mode():
-                outputs = self.module(x[None], [task.name for task in self.tasks])
-            cells: list[Cell] = [(shown, file.name)]
-            words = {}
-            for task in self.tasks:
-                output = outputs[task.name][0]
-                if isinstance(task, DenseTask):
-                    cells.append(label(task, as_label(task, output)))
-                    continue
-                assert isinstance(task, Linear)  # there is no third kind
-                words[task.name] = _words(task, output, self.about.classes.get(task.name, ()))
-                cells.append((None, words[task.name]))
-            texts.append(words)
-            rows.append(cells)
-        return texts, grid(["input", *(task.name for task in self.tasks)], rows)
-
-
-def _words(task: Linear, output: Tensor, classes: Sequence[str]) -> str:
-    """Return a prediction in words: a number, the likeliest class with its probability, or each label with its own."""
-    found = task.predictions(output[None])[0].tolist()
-    if isinstance(task, Regression):
-        return f"{found[0]:.4g}"
-    if isinstance(task, Multilabel):
-        names = task.labels or range(len(found))
-        return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, found, strict=True))
-    best = max(range(len(found)), key=found.__getitem__)
-    return f"class {classes[best] if classes else best} ({found[best]:.0%})"
 
 
 def _task(where: str, value: Mapping[str, Any]) -> Task:
@@ -450,7 +392,7 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
         final=final,
         measured=measured,
         loader=LOADER,
-        loads=about.pixels is not None and loader_fits(built.module, tasks),
+        loads=about.pixels in get_args(Fit) and loader_fits(built.module, tasks),
     )
 
 

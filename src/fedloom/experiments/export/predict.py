@@ -1,0 +1,385 @@
+"""Predictions on new data: the rows of a table, pictures and volumes from files, arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pandas import DataFrame
+from torch import Tensor
+from torch.nn import functional
+
+from fedloom.core.errors import DataError, StateError, UserError, listed, warn, writing
+from fedloom.core.lazy import need
+from fedloom.core.settings.yaml import section_of
+from fedloom.data.drawing import Cell, grid, label, palette, save
+from fedloom.data.inputs import ENDINGS, VOLUMES, as_inputs, opened, pixels_of, resized, signal_of, with_vocabulary
+from fedloom.data.prepare import Array, Store
+from fedloom.data.tables.preprocessing import ALL, Preprocessing
+from fedloom.data.tables.read import read
+from fedloom.data.tables.table import EVERYONE, sites_of, task_of
+from fedloom.engines.result import fill, model_key, trained_models
+from fedloom.experiments.export.bundle import ABOUT, OFF, Bundle, is_image, network
+from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.recorded import recipe_in
+from fedloom.models.multitask import MultiTask
+from fedloom.models.signal import Signal
+from fedloom.models.tasks.dense import DenseTask, as_label
+from fedloom.models.tasks.labels import Linear, Multilabel, Regression
+
+ROWS = 4096
+"""Rows of a table that pass the model together."""
+BATCH, DRAWN = 64, 24
+"""Other inputs that pass the model together, and how many are drawn."""
+_ENDINGS = (*ENDINGS, ".npy")
+Chosen = Callable[[str, str], MultiTask | None]
+"""(site, task) -> the model that predicts the task there; None where the site's own model never learned it."""
+
+
+@dataclass
+class Answers:
+    """The predictions of a model on files."""
+
+    words: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """For each input its name, and task -> the prediction in words, of tasks without maps."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """File -> the reason for which it was left out."""
+    maps: list[Path] = field(default_factory=list)
+    """The files of maps (masks, depth, ...) that were written."""
+    folders: tuple[Path, ...] = ()
+    """The folders of these files, one per task."""
+    table: Path | None = None
+    """The file of all predictions without maps, with probabilities, a row per input."""
+    picture: Path | None = None
+    """The picture of the first inputs and all predictions on them."""
+
+
+def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
+    """Predict pictures, volumes and arrays (files and folders of them), and write what `Answers` has.
+
+    Inputs that are images are drawn in `picture`; all else goes to the folder of that name without its ending. What
+    cannot be read is left out with a warning. Raises DataError where nothing can be read, and UserError for a model
+    that takes no such inputs, for two files whose maps would have one name, and where an input would be overwritten.
+    """
+    sources, folder, known = _sources(paths), picture.with_suffix(""), bundle.about.classes
+    if any(folder.absolute() in source.absolute().parents for source in sources):
+        raise UserError(f"predict: inputs lie in {folder}, where predictions go: choose another name with --out")
+    dense = [task for task in bundle.tasks if isinstance(task, DenseTask)]
+    stems = _stems(sources) if dense else {}
+    answers, columns, drawn = Answers(), dict[str, list[Any]](), list[list[Cell]]()
+    for file in sources:
+        try:
+            x, size, seen = inputs(bundle, file)
+        except DataError as error:
+            answers.unread[f"{file}"] = f"{error}"
+            continue
+        maps: dict[str, list[Array]] = {task.name: [] for task in dense}
+        for at, outputs in enumerate(_outputs(bundle, x)):
+            name = f"{file}" if len(x) == 1 else f"{file} [{at}]"
+            words: dict[str, str] = {}
+            cells: list[Cell] = []
+            numbers: dict[str, Any] = {"input": name}
+            for task in bundle.tasks:
+                output = outputs[task.name]
+                if isinstance(task, DenseTask):
+                    cells.append(label(task, as_label(task, output)))
+                    maps[task.name].append(_stored(task, as_label(task, _resized(output, size))))
+                    continue
+                assert isinstance(task, Linear)  # there is no third kind
+                predicted = task.predictions(output[None].double()).numpy()
+                names = [*known.get(task.name, ())] or [*(getattr(task, "labels", None) or range(task.channels))]
+                own = [f"{task.name}={each}" for each in names] if isinstance(task, Multilabel) else names
+                numbers |= {key: values[0] for key, values in columns_of(task, predicted, own).items()}
+                words[task.name] = _words(task, predicted[0].tolist(), names)
+                cells.append((None, words[task.name]))
+            answers.words.append((name, words))
+            for column, value in numbers.items():
+                columns.setdefault(column, []).append(value)
+            if seen is not None and len(drawn) < DRAWN:
+                drawn.append([(seen(at), file.name), *cells])
+        answers.maps += [_save(task, maps[task.name], file, folder / task.name / stems[file]) for task in dense]
+    if len(answers.unread) == len(sources):
+        raise DataError("; ".join([*answers.unread.values()][:3]))
+    for why in answers.unread.values():
+        warn(f"left out: {why}")
+    answers.folders = tuple(folder / task.name for task in dense)
+    if len(columns) > 1:
+        answers.table = folder / "predictions.csv"
+        folder.mkdir(parents=True, exist_ok=True)
+        with writing(answers.table, "csv"):
+            DataFrame(columns).to_csv(answers.table, index=False)
+    if drawn:
+        answers.picture = picture
+        save(grid(["input", *(task.name for task in bundle.tasks)], drawn), picture)
+    return answers
+
+
+def _sources(paths: Sequence[Path]) -> list[Path]:
+    """Return files, and those in folders (pictures, volumes, arrays; nothing hidden) in the order of their names.
+    Raises UserError for a folder without any."""
+    files: list[Path] = []
+    for path in paths:
+        within = [path]
+        if path.is_dir():
+            within = [file for file in sorted(path.rglob("*")) if file.name.lower().endswith(_ENDINGS)]
+            within = [file for file in within if not any(part[0] == "." for part in file.relative_to(path).parts)]
+        if not within:
+            raise UserError(f"predict: {path} has no inputs: their names end in {', '.join(_ENDINGS)}")
+        files += within
+    return files
+
+
+def _stems(files: Sequence[Path]) -> dict[Path, Path]:
+    """Return file -> its place below the folder that all files are in, without the ending. Raises UserError for two
+    files of one place."""
+    top = Path(os.path.commonpath([file.absolute().parent for file in files]))
+    whose: dict[Path, Path] = {}
+    for file in dict.fromkeys(files):
+        ending = next((end for end in _ENDINGS if file.name.lower().endswith(end)), file.suffix)
+        stem = file.absolute().relative_to(top).with_name(file.name[: len(file.name) - len(ending)])
+        if (other := whose.setdefault(stem, file)) is not file:
+            raise UserError(f"predict: {other} and {file} would have maps of one name: rename one, or predict it apart")
+    return {file: stem for stem, file in whose.items()}
+
+
+def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, tuple[int, int] | None, Callable[[int], Array] | None]:
+    """Return (inputs as the model takes them, N x ...; the height and width of the file's images, if it has any; what
+    makes the picture of one, H x W x 3 of uint8).
+
+    A picture is resized to the size that the model was trained on. Raises DataError where a file cannot be read or does
+    not fit, UserError where the model takes no such files.
+    """
+    about, shape = bundle.about, tuple(bundle.about.input_shape)
+    channels = shape[0]
+    if about.table is not None:
+        raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
+    if file.suffix.lower() == ".npy":
+        raw = _array(bundle, file)
+        size = (raw.shape[2], raw.shape[3]) if is_image(shape) else None
+    elif not is_image(shape):
+        raise UserError(
+            f"{file}: the model takes inputs of shape {shape}, which are not images; expected an array (.npy), "
+            f"N x {' x '.join(map(str, shape))}"
+        )
+    elif about.pixels is None:
+        raise UserError(
+            f"{file}: the model was trained on other values than 0 to 1, so the file of a picture does not become "
+            "its input: write arrays as in training to an .npy file"
+        )
+    elif about.pixels == "stored":
+        raw = torch.from_numpy(np.array(pixels_of(file)))  # Pillow's memory is read-only
+        if tuple(raw.shape[1:]) != shape or raw.dtype == torch.uint8:
+            found = f"{str(raw.dtype).removeprefix('torch.')} of shape {tuple(raw.shape[1:])}"
+            raise DataError(f"{file}: {found} found, expected more than 8 bits and shape {shape}, as in training")
+        size = (shape[1], shape[2])
+    else:
+        image = opened(file, "L" if channels == 1 else "RGB")
+        size = (image.height, image.width) if about.pixels == "stretch" else None
+        image = resized(image, (shape[2], shape[1]), about.pixels)
+        raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        raw = raw.view(1, *shape[1:], channels).permute(0, 3, 1, 2)
+    x = raw.float().div(255) if raw.dtype == torch.uint8 else raw
+    seen = _seen(x) if is_image(shape) else None
+    if about.mean is not None and about.std is not None:
+        mean, std = (torch.tensor(of).view(-1, *(1,) * (x.ndim - 2)) for of in (about.mean, about.std))
+        x = (x - mean) / std
+    return x, size, seen
+
+
+def _array(bundle: Bundle, file: Path) -> Tensor:
+    """Return the inputs in an .npy file (N x ...), before they are normalised, in the model's size. Raises DataError
+    for arrays that the model does not take."""
+    about, shape = bundle.about, tuple(bundle.about.input_shape)
+    if not file.is_file():
+        raise DataError(f"{file} cannot be read: it is no file")
+    array, where = Store(file.parent).read(file.stem), str(file)
+    signal = signal_of(array, about.signal, where)
+    square = shape[1] if signal.kind == "image" and shape[-1] == shape[-2] else None
+    x = as_inputs(array, signal, square, channels if (channels := shape[0]) in (1, 3) and square else None, where)
+    if tuple(x.shape[1:]) != shape:
+        raise DataError(f"{file}: inputs of shape {tuple(x.shape[1:])} found, expected {shape}, as in training")
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        raise DataError(f"{file}: expected finite inputs, found NaN or infinity")
+    if signal.kind == "image" and about.pixels != "stored":
+        is_share = x.dtype == torch.uint8 or bool((x > -OFF).all() and (x < 1 + OFF).all())
+        if is_share != (about.pixels is not None):
+            found = "uint8" if x.dtype == torch.uint8 else f"values from {float(x.min()):g} to {float(x.max()):g}"
+            other = "values of 0 to 1 or uint8" if about.pixels is not None else "other values than 0 to 1"
+            raise DataError(f"{file}: {found} found, but the model was trained on {other}")
+    if signal.kind == "tokens":
+        with_vocabulary(signal, [x], where)
+    return x
+
+
+def _seen(x: Tensor) -> Callable[[int], Array]:
+    """Return what draws the image of a number (H x W x 3, uint8): values of 0 to 1, or else from its least to its
+    largest."""
+
+    def draw(at: int) -> Array:
+        image = x[at]
+        low, high = float(image.min()), float(image.max())
+        if low < 0 or high > 1:
+            image = (image - low) / max(high - low, 1e-9)
+        shown = image.expand(3, -1, -1).mul(255).round().to(torch.uint8)
+        return shown.permute(1, 2, 0).contiguous().numpy()
+
+    return draw
+
+
+def _outputs(bundle: Bundle, x: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Yield task -> the output of each input."""
+    names = [task.name for task in bundle.tasks]
+    for part in x.split(BATCH):
+        with torch.inference_mode():
+            outputs = bundle.module(part, names)
+        for at in range(len(part)):
+            yield {name: outputs[name][at] for name in names}
+
+
+def _resized(output: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """Return an output (C x h x w) at the height and width of the file, if that has one."""
+    is_same = size in (None, tuple(output.shape[1:]))
+    return output if is_same else functional.interpolate(output[None].float(), size=size, mode="bilinear")[0]
+
+
+def _stored(task: DenseTask, predicted: Tensor) -> Array:
+    """Return a map as files have it: classes and, of 0 to 255, probabilities as H x W of uint8; depth H x W, normals
+    3 x H x W of float32."""
+    values = predicted if task.label == "normals" else predicted.reshape(predicted.shape[-2:])
+    if task.label in ("normals", "depth"):
+        return values.float().numpy()
+    return (values if task.label == "classes" else values.mul(255).round()).to(torch.uint8).numpy()
+
+
+def _save(task: Any, maps: Sequence[Array], source: Path, stem: Path) -> Path:
+    """Write the maps of a file and return where: a picture of one, a volume like that of the source, or an array."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stack = np.stack(maps)
+    if source.name.lower().endswith(VOLUMES[:2]) and stack.ndim == 3:
+        library = need("nibabel", "volumes")
+        volume, file = library.load(source), stem.with_name(stem.name + ".nii.gz")
+        values = np.moveaxis(stack, 0, 2).reshape(volume.shape)
+        library.save(library.Nifti1Image(values, volume.affine), file)
+    elif len(stack) == 1 and stack.dtype == np.uint8:
+        file = stem.with_name(stem.name + ".png")
+        picture = need("PIL.Image", "vision").fromarray(stack[0])
+        if task.label == "classes":  # numbers as pixels, and colours to look at
+            picture.putpalette(palette(task)[: task.channels].tobytes())
+        picture.save(file)
+    else:
+        file = stem.with_name(stem.name + ".npy")
+        np.save(file, stack)
+    return file
+
+
+def columns_of(task: Linear, predicted: Array, names: Sequence[Any]) -> dict[str, Array]:
+    """Return column -> values of a task's predictions (N x channels; NaN: none): a number, each label's probability, or
+    the likeliest class and each one's probability. `names` are those of labels or classes."""
+    if isinstance(task, Regression):
+        return {task.name: predicted[:, 0]}
+    if isinstance(task, Multilabel):
+        return {f"p({name})": predicted[:, place] for place, name in enumerate(names)}
+    some = ~np.isnan(predicted[:, 0])
+    best = np.full(len(predicted), "", object)
+    best[some] = np.array(names, object)[predicted[some].argmax(1)]
+    return {task.name: best} | {f"p({task.name}={name})": predicted[:, place] for place, name in enumerate(names)}
+
+
+def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> str:
+    """Return a prediction in words: a number, the likeliest class with its probability, or each label with its own."""
+    if isinstance(task, Regression):
+        return f"{predicted[0]:.4g}"
+    if isinstance(task, Multilabel):
+        return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, predicted, strict=True))
+    best = max(range(len(predicted)), key=predicted.__getitem__)
+    return f"class {names[best]} ({predicted[best]:.0%})"
+
+
+def of_table(model: Path, file: Path, client: str | None = None) -> Any:
+    """Return a pandas.DataFrame with a row for each row of a table: the site, each task's prediction, probabilities.
+
+    `model` is a run's folder or an exported model. Of a run, the rows of a site get the model of the client of that
+    name, others the model for all; with `client` all rows get that client's. Raises UserError for a model that takes no
+    table, and DataError for a table without the columns that it takes.
+    """
+    table, chosen = _bundle(model, client) if (model / ABOUT).is_file() else _run(model, client)
+    read_rows = read(file, table.site, table.missing)
+    frame, where = read_rows.frame, read_rows.where
+    there = table.site is not None and table.site in frame.columns
+    which, names = sites_of(read_rows, table.site if there else None)
+    if client is not None:
+        scaled = [client] * len(names)
+    elif not there and ALL not in table.scales and len(table.scales) > 1:
+        raise UserError(
+            f"{where}: no column {table.site!r}, but the model scales each site by its own numbers; choose a site "
+            "with --client"
+        )
+    else:
+        scaled = names if there else [next(iter(table.scales))]
+    x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=warn))
+    out: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
+    for task, about in table.tasks.items():
+        output: Array | None = None
+        for number, site in enumerate(names):
+            rows = np.flatnonzero(which == number)
+            if (module := chosen(site, task)) is None:
+                continue
+            with torch.inference_mode():
+                parts = [module(part, (task,))[task] for part in x[torch.from_numpy(rows)].split(ROWS)]
+            outputs = task_of(task, about).predictions(torch.cat(parts).double())
+            if output is None:
+                output = np.full((len(frame), outputs.shape[1]), np.nan)
+            output[rows] = outputs.numpy()
+        if output is not None:
+            out |= columns_of(task_of(task, about), output, about.columns or about.classes)
+    if not out.keys() - {table.site}:
+        raise UserError(f"{model}: the model has no prediction for these rows")
+    return DataFrame(out)
+
+
+def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
+    bundle = Bundle.read(folder)
+    if bundle.about.table is None:
+        raise UserError(f"{folder}: expected a model that was trained on a table")
+    if client not in (None, bundle.about.client):
+        raise UserError(
+            f"{folder}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
+        )
+    tasks = {task.name for task in bundle.tasks}
+    return bundle.about.table, lambda site, task: bundle.module if task in tasks else None
+
+
+def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
+    run, recipe = Run.read(folder), recipe_in(folder)
+    if "table" not in run.info:
+        raise UserError(f"{folder}: expected a run that was trained on a table")
+    table = section_of(Preprocessing, run.info["table"], f"{folder}/run.json, table", StateError)
+    clients = run.info["clients"]
+    if client is not None and client not in clients:
+        raise UserError(f"{folder}: no client {client!r}. {listed('Clients', client, clients)}")
+    tasks = [task_of(name, label) for name, label in table.tasks.items()]
+    models, shape = trained_models(folder), (len(table.names),)
+    alone = next(iter(clients)) if len(clients) == 1 else None  # as at a node
+    modules: dict[str, MultiTask] = {}
+
+    def chosen(site: str, task: str) -> MultiTask | None:
+        who = client or (site if site in clients else alone)
+        key = model_key(models, who, task)
+        if key is None:
+            whose = f"site {site!r} is no client of the run" if site != EVERYONE else "the rows have no site"
+            raise UserError(f"{folder}: {whose}, and the run has no global model; choose a client with --client "
+                            f"({', '.join(list(clients)[:5])} ...)")  # fmt: skip
+        if who is not None and key == who and task not in clients[who]["tasks"]:
+            return None  # its head was never trained
+        if key not in modules:
+            module = network(recipe, shape, Signal(kind="features"), tasks)
+            fill(module, models[key], folder)
+            modules[key] = module.eval()
+        return modules[key]
+
+    return table, chosen
