@@ -111,6 +111,9 @@ class LocalRule(Checked):
         """Return the number of optimiser steps on each batch."""
         return 1
 
+    def check(self, optimizer: Optimizer) -> None:
+        """Raise ValueError, before anything is trained, for settings of the optimiser that cannot work with it."""
+
     def init(self, base: Tensor) -> State:
         """Return the client's state before its first round."""
         return {}

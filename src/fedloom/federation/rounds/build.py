@@ -411,6 +411,8 @@ def assemble(
     except ValueError as error:
         raise RecipeError(f"model: {error}") from error
     try:
+        for rule in method.rules:
+            rule.check(recipe.training.optimizer)
         with seeded(recipe.seed, "stage"):  # as `server_init` does, so that what works here works there
             method.stage.init(method.shared_part(layout))
             method.edge.init(method.shared_part(layout))

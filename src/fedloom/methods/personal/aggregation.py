@@ -20,6 +20,7 @@ from fedloom.core.gram import gram
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.personal import AttentionSettings, EnvelopeSettings, TaskCouplingSettings, TaskCovarianceSettings
+from fedloom.training.config import Optimizer
 from fedloom.training.rules import LocalRule, View
 
 _CHUNK = 1 << 20
@@ -178,13 +179,14 @@ class Envelope(EnvelopeSettings, LocalRule):
     def repeat(self) -> int:
         return self.inner
 
+    def check(self, optimizer: Optimizer) -> None:
+        """Raise ValueError if the inner steps cannot be stable."""
+        rate = optimizer.lr * self.lam
+        if optimizer.name == "sgd" and rate >= 2:
+            raise ValueError(f"pFedMe needs learning rate x lam below 2, found {optimizer.lr} x {self.lam} = {rate}")
+
     def begin(self, view: View, state: State) -> State:
-        """Return w as received and theta as it was. Raises ValueError if the steps cannot be stable."""
-        rate = view.optimizer.lr * self.lam
-        if view.optimizer.name == "sgd" and rate >= 2:
-            raise ValueError(
-                f"pFedMe needs learning rate x lam below 2, found {view.optimizer.lr} x {self.lam} = {rate}"
-            )
+        """Return w as received and theta as it was."""
         if "personal" in state:
             view.params.copy_(state["personal"])
         return {"w": view.base.clone()}
