@@ -13,7 +13,7 @@ import torch
 
 import fedloom as fl
 from fedloom.data import DATASETS
-from fedloom.data.arrays import frequent, words_of
+from fedloom.data.texts import frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
 from fedloom.experiments.papers.join import _data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedloom.core.lazy import lazy
-from fedloom.data import arrays, class_folders, combine, digits, nyud, pascal_context, scenes  # noqa: F401  (registers them)
+from fedloom.data import arrays, class_folders, combine, digits, nyud, pascal_context, scenes, texts  # noqa: F401  (registers them)
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
