@@ -28,6 +28,7 @@ from flwr.app import ConfigRecord
 
 from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
+from fedloom.engines.flower.nodes import NodeReport, agreed, federation_of
 
 
 @pytest.mark.parametrize(
@@ -257,3 +258,27 @@ def test_what_cannot_be_run_is_refused(homes: dict[int, dict[str, str]], tmp_pat
         run(recipe(), tmp_path / "b")
     with pytest.raises(RecipeError, match=r"training\.stacked"):
         run(recipe("training.stacked=true"), tmp_path / "c", engine=OverGrid(grid, tmp_path / "c"))
+
+
+def test_nodes_whose_classes_have_other_names_do_not_train_together() -> None:
+    """A node numbers the classes that it knows, so other names would be other labels without a word."""
+
+    def report(client: str, channels: int = 2, **more: Any) -> NodeReport:
+        task = {"kind": "Classification", "name": "mood", "channels": channels}
+        sizes = {"train": 9, "val": 0, "test": 3}
+        plain = {"client": client, "tasks": [task], "weights": {"mood": 1}, "sizes": sizes, "domain": None}
+        return NodeReport.read({**plain, "input_shape": [8], **more}, client)
+
+    named = {name: report(name, classes={"mood": ["bad", "good"]}) for name in ("bonn", "oslo")}
+    other = report("rome", classes={"mood": ["good", "poor"]})
+    fitting, out = agreed({**named, "rome": other, "nice": report("nice")})
+    assert out == {"rome": "task mood, classes: it has good, poor, client 'bonn' has bad, good"}
+    assert [*fitting] == ["bonn", "nice", "oslo"]  # labels that are numbers have no names
+    assert federation_of(fitting, True)[1].classes == {"mood": ("bad", "good")}
+    more = agreed({**named, "rome": report("rome", 3, classes={"mood": ["bad", "fair", "good"]})})[1]
+    assert more == {"rome": "task mood, classes: it has bad, fair, good, client 'bonn' has bad, good"}
+    plain = agreed({"bonn": report("bonn"), "oslo": report("oslo"), "rome": report("rome", 3)})[1]
+    assert plain == {"rome": "task mood: it has channels 3, client 'bonn' has channels 2"}
+    for wrong in ({"mood": ["one"]}, {"temper": ["bad", "good"]}, {"mood": ["bad", "\x1b[2J"]}, {"mood": []}):
+        with pytest.raises(ValueError, match="classes"):
+            report("rome", classes=wrong)

@@ -18,7 +18,7 @@ from fedloom.data.tables.columns import draft
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError, UserError
 from fedloom.experiments.export.bundle import export
-from fedloom.experiments.export.predictions import predict
+from fedloom.experiments.export.predict import of_table
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.folder import RunFolder
@@ -91,7 +91,7 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     weights = [(result.folder / "model.safetensors").read_bytes() for result in (here, there)]
     assert weights[0] == weights[1]
     bundles = [export(result.folder, tmp_path / f"bundle-{i}") for i, result in enumerate((here, there))]
-    pandas.testing.assert_frame_equal(*(predict(bundle, folder / "bonn.csv") for bundle in bundles))
+    pandas.testing.assert_frame_equal(*(of_table(bundle, folder / "bonn.csv") for bundle in bundles))
     about = json.loads((there.folder / "run.json").read_text())["clients"]
     assert {name: [*client["tasks"]] for name, client in about.items()} == {
         "aachen": ["ill", "score"], "bonn": ["ill", "score"], "cologne": ["ill"],
@@ -118,7 +118,7 @@ def test_one_sites_section_serves_all_and_the_run_predicts(folder: Path, tmp_pat
     about = json.loads((result.folder / "run.json").read_text())["clients"]
     assert {name: [*client["tasks"]] for name, client in about.items()}["cologne"] == ["ill"]
     for site in SITES:
-        found = predict(result.folder, folder / f"{site}.csv")
+        found = of_table(result.folder, folder / f"{site}.csv")
         assert found["p(ill=1)"].between(0, 1).all()
         assert found["score"].between(100, 400).all()
 
@@ -155,11 +155,11 @@ def test_a_site_ends_with_a_run_folder_of_its_own(folder: Path, tmp_path: Path, 
     measured = [str(row) for row in result.run.rows() if row["client"] == "bonn"]
     assert measured
     assert sorted(map(str, mine.rows())) == sorted(measured)
-    of_site = predict(own, folder / "bonn.csv")
+    of_site = of_table(own, folder / "bonn.csv")
     if changes == ("method=fedavg",):
-        pandas.testing.assert_frame_equal(of_site, predict(result.folder, folder / "bonn.csv"))
+        pandas.testing.assert_frame_equal(of_site, of_table(result.folder, folder / "bonn.csv"))
     task = "ill" if changes == ("method=matu",) else None
-    bundle = predict(export(own, tmp_path / "bundle", task=task), folder / "bonn.csv")
+    bundle = of_table(export(own, tmp_path / "bundle", task=task), folder / "bonn.csv")
     pandas.testing.assert_frame_equal(bundle, of_site[bundle.columns])
     assert "as client bonn recorded it" in (tmp_path / "bundle" / "README.md").read_text()
     page = tmp_path / "page.html"

@@ -161,7 +161,7 @@ class Node:
             sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
             self.audit.note("statistics", recipe=recipe_hash(recipe), **sent)
         dataset, client = own_data(recipe.seed, recipe.tasks, self.config, own)
-        return about(client, dataset.input_shape, dataset.signal, self.counts(method), report)
+        return about(client, dataset, self.counts(method), report)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Do the client's part of a round; the new state stays at the node."""

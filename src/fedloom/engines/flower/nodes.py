@@ -53,6 +53,8 @@ _VALUES = 1 << 26
 """Most values of one input."""
 _CHANNELS = 1 << 15
 """Most channels of a task."""
+_Line = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]
+_Names = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=_CHANNELS)]
 
 
 class Sizes(Section):
@@ -70,13 +72,15 @@ class NodeReport(Section):
     tasks: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length=256)]
     weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]]
     sizes: Sizes
-    domain: Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")] | None
+    domain: _Line | None
     input_shape: Annotated[tuple[Annotated[int, Field(ge=0, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
     table: TableReport | None = None
     """The statistics of a table, from which its inputs follow; then `input_shape` is (0,)."""
     signal: Signal | None = None
     counted: bool = True
     """If false, a size of 1 only says that there are some examples."""
+    classes: Annotated[dict[str, _Names], Field(max_length=256)] = Field(default_factory=dict)
+    """Task -> the names of its classes, of those that have names; a table's labels have theirs."""
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
@@ -93,6 +97,11 @@ class NodeReport(Section):
                 raise ValueError(
                     f"task {task.name!r}: expected 1 to {_CHANNELS} channels, found {shown(task.channels)}"
                 )
+        channels = {task.name: task.channels for task in tasks}
+        for name, classes in report.classes.items():
+            if channels.get(name) != len(classes):
+                expected = f"{channels[name]} names" if name in channels else f"one of {', '.join(channels)}"
+                raise ValueError(f"classes of {shown(name)}: {len(classes)} names found, expected {expected}")
         if (report.input_shape == (0,)) != (report.table is not None) or (
             report.table is None and 0 in report.input_shape
         ):
@@ -238,13 +247,7 @@ def own_data(
     return dataset, client
 
 
-def about(
-    client: BuiltClient,
-    input_shape: tuple[int, ...],
-    signal: Signal | None = None,
-    counted: bool = True,
-    table: TableReport | None = None,
-) -> NodeReport:
+def about(client: BuiltClient, dataset: Dataset, counted: bool = True, table: TableReport | None = None) -> NodeReport:
     """Return a node's report about itself; with `counted` it states how many examples it has."""
     sizes = {split: len(client.part(split)) for split in ("train", "val", "test")}
     return NodeReport(
@@ -253,10 +256,11 @@ def about(
         weights={name: weight for name, (_, weight) in client.tasks.items()},
         sizes=Sizes(**{split: size if counted else min(size, 1) for split, size in sizes.items()}),
         domain=client.domain,
-        input_shape=input_shape,
+        input_shape=dataset.input_shape,
         table=table,
-        signal=signal,
+        signal=dataset.signal,
         counted=counted,
+        classes={} if table is not None else {n: dataset.classes[n] for n in client.tasks if n in dataset.classes},
     )
 
 
@@ -307,7 +311,8 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
             right = max(values, key=lambda value: len(values[value]))
             other = values.pop(right)[0]
             for value, names in values.items():
-                out |= dict.fromkeys(names, f"{what} {key}: it has {value}, client {other!r} has {right}")
+                mine, theirs = _apart(value, right)
+                out |= dict.fromkeys(names, f"{what} {key}: it has {mine}, client {other!r} has {theirs}")
         fitting = {name: report for name, report in fitting.items() if name not in out}
     return fitting, out
 
@@ -325,7 +330,18 @@ def _inputs(report: NodeReport) -> dict[str, Any]:
 
 
 def _tasks(report: NodeReport) -> dict[str, Any]:
-    return {task.name: task for task in map(as_task, report.tasks)}
+    """Return the tasks and, where classes have names, their names: a node numbers the classes that it knows."""
+    named = {f"{name}, classes": ", ".join(names) for name, names in report.classes.items()}
+    return {task.name: task for task in map(as_task, report.tasks)} | named
+
+
+def _apart(value: Any, other: Any) -> tuple[str, str]:
+    """Return in words how two values differ: of tasks, the fields that do."""
+    if not isinstance(value, Task) or type(value) is not type(other):
+        return f"{value}", f"{other}"
+    keys = [key for key, mine in asdict(value).items() if mine != asdict(other)[key]]
+    mine, theirs = (", ".join(f"{key} {getattr(task, key)}" for key in keys) for task in (value, other))
+    return mine, theirs
 
 
 def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessing | None:
@@ -357,7 +373,9 @@ def federation_of(
         raise DataError(f"client {name!r}: {why}")
     first = next(iter(reports.values()))
     shape = first.input_shape
-    known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
+    known = {task.name: task for report in reports.values() for task in map(as_task, report.tasks)}
+    known = dict(sorted(known.items()))
+    classes = {name: names for report in reports.values() for name, names in report.classes.items()}
     if fitted is not None:
         shape = (len(fitted.names),)
         for name, label in fitted.tasks.items():
@@ -366,7 +384,9 @@ def federation_of(
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)
-    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, signal=first.signal, table=fitted)
+    dataset = Dataset(
+        "nodes", tuple(known.values()), train_part, test_part, signal=first.signal, classes=classes, table=fitted
+    )
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (
@@ -444,5 +464,5 @@ def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...], fitted
     known = {task.name: task for task in tasks}
     client = replace(client, tasks={name: (known[name], weight) for name, (_, weight) in client.tasks.items()})
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
-    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal, table=dataset.table)
+    whole = replace(dataset, tasks=tasks, domains=(), deal=None)
     return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)
