@@ -562,3 +562,23 @@ def test_a_recipe_with_a_name_that_is_a_path_is_refused_with_file_and_key(key, n
     assert re.search(
         rf"^{key}\W+{re.escape(name[:40])}.*found, expected a client's name", str(error.value), re.MULTILINE
     )
+
+
+def test_clients_may_be_called_like_their_domains() -> None:
+    """Numbers follow an order that each seed draws, so that one number would be several sites over seeds."""
+    domain = np.repeat([0, 1, 2], 20)
+    pool = Pool({"y": np.tile([0, 1], 30)}, domain, ("oslo", "Rio de Janeiro", "9"))
+    for seed in (0, 1, 2):
+        one = PARTITIONERS["domains"].function(pool, seed, clients=1, named=True)
+        assert {share.client: share.domain for share in one.shares} == {name: name for name in pool.domains}
+        two = PARTITIONERS["domains"].function(pool, seed, clients={"oslo": 2, "9": 1}, named=True)
+        assert {share.client: share.domain for share in two.shares} == {"oslo-0": "oslo", "oslo-1": "oslo", "9": "9"}
+        numbered = PARTITIONERS["domains"].function(pool, seed, clients=1)
+        assert all(np.array_equal(share.train, next(s for s in numbered.shares if s.domain == share.domain).train)
+                   for share in one.shares)  # fmt: skip
+    odd = Pool(pool.labels, domain, ("a/b", "c", "d"))
+    assert [s.client for s in PARTITIONERS["domains"].function(odd, 0, clients=1, named=True).shares] == [
+        "c00",
+        "c01",
+        "c02",
+    ]

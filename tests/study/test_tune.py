@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.errors import StateError, UserError
+from fedloom.experiments.compared import _sites
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import (
     RATE,
@@ -435,3 +437,16 @@ def test_unfit_settings_are_left_out_and_a_crash_leaves_out_its_row_alone(
     lines = list(csv.DictReader((tmp_path / "t" / "curves.csv").read_text().splitlines()))
     assert [line["method"] for line in lines] == ["Mine/-"] * 7
     assert not any("trim" in line["settings"] for line in lines)  # 3 is unfit, and costs no trial
+
+
+def test_a_site_is_followed_over_seeds_by_its_domain() -> None:
+    """Partitions may number their clients in another order at each seed."""
+
+    def runs(*orders: str) -> dict[int, Any]:
+        clients = [{f"c{place}": {"domain": domain} for place, domain in enumerate(order)} for order in orders]
+        return {seed: SimpleNamespace(info={"clients": of}) for seed, of in enumerate(clients)}
+
+    assert _sites(runs("ab", "ba")) == {"a": {0: "c0", 1: "c1"}, "b": {0: "c1", 1: "c0"}}
+    assert _sites(runs("aab", "aba")) == {"c0": {0: "c0", 1: "c0"}}  # nothing tells the clients of a domain apart
+    nowhere = {seed: SimpleNamespace(info={"clients": {"x": {"domain": None}, "y": {}}}) for seed in (0, 1)}
+    assert _sites(nowhere) == {"x": {0: "x", 1: "x"}, "y": {0: "y", 1: "y"}}

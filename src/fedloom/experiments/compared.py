@@ -290,6 +290,17 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
     return max(known, key=lambda name: known[name], default=None)
 
 
+def _sites(runs: Mapping[int, Run]) -> dict[str, dict[int, str]]:
+    """Return name -> seed -> client of sites that are the same at all seeds: the only client of a domain, under the
+    domain's name whatever the client is called, or a client whose domain never changes."""
+    domains = {s: [(c, about.get("domain")) for c, about in run.info["clients"].items()] for s, run in runs.items()}
+    alone = all(len({d for _, d in of if d is not None}) == len(of) for of in domains.values())
+    found = {seed: {d if alone else (c, d): c for c, d in of} for seed, of in domains.items()}
+    same: set[Any] = set.intersection(*({*of} for of in found.values()))
+    sites = {key if alone else key[0]: {seed: of[key] for seed, of in found.items()} for key in same}
+    return dict(sorted(sites.items()))
+
+
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
     """Return a sentence for each task and each client: how `best` compares with training alone, and what to do next.
 
@@ -304,15 +315,14 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         verdict, text = _compared(pair[0], pair[1], row, together.ratio)
         gains += verdict == "yes"
         lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
-    clients = sorted({client for side in alone.clients.values() for client in side})
     tested = 0
-    for client in clients:
+    for site, clients in _sites({seed: alone.runs[seed] for seed in seeds}).items():
         by_verdict: dict[str, list[str]] = {}
         for row in rows:
-            if not all(client in holders(alone.runs[seed], row.task) for seed in seeds):
+            if not all(client in holders(alone.runs[seed], row.task) for seed, client in clients.items()):
                 continue
             pair = [
-                [side.clients[seed][client].values.get(row.task, {}).get(row.metric, inf) for seed in seeds]
+                [side.clients[s][client].values.get(row.task, {}).get(row.metric, inf) for s, client in clients.items()]
                 for side in (alone, together)
             ]
             verdict, text = _compared(pair[0], pair[1], row, together.ratio)
@@ -322,7 +332,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
             )
         parts = [f"{_SITES[verdict]} {', '.join(by_verdict[verdict])}" for verdict in _SITES if verdict in by_verdict]
         if parts:
-            lines.append(f"{client} {'; '.join(parts)}.")
+            lines.append(f"{'site ' * site.isdecimal()}{site} {'; '.join(parts)}.")
     lines.append(
         f"Each verdict is for one task and client alone: of {tested} intervals, about {tested * 0.05:.1f} exclude 0 "
         "by chance."

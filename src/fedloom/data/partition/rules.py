@@ -7,6 +7,7 @@ client, in the order of the clients.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import Field
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, unknown
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative, Positive
+from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative, Positive, client_name
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
 from fedloom.data.prepare import at_nodes
 
@@ -323,8 +324,12 @@ def domains(
     cover_classes: bool = False,
     max_tries: Count = 1000,
     val_fraction: ValFraction = 0.1,
+    named: bool = False,
 ) -> Partition:
     """Each client holds every task and examples of one domain; the order of the clients is shuffled.
+
+    Clients are numbered in their order, which differs from seed to seed; with `named` they are called like their
+    domains, with a number where a domain has several, if domains have names that clients can have.
 
     `clients` per domain: one number, or {domain: number} in which an absent domain has none. `allocation: random` keeps
     the total and draws each client's domain, again until every one of these domains has a client and none runs out.
@@ -353,7 +358,21 @@ def domains(
         labels = classes_of(pool, pool.tasks[0]) if cover_classes else None
         for k, index in zip(mine, _draw(members, sizes, labels, rng, name), strict=True):
             groups[k] = index
-    return finish(pool, seed, val_fraction, ids(len(order)), groups, domains=order)
+    names = _like_domains(order) if named else ids(len(order))
+    return finish(pool, seed, val_fraction, names, groups, domains=order)
+
+
+def _like_domains(order: Sequence[str]) -> list[str]:
+    """Return names of clients after their domains; numbers where some domain's name is none for a client."""
+    seen: Counter[str] = Counter()
+    names = []
+    for domain in order:
+        names.append(domain if order.count(domain) == 1 else f"{domain}-{seen[domain]}")
+        seen[domain] += 1
+    try:
+        return [client_name(name) for name in names] if len({*names}) == len(names) else ids(len(order))
+    except ValueError:
+        return ids(len(order))
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:

@@ -81,6 +81,7 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
         data["domain"] = clients + content.suffix
     grouped = content.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
+    partition |= {"named": True} if grouped else {}
     return _recipe(name, data, partition, MODELS[content.signal], method, rounds)
 
 

@@ -44,7 +44,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
     ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
-    ("partition",): {"sizes": None},
+    ("partition",): {"sizes": None, "named": False},
     ("peers",): {"mode": "synchronous", "rollback": None},
     ("peers", "choose"): {"groups": None, "recency": None},
     ("peers", "similarity"): {
