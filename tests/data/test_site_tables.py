@@ -166,6 +166,58 @@ def test_rows_of_one_patient_stay_in_one_part(tmp_path: Path) -> None:
         fl.run(recipe_of, tmp_path / "other")
 
 
+def test_a_sites_last_rows_are_its_tests(tmp_path: Path) -> None:
+    """Rows of a series that are drawn at random are between rows of the training part, which says what they are."""
+    table = frame()
+    hours = np.random.default_rng(0).permutation(len(table))
+    start = pandas.Timestamp("2024-03-30T22:00", tz="Europe/Berlin")  # the clocks change in between
+    table["at"] = [(start + pandas.Timedelta(int(hour), "h")).isoformat() for hour in hours]
+    label = {"ill": Label(kind="binary", classes=("0", "1"))}
+    for column, values in {"at": table["at"], "hour": hours, "day": pandas.to_datetime(table["at"], utc=True)}.items():
+        read_rows = read(table.assign(**{column: values}), "site", ())
+        for seed in (0, 1):
+            parts = rows_of(read_rows, label, Split(time=column), seed).parts
+            for train, val, test in parts.values():
+                assert len(train) > len(test) > len(val) > 1
+                assert hours[train].max() < hours[val].min() <= hours[val].max() < hours[test].min()
+    two = table.assign(day=hours // 24, hour=hours % 24)
+    apart = [rows_of(read(two, "site", ()), label, Split(time=each), 0).parts for each in (["day", "hour"], "at")]
+    assert all(np.array_equal(*pair) for name in apart[0] for pair in zip(*(each[name] for each in apart), strict=True))
+    grouped = table.assign(who=[f"p{hour // 4}" for hour in hours])
+    for train, val, test in rows_of(read(grouped, "site", ()), label, Split(group="who", time="at"), 0).parts.values():
+        assert (hours[train] // 4).max() < (hours[val] // 4).min() <= (hours[val] // 4).max() < (hours[test] // 4).min()
+
+    table.to_csv(tmp_path / "t.csv", index=False)
+    plan = draft(str(tmp_path / "t.csv"), ["ill"], "site")
+    assert "data.time=at tests on each site's last rows" in "".join(plan.lines())
+    with pytest.warns(match="at"):
+        one = made(table, time="at").dataset
+    assert not one.redrawn  # the same at every seed
+    for wrong, found in {
+        "": "1 rows without a time found, such as row 1 with",
+        "31.03.2024": "with '31.03.2024'",
+    }.items():
+        with pytest.raises(DataError, match=f"column 'at': .*{found}"):
+            made(table.assign(at=[wrong or None, *table["at"][1:]]), time="at")
+
+
+def test_who_a_row_is_of_is_no_input() -> None:
+    table = frame().assign(who=[f"w{i % 12}" for i in range(len(frame()))])
+    assert "who" in [each.column for each in made(table).dataset.table.inputs]
+    assert "who" not in [each.column for each in made(table, group="who").dataset.table.inputs]
+    assert "wearer" in draft(table.rename(columns={"who": "wearer"}), ["ill"], "site").left_out
+
+
+def test_a_site_with_other_units_is_named() -> None:
+    table = frame()
+    notes = made(table).dataset.notes
+    assert not [note for note in notes if "another unit" in note]
+    for factor, more in ((1.8, 32 + 60), (1000, 0), (0.001, 0)):
+        other = table.assign(x=np.where(table.site == "b", table.x * factor + more, table.x))
+        (note,) = [note for note in made(other).dataset.notes if "another unit" in note]
+        assert note.startswith("x: the numbers at b lie far from those of other sites")
+
+
 LEAKS: dict[str, Any] = {
     "the label and noise": lambda d: d.ill * 3 + np.random.default_rng(1).normal(0, 0.1, len(d)),
     "a code of the label": lambda d: np.where(d.ill == 1, 2, np.where(np.arange(len(d)) % 2, 1, 3)),

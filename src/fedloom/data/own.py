@@ -186,6 +186,7 @@ class Federation:
         ranges: Mapping[str, tuple[float, float]] | None = None,
         seed: int = 0,
         group: str | None = None,
+        time: str | Sequence[str] | None = None,
     ) -> Federation:
         """Make a client of each site of a table.
 
@@ -202,6 +203,8 @@ class Federation:
         ranges      {column: (least, most)}: under privacy, sums of values clipped to this are sent with noise
         seed        of each site's split into training, validation and test rows
         group       a column, such as the patient's number: rows with the same cell stay in one part of the split
+        time        a column of numbers or times, or several, the longest first: each site's last rows are its test
+                    rows
 
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
         names the column and the site.
@@ -215,7 +218,8 @@ class Federation:
         known = {str(name): _known(name, each) for name, each in described.items()}
         chosen = None if features is None else _several("features", features)
         away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
-        plan, split = draft(source, known, site, chosen, away, codes, preprocess, minimum), Split(group=group)
+        split = Split(group=group, time=time)
+        plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
         built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:

@@ -39,7 +39,7 @@ _TAKEN = {
 _SITES = {"hospital", "clinic", "centre", "center"}
 _IDENTIFIERS = {
     *(*_SITES, "patient", "subject", "name", "id", "ids", "uid", "uuid", "guid"),
-    *("mrn", "ssn", "identifier", "index", "email", "phone"),
+    *("mrn", "ssn", "identifier", "index", "email", "phone", "person", "participant", "wearer", "recording", "session"),
 }
 _OUTCOMES = {
     *("outcome", "outcomes", "death", "dead", "died", "deceased", "mortality", "survival", "survived", "alive"),
@@ -195,6 +195,9 @@ def draft(
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
     cells = {text_of(cell) for name in names for cell in table.frame[name].unique()} if missing else set()
     notes += [f"no cell is {code!r}: does another code mean missing?" for code in missing if text_of(code) not in cells]
+    dates = [name for name in left_out if table.column(name).is_date]
+    advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
+    notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]
     notes += [*uneven(table, inputs, rows, minimum), *_repeated(table, [*left_out], inputs, len(rows.parts))]
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
 

@@ -285,6 +285,20 @@ class Column:
         some = [text for text in some if text not in self.codes]
         return bool(some) and sum(looks.fullmatch(text) is not None for text in some) > 0.9 * len(some)
 
+    def times(self) -> Array:
+        """Return each row's number or time (float64, in order). Raises DataError for a cell that is neither."""
+        import pandas
+
+        times = self.numbers
+        if self.series.dtype.kind in "mM" or (self.is_date and self.not_numbers):
+            found = pandas.to_datetime(self.series, format="ISO8601", utc=True, errors="coerce")
+            times = np.where(found.isna(), np.nan, found.astype("int64").to_numpy(np.float64))
+        if len(wrong := np.flatnonzero(~np.isfinite(times))):
+            cell = text_of(self.series.iloc[wrong[0]])
+            found_there = f"{len(wrong)} rows without a time found, such as row {wrong[0] + 1} with {cell!r}"
+            self.fail(f"{found_there}; expected numbers, or times such as 2024-03-31 or 2024-03-31T14:00+02:00")
+        return times
+
     @property
     def are_numbers_with_more(self) -> bool:
         """Return whether most texts are numbers with something around them, such as a unit."""

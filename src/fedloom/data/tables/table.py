@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, Field, FiniteFloat
@@ -19,7 +19,7 @@ from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, Array, TestFraction
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.preprocessing import Kind, Label, Labels, Mode, Noise, Preprocessing, Ranges, Statistics
-from fedloom.data.tables.read import Code, Table, read
+from fedloom.data.tables.read import Code, Column, Table, read
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -34,6 +34,10 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
+D = TypeVar("D")
+FAR, WIDE = 3.0, 20.0
+"""From how many usual ranges between the quartiles a site's median is far off, and from how many times wider or
+narrower a site's own range."""
 EVERYONE = "all"
 """The site of a table without a column of sites."""
 
@@ -56,6 +60,7 @@ def table(
     limit: Count | None = None,
     least: Count = 1,
     group: str | None = None,
+    time: str | list[str] | None = None,
 ) -> Dataset:
     """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
 
@@ -69,7 +74,9 @@ def table(
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
     validation, each spread over the labels. With `limit` a site has that many rows for training and validation, and
     the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
-    such as the visits of a patient, stay in one part; then the shares and `limit` count patients.
+    such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a column
+    of numbers or of times as in 2024-03-31T14:00+02:00, or several such as [year, month], a site's tests are its last
+    rows (or the patients who came last), and its validation rows the last before these.
 
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
@@ -80,7 +87,7 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    rules, cells = Split(test_fraction, val_fraction, limit, least, group), read(path, site, missing or ())
+    rules, cells = Split(test_fraction, val_fraction, limit, least, group, time), read(path, site, missing or ())
     return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
@@ -93,28 +100,37 @@ class Split:
     limit: int | None = None
     least: int = 1
     group: str | None = None
+    time: str | Sequence[str] | None = None
+
+    def without_group(self, inputs: Mapping[str, D]) -> dict[str, D]:
+        """Return inputs without the column that says whose a row is: nobody in the test part is in training."""
+        return {name: kind for name, kind in inputs.items() if name != self.group}
 
     def of(
-        self, labels: Sequence[Array], seed: int, site: str, groups: Array | None = None
+        self, labels: Sequence[Array], seed: int, site: str, groups: Array | None = None, times: Array | None = None
     ) -> tuple[Array, Array, Array]:
-        """Return positions of one site's train, validation and test rows, each spread over the labels.
+        """Return positions of one site's train, validation and test rows: in the order of their `times` if there are
+        any, else each spread over the labels.
 
-        Rows of one of the `groups` (a number for each row, or None) stay together, at the mean of their labels.
+        Rows of one of the `groups` (a number for each row, or None) stay together, at the mean of their labels and at
+        their first time.
         """
         if groups is not None:
             _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-            parts = self.of([np.bincount(member, y) / sizes for y in labels], seed, site)
+            first = None if times is None else np.array([times[member == one].min() for one in range(len(sizes))])
+            parts = self.of([np.bincount(member, y) / sizes for y in labels], seed, site, None, first)
             learned, validated, tested = (np.flatnonzero(np.isin(member, part)) for part in parts)
             return learned, validated, tested
         count = len(labels[0])
         rng = np.random.default_rng(derive_seed(seed, "data", "table", site))
-        order = np.lexsort((rng.permutation(count), *reversed(labels)))
+        order = np.lexsort((rng.permutation(count), *(reversed(labels) if times is None else (times,))))
         test = min(max(round(self.test * count), 1), count - 1)
         if self.limit is not None:
             test = max(test, count - self.limit)
-        order, tests = _spread(order, test, rng)
+        apart = _spread if times is None else _last
+        order, tests = apart(order, test, rng)
         val = min(max(round(self.val * len(order)), 1), len(order) - 1) if self.val and len(order) > 2 else 0
-        train, vals = _spread(order, val, rng)
+        train, vals = apart(order, val, rng)
         return np.sort(train), np.sort(vals), np.sort(tests)
 
 
@@ -123,6 +139,11 @@ def _spread(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, 
     taken = np.zeros(len(order), bool)
     taken[((np.arange(count) + rng.random()) * len(order) / max(count, 1)).astype(int)] = True
     return order[~taken], order[taken]
+
+
+def _last(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the rest of an order and its last `count` members."""
+    return order[: len(order) - count], order[len(order) - count :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +155,8 @@ class Rows:
     parts: Mapping[str, tuple[Array, Array, Array]]
     """Site -> rows of its train, validation and test part."""
     notes: tuple[str, ...]
+    by_time: bool = False
+    """Whether test rows are the last ones, the same at every seed."""
 
 
 def plain_name(column: str) -> str:
@@ -204,6 +227,10 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         raise DataError(f"{table.where}, column {table.site!r}: {found}")
     groups = None if split.group is None else table.column(split.group).index
     groups = None if groups is None else np.where(groups < 0, -1 - np.arange(len(groups)), groups)  # none: by itself
+    times: Array | None = None
+    if split.time is not None:
+        columns = [split.time] if isinstance(split.time, str) else split.time
+        _, times = np.unique([table.column(each).times() for each in columns], axis=1, return_inverse=True)
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
@@ -216,7 +243,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
             continue
         parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
         known = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
-        split_of = split.of(known, seed, name, None if groups is None else groups[rows])
+        split_of = split.of(known, seed, name, *(None if each is None else each[rows] for each in (groups, times)))
         parts[name] = rows[split_of[0]], rows[split_of[1]], rows[split_of[2]]
     if not parts:
         raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
@@ -239,7 +266,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
                 notes.append(f"one class only of {which_one} to train on: {_some(single)}")
             classes = tasks[task].classes or ("no", "yes")
             notes += _one_sided(about, classes, {who: y[trains[who]] for who in holders})
-    return Rows(labels, parts, tuple(notes))
+    return Rows(labels, parts, tuple(notes), times is not None)
 
 
 def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
@@ -267,6 +294,22 @@ def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows,
         folded = [text.casefold() for text in known]
         if alike := [text for text in known if folded.count(text.casefold()) > 1]:
             yield f"{name}: categories {', '.join(alike)} differ only in case; write them alike if they mean the same"
+        yield from _other_units(column, whole, minimum) if kind == "number" else ()
+
+
+def _other_units(column: Column, whole: Mapping[str, Array], minimum: int) -> Iterator[str]:
+    """Yield a sentence where one site's numbers lie far from those of most sites, or spread far more or less."""
+    known = {who: own[~np.isnan(own)] for who, rows in whole.items() if len(own := column.numbers[rows])}
+    quarters = {who: np.percentile(own, (25, 50, 75)) for who, own in known.items() if len(own) >= max(minimum, 8)}
+    if len(quarters) < 3:
+        return
+    middle = {who: float(of[1]) for who, of in quarters.items()}
+    width = {who: float(of[2] - of[0]) for who, of in quarters.items()}
+    usual, spread = float(np.median([*middle.values()])), float(np.median([*width.values()]))
+    far = [who for who in quarters if spread > 0 and (abs(middle[who] - usual) > FAR * spread
+           or not spread / WIDE <= width[who] <= spread * WIDE)]  # fmt: skip
+    if far and 2 * len(far) < len(quarters):
+        yield f"{column.name}: the numbers at {_some(far)} lie far from those of other sites: are they in another unit?"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -299,7 +342,7 @@ def build(
 ) -> Dataset:
     """Make the data set of a table that was read."""
     _refuse(table.where, tasks, inputs)
-    rows = rows_of(table, tasks, split, seed)
+    rows, inputs = rows_of(table, tasks, split, seed), split.without_group(inputs)
     rows = replace(rows, notes=(*rows.notes, *uneven(table, inputs, rows, minimum)))
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)
@@ -374,7 +417,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         table=fitted,
         notes=(*rows.notes, *notes),
-        redrawn=True,
+        redrawn=not rows.by_time,
     )
 
 
@@ -428,9 +471,9 @@ class OwnTable:
         """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
         `private` the report has shares of clipped numbers."""
         found = read(about["path"], about["site"], about["missing"] or ())
-        tasks, inputs = about["tasks"], about["inputs"]
+        split = Split(*(about[key] for key in ("test_fraction", "val_fraction", "limit", "least", "group", "time")))
+        tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         _refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
-        split = Split(*(about[key] for key in ("test_fraction", "val_fraction", "limit", "least", "group")))
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
         held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}
