@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.data.folders import check
+from fedloom.errors import UserError
 from folders_support import SIZE, nyud, pascal, save
 
 
@@ -107,3 +110,10 @@ def test_folders_of_classes(tmp_path):
     code, text = checked("sets=[fruit, cars]")
     assert code == 2
     assert "The address of Stanford Cars no longer answers" in text
+
+
+def test_data_without_a_folder_is_not_checked(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["data", "check", "arrays", "--root", str(tmp_path)])
+    assert isinstance(done.exception, UserError)
+    assert "it checks" in str(done.exception)
+    assert "class-folders" in str(done.exception)

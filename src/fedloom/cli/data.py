@@ -212,8 +212,14 @@ def check(
     as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
-    from fedloom.data import folders
+    from fedloom.data import DATASETS, folders
 
+    checked = [each for each in DATASETS.entries if "root" in DATASETS[each].params.model_fields]
+    if name in DATASETS.entries and name not in checked:
+        raise UserError(
+            f"data check: {name!r} is not read from a folder of files; it checks {', '.join(checked)}. Of other data, "
+            "`fedloom show RECIPE` says what it found"
+        )
     if name in folders.CHECKABLE:
         report = folders.check(name, str(root), limit or None)
     else:
