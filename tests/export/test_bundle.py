@@ -46,7 +46,7 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
     state = trained_models(run)[""]
     assert all(torch.equal(tensor, state[name]) for name, tensor in bundle.module.state_dict().items())
     names = [task.name for task in bundle.tasks]
-    one = Bundle.read(export(run, tmp_path / "one", task=names[1]))
+    one = Bundle.read(str(export(run, tmp_path / "one", task=names[1])))
     assert [task.name for task in one.tasks] == names[1:2]
     assert not [name for name in one.module.state_dict() if f".{names[0]}." in name]
     x, size, shown = inputs(bundle, picture(tmp_path / "a.png"))

@@ -284,8 +284,9 @@ class Bundle:
     about: About
 
     @staticmethod
-    def read(folder: Path) -> Bundle:
+    def read(folder: Path | str) -> Bundle:
         """Read a folder that `export` wrote. Raises StateError where it holds something else."""
+        folder = Path(folder)
         for name in (ABOUT, RECIPE, WEIGHTS):
             if not (folder / name).is_file():
                 raise StateError(
