@@ -38,7 +38,24 @@ def write(file: Path, rows: Any = ROWS, head: Any = ("text", "topic", "who", "pa
 
 def test_words_are_lower_case_letters_and_digits():
     assert words_of("It's 3 o\u2019clock -- in Zürich_West!") == ["it's", "3", "o\u2019clock", "in", "zürich", "west"]
-    assert frequent(["b a b", "c a"]) == ["a", "b", "c"]
+    assert frequent([["b", "a", "b"], ["c", "a"]]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("e\u0301tude, CAFE\u0301S", ["\u00e9tude", "caf\u00e9s"]),
+        ("\u0130stanbul", ["i\u0307stanbul"]),
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"],
+        ),
+        ("\u2764\ufe0f \u0301 a", ["a"]),
+    ],
+    ids=["accents apart from their letters", "a dot above", "Hindi", "marks without a letter"],
+)
+def test_marks_do_not_part_words(text, words):
+    assert words_of(text) == words
 
 
 def test_a_table_becomes_tokens_of_the_train_parts_vocabulary(tmp_path):
@@ -66,15 +83,32 @@ def test_a_share_becomes_the_test_part(tmp_path):
     ("rows", "params", "message"),
     [
         (ROWS, {"text": "txt"}, r"t\.csv: no column 'txt'. Did you mean 'text'\? Found: text, topic, who, part"),
-        ([*ROWS, ("a", "b")], {}, "line 8: expected 4 cells, found 2"),
-        ([*ROWS, ("--", "food", "ann", "test")], {}, "row 7, column 'text': expected a word, found '--'"),
-        ([*ROWS, ("x", "food", "ann", "dev")], {"split": "part"}, "column 'part': expected train or test, found 'dev'"),
-        (ROWS[:2], {"split": "part"}, "no text is in the test part"),
+        ([*ROWS, ("a", "b")], {}, "line 8: expected 4 cells like the first line, found 2"),
+        ([("--", *row[1:]) for row in ROWS], {}, "column 'text': no row with a word found"),
         (
-            [ROWS[0], ROWS[4]],
+            [*ROWS, ("x", "food", "ann", "dev")],
+            {"split": "part"},
+            "column 'part': expected train or test.* found 'dev'",
+        ),
+        ([*ROWS, ("x", "food", "ann", "")], {"split": "part"}, "column 'part'.* found an empty cell"),
+        (ROWS[:3], {"split": "part"}, "no text is in the test part$"),
+        (
+            [("x", "ab"[i % 2], f"{i}", "") for i in range(8)],
+            {"domain": "who"},
+            "test part; no two texts have the same",
+        ),
+        (
+            [ROWS[0], ROWS[5]],
             {"split": "part"},
             "task 'topic': expected texts of two or more classes in the train part",
         ),
+        ([*ROWS, ("x", "Food", "ann", "test")], {}, "labels 'Food' and 'food' found, which differ in case only"),
+        ([*ROWS, ("x", "food", "", "test")], {"domain": "who"}, "rows without a site found: 1, such as row 7"),
+        ([*ROWS, ("x", "food", "Ann", "test")], {"domain": "who"}, "sites 'Ann' and 'ann' would both be client"),
+        ([("x", f"{i % 9 / 4}", "", "") for i in range(40)], {}, "9 different numbers found, expected classes"),
+        ([("x", f"{i}", "", "") for i in range(40)], {}, "40 different numbers found, expected classes"),
+        ([("x", f"id{i}", "", "") for i in range(40)], {}, "40 different labels in 40 rows found"),
+        ([*ROWS * 4, ("x", "fod", "ann", "test")], {}, "one row only has the label 'fod'.*missing: "),
         ([], {}, "expected a line of names and one line per example"),
     ],
 )
@@ -84,13 +118,88 @@ def test_tables_that_are_wrong(tmp_path, rows, params, message):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="the file does not exist"):
+    with pytest.raises(DataError, match="the file or folder does not exist"):
         texts(0, path=str(tmp_path / "none.csv"))
     (tmp_path / "b.csv").write_bytes(b"text,topic\n\xff,a\n")
-    with pytest.raises(DataError, match="is not a .csv file in UTF-8"):
+    with pytest.raises(DataError, match="save it as CSV in UTF-8"):
         texts(0, path=str(tmp_path / "b.csv"))
     with pytest.raises(RecipeError, match="split names the test part"):
         texts(0, path=write(tmp_path / "t.csv"), split="part", test_fraction=0.5)
+
+
+def test_files_are_read_as_tables_are(tmp_path):
+    """Other separators, a file for each site, space around labels, and cells that mean missing."""
+    lines = [
+        "text;topic",
+        *(f"word {i % 3};{' ab'[i % 2]}{'b'[: i % 2 == 0]} " for i in range(20)),
+        "word;NA",
+        "word;?",
+    ]
+    for site in ("north", "south"):
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{site}.csv").write_text("\n".join(lines))
+    data = texts(0, path=str(tmp_path / "sites"), missing=["?"])
+    assert (data.name, data.domains, data.classes) == ("sites", ("north", "south"), {"topic": ("a", "b")})
+    assert sum(int((part.labels["topic"] < 0).sum()) for part in (data.train, data.test)) == 4
+
+
+def test_rows_without_a_word_are_left_out(tmp_path):
+    rows = [ROWS[0], ("\U0001f600", "food", "eve", "train"), *ROWS[1:4], ("", "food", "bob", "train"), *ROWS[4:]]
+    given = {"split": "part", "domain": "who"}
+    data, without = (texts(0, path=write(tmp_path / "t.csv", some), **given) for some in (rows, ROWS))
+    assert data.notes == ("rows without a word in column 'text', left out: 2, the first is row 2",)
+    assert data.domains == without.domains == ("ann", "bob")
+    for one, other in ((data.train, without.train), (data.test, without.test)):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels["topic"], other.labels["topic"])
+        assert torch.equal(one.domain, other.domain)
+
+
+def test_stated_classes_number_labels_alike_where_some_are_absent(tmp_path):
+    path, stated = write(tmp_path / "t.csv"), {"topic": ["food", "tool", "animal"]}
+    data = texts(0, path=path, split="part", classes=stated)
+    assert [(task.name, task.channels) for task in data.tasks] == [("topic", 3)]
+    assert data.classes == {"topic": ("food", "tool", "animal")}
+    assert data.train.labels["topic"].tolist() == [2, 2, 0, -1]
+    assert data.notes == ("no text of tool of task 'topic' to train on",)
+    one = texts(0, path=write(tmp_path / "one.csv", [ROWS[0], ROWS[4]]), split="part", classes=stated)
+    assert (one.tasks[0].channels, one.train.labels["topic"].tolist()) == (3, [2])
+    with pytest.raises(DataError, match="column 'topic': the label 'animal' found, expected food, tool; add it to"):
+        texts(0, path=path, classes={"topic": ["food", "tool"]})
+    with pytest.raises(RecipeError, match="classes of 'tone' found, which is no task. Tasks: topic"):
+        texts(0, path=path, classes={"tone": ["a", "b"]})
+    with pytest.raises(RecipeError, match="class 'a' is named twice"):
+        texts(0, path=path, classes={"topic": ["a", "a"]})
+
+
+@pytest.mark.parametrize(
+    ("rows", "params", "doubt"),
+    [
+        (
+            [(f"{i} one two {i}", "ab"[i % 2], "", "") for i in range(20)],
+            {"length": 4},
+            "8 of 16 words of the test part (50%)",
+        ),
+        (
+            [(f"one two {i % 2}", "ab"[i % 2], "", "") for i in range(20)],
+            {},
+            "4 of 4 test texts are word for word copies",
+        ),
+        (
+            [(f"one two {i % 2}", "ab"[i % 2], "", "") for i in range(20)],
+            {"length": 2},
+            "20 of 20 texts have more than 2",
+        ),
+        ([("ab"[i % 2] * 9, "ab"[i % 2], "", "") for i in range(20)], {}, "20 of 20 texts are a single word"),
+    ],
+)
+def test_what_looks_wrong_is_said(tmp_path, rows, params, doubt):
+    assert [said for said in texts(0, path=write(tmp_path / "t.csv", rows), **params).doubts if doubt in said]
+
+
+def test_good_texts_raise_no_doubt(tmp_path):
+    rows = [(f"{'ab'[i % 2]} text {' '.join(f'{i:06b}')}", "ab"[i % 2], "", "") for i in range(60)]
+    assert texts(0, path=write(tmp_path / "t.csv", rows)).doubts == ()
 
 
 def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):

@@ -382,6 +382,7 @@ class Dataset:
     signal    what an input is; by default as its shape and type say, and None where they do not
     classes   name of a task -> names of its classes, of those that have names
     table     how a table's columns became inputs (a `Preprocessing`)
+    words     how texts became tokens (`texts.Words`)
     notes     what `fedloom show` says of the data
     doubts    what `fedloom show` and a run say of values that are probably wrong
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
@@ -401,6 +402,7 @@ class Dataset:
     signal: Signal | None = None
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     table: Any = None
+    words: Any = None
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None

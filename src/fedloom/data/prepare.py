@@ -5,7 +5,6 @@ Free of torch.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -26,7 +25,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, RecipeError, choices, nearest, parsing
+from fedloom.core.errors import DataError, RecipeError, choices, parsing
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
@@ -340,31 +339,6 @@ def npy_header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["
     if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
         raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
     return shape, "F" if by_column else "C", kind
-
-
-def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, list[str]]:
-    """Read the wanted columns of a .csv file: name -> cells, without the space around them.
-
-    The first line has the names; cells are separated by commas. DataError for lines of another length, a name that is
-    empty or there twice, one that is absent, and a file without examples.
-    """
-    if not path.is_file():
-        raise DataError(f"{where}: the file does not exist")
-    with parsing(f"{where} is not a .csv file in UTF-8"), path.open(encoding="utf-8-sig", newline="") as opened:
-        reader = csv.reader(opened, strict=True)
-        lines = [(reader.line_num, line) for line in reader if line]
-    if len(lines) < 2:
-        raise DataError(f"{where}: expected a line of names and one line per example, found {len(lines)} lines")
-    head = lines[0][1]
-    for name in wanted:
-        if name not in head:
-            raise DataError(f"{where}: no column {name!r}.{nearest(name, head)} Found: {', '.join(head)}")
-        if not name.strip() or head.count(name) > 1:
-            raise DataError(f"{where}: expected a different name for each column, found {name!r} again")
-    for number, line in lines:
-        if len(line) != len(head):
-            raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
-    return {name: [line[head.index(name)].strip() for _, line in lines[1:]] for name in wanted}
 
 
 DenseKind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]

@@ -213,10 +213,8 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     if kind is None and count is None and (code := _code_in(column)):
         column.fail(f"{code}; if it is a label, say so with fl.task(kind=...) or --labels NAME=KIND")
     texts = column.not_numbers
-    whole = not texts and bool((numbers[np.isfinite(numbers)] % 1 == 0).all())
     if kind is None:
-        few = column.series.nunique() <= max(CLASSES, count or 0)
-        kind = "classification" if texts or (few and (whole or count)) else "regression"
+        kind = "regression" if is_real(column, count) else "classification"
         kind = "ordinal" if column.order is not None and len(distinct) > 2 else kind
     if kind == "regression":
         if texts:
@@ -232,24 +230,12 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             return Label(kind=kind, metric=metric)
         std = float(f"{values.std():.3g}")
         return Label(kind=kind, metric=metric, mean=float(f"{values.mean():.3g}"), std=std if std > 0 else 1.0)
-    if 0 < len(texts) < len(distinct) and len(distinct) > CLASSES:
-        column.fail(f"numbers and texts such as {texts[0]!r} found; {_perhaps_missing(column)}")
-    if not distinct:
-        column.fail("no cell has a label: leave the task out")
-    if len(distinct) < 2:
-        column.fail(f"all labels are {distinct[0]!r}, so there is nothing to learn: leave the column out")
-    if len(distinct) > max((n := len(column.series)) // 2, 2):
-        wanted = "classes that occur several times, or numbers"
-        column.fail(f"{len(distinct)} different labels in {n} rows found, expected {wanted}")
-    if count is None:
-        _refuse_strange_classes(column)
-    classes = distinct
-    if (yes := column.yes) is not None:  # no before yes, whatever the alphabet says
-        classes = sorted(classes, key=lambda text: float(yes[column.index == classes.index(text)][0]))
+    classes = classes_of(column, is_sure=count is not None, is_guess=known.get("kind") is None)
     if count is not None and count < len(classes):
         column.fail(f"classes={count} found, but there are {len(classes)}: {', '.join(classes[:10])}")
     if count is not None and count > len(classes):
-        if not whole or numbers[column.present].min() < 0 or numbers[column.present].max() >= count:
+        own = numbers[column.present]
+        if texts or own.min() < 0 or own.max() >= count or (own % 1).any():
             column.fail(f"classes={count} found, but the labels are {', '.join(classes[:10])}")
         classes = [str(number) for number in range(count)]
     if kind == "binary" and len(classes) != 2:
@@ -263,8 +249,37 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 
 
-def _refuse_strange_classes(column: Column) -> None:
-    """Raise DataError for labels that differ in writing only, or that occur once."""
+def is_real(column: Column, count: int | None = None) -> bool:
+    """Return whether labels are real numbers rather than classes: they have a fraction, or more values than the
+    `count` of classes that is known."""
+    values = column.numbers[np.isfinite(column.numbers)]
+    few = column.series.nunique() <= max(CLASSES, count or 0)
+    return not column.not_numbers and not (few and (count or not (values % 1).any()))
+
+
+def classes_of(column: Column, is_sure: bool = False, is_guess: bool = False) -> list[str]:
+    """Return the different labels of a column, numbers in the order of their size, no before yes. Raises DataError
+    where they are no classes; unless the user `is_sure`, also where some look like mistakes."""
+    distinct, texts = column.distinct, column.not_numbers
+    if 0 < len(texts) < len(distinct) and len(distinct) > CLASSES:
+        column.fail(f"numbers and texts such as {texts[0]!r} found; {_perhaps_missing(column)}")
+    if not distinct:
+        column.fail("no cell has a label: leave the task out")
+    if len(distinct) < 2:
+        column.fail(f"all labels are {distinct[0]!r}, so there is nothing to learn: leave the column out")
+    if len(distinct) > max((n := len(column.series)) // 2, 2):
+        wanted = "classes that occur several times" + ", or numbers" * is_guess
+        column.fail(f"{len(distinct)} different labels in {n} rows found, expected {wanted}")
+    if not is_sure:
+        _refuse_strange_classes(column, is_guess)
+    if (yes := column.yes) is None:
+        return distinct
+    return sorted(distinct, key=lambda text: float(yes[column.index == distinct.index(text)][0]))
+
+
+def _refuse_strange_classes(column: Column, is_guess: bool) -> None:
+    """Raise DataError for labels that differ in writing only, or that occur once. `is_guess`: nobody has said that they
+    are classes."""
     distinct = column.distinct
     folded = [text.casefold() for text in distinct]
     for place, text in enumerate(folded):
@@ -276,8 +291,10 @@ def _refuse_strange_classes(column: Column) -> None:
     sizes = np.bincount(column.index[column.index >= 0])
     if len(distinct) > 1 and (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
         one = distinct[once[0]]
-        amounts = "" if column.not_numbers else f", or if labels are amounts, use --labels '{column.name}=regression'"
-        advice = f"correct it, or if it means missing, name it with --missing '{one}'{amounts}"
+        is_amount = is_guess and not column.not_numbers
+        amounts = f", or if labels are amounts, use --labels '{column.name}=regression'" if is_amount else ""
+        advice = f"correct it, or if it means missing, name it with --missing '{one}' (in a recipe: missing: [{one!r}])"
+        advice += amounts
         column.fail(f"one row only has the label {one!r}, so it cannot be learned and tested; {advice}")
 
 
@@ -350,7 +367,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
 
 
 def _perhaps_missing(column: Column) -> str:
-    return f"if that means missing, name it with --missing '{','.join(column.not_numbers[:10])}'"
+    some = column.not_numbers[:10]
+    return f"if that means missing, name it with --missing '{','.join(some)}' (in a recipe: missing: {some})"
 
 
 def _is_identifier(name: str) -> bool:
