@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedloom as fl
+from fedloom.cli.app import app
 from fedloom.data import DATASETS
 from fedloom.data.texts import frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, UserError
+from fedloom.experiments.export.bundle import Bundle, export
+from fedloom.experiments.export.merge import merge
+from fedloom.experiments.export.predict import inputs, of_table
 from fedloom.experiments.papers.join import _data
 from fedloom.federation.recipes import load
+from fedloom.federation.runs.recorded import recipe_in
 
 texts = DATASETS["texts"].make
 ROWS = [
@@ -245,25 +254,91 @@ def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
         _data(run, "topic", ["data.vocabulary=7"])
 
 
-def test_a_run_on_a_users_texts(tmp_path):
-    """The first word of a text says its topic; an exported model is read back with its vocabulary."""
-    from fedloom.experiments.export import bundle
-
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on texts whose first word says their topic, and its exported model."""
+    folder = tmp_path_factory.mktemp("trained")
     rows = [(f"{'woof' if i % 2 else 'munch'} {i % 7} {i % 5}", "ab"[i % 2], "", "") for i in range(80)]
-    data = {"name": "texts", "path": write(tmp_path / "t.csv", rows), "length": 6}
     recipe = {
         "name": "t",
-        "data": data,
+        "data": {"name": "texts", "path": write(folder / "t.csv", rows, ("said", "topic", "", "")), "text": "said"},
         "partition": {"name": "iid", "clients": 2},
         "model": {"name": "transformer", "width": 8, "num_heads": 2, "depth": 1},
         "method": "fedavg",
         "training": {"rounds": 3, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.05}},
     }
-    result = fl.run(recipe, tmp_path / "run")
+    result = fl.run(load(recipe, ["data.length=6"]), folder / "run")
+    return result, export(folder / "run", folder / "out")
+
+
+def test_a_run_on_a_users_texts(trained):
+    """An exported model is read back with its vocabulary."""
+    result, out = trained
     assert result.run.final().values["topic"]["accuracy"] == 1.0
-    bundle.export(tmp_path / "run", tmp_path / "out")
-    read = bundle.Bundle.read(tmp_path / "out")
-    x, _ = texts(0, **{k: v for k, v in data.items() if k != "name"}).test.batch(torch.arange(4), torch.device("cpu"))
-    torch.testing.assert_close(
-        read.module(x)["topic"], result.model(next(iter(result.run.info["clients"]))).eval()(x)["topic"]
-    )
+    section = recipe_in(result.folder).data
+    data = section.make(0)
+    x, _ = data.test.batch(torch.arange(4), torch.device("cpu"))
+    model = result.model(next(iter(result.run.info["clients"]))).eval()
+    torch.testing.assert_close(Bundle.read(out).module(x)["topic"], model(x)["topic"])
+    assert (out / "words.txt").read_text().splitlines() == [*data.words.listed]
+    card = (out / "README.md").read_text()
+    assert "texts in the column said" in card
+    assert "words of the training texts" in card
+    again = texts(0, path=section.arguments["path"], text="said", words=str(out / "words.txt"), length=6)
+    assert again.signal == data.signal
+
+
+def test_an_exported_model_predicts_new_texts(trained, tmp_path):
+    """A model without its words is of no use to anybody."""
+    result, out = trained
+    new = write(tmp_path / "new.csv", [("1", "Munch!"), ("2", "?!"), ("3", "a WOOF 3")], ("id", "said"))
+    result_of = CliRunner().invoke(app, ["predict", str(out), new, "--out", str(tmp_path / "p.csv")])
+    assert result_of.exit_code == 0, result_of.output
+    found = pd.read_csv(tmp_path / "p.csv", keep_default_na=False)
+    assert found["topic"].tolist() == ["a", "", "b"]
+    assert [*found.columns] == ["topic", "p(topic=a)", "p(topic=b)"]
+    assert [cell == "" for cell in found["p(topic=a)"]] == [False, True, False]
+    with pytest.raises(DataError, match="no column 'said'"):
+        of_table(out, Path(write(tmp_path / "other.csv", [("a", "b")], ("x", "y"))))
+    with pytest.raises(DataError, match="no row with a word found"):
+        of_table(out, Path(write(tmp_path / "none.csv", [("?", "b")], ("said", "y"))))
+    with pytest.raises(UserError, match="leave --client out"):
+        of_table(out, Path(new), client="ann")
+    with pytest.raises(UserError, match="`fedloom export` its model"):
+        of_table(result.folder, Path(new))
+    (tmp_path / "new.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"expected a table \(.csv"):
+        inputs(Bundle.read(out), tmp_path / "new.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "words.txt").unlink(), "words.txt does not exist, but export.json says"),
+        (lambda folder: (folder / "words.txt").write_text("a\nb\n"), "words.txt was changed after the export: tokens"),
+        (lambda folder: (folder / "words.txt").write_text("a\na\n"), "words.txt: expected different words, found 'a'"),
+        (lambda folder: (folder / "words.txt").write_bytes(b"\xff"), "words.txt cannot be read as text of UTF-8"),
+        (
+            lambda folder: stated(folder, signal={"kind": "tokens", "vocabulary": 14}),
+            "(?s)export.json.*not the tokens of a list of words",
+        ),
+        (lambda folder: stated(folder, text=3), "(?s)export.json.*text: 3 found, expected"),
+    ],
+)
+def test_words_that_are_not_the_models_are_refused(trained, tmp_path, change, message):
+    shutil.copytree(trained[1], tmp_path / "out")
+    change(tmp_path / "out")
+    with pytest.raises(UserError, match=message):
+        Bundle.read(tmp_path / "out")
+
+
+def stated(folder: Path, **values: Any) -> None:
+    file = folder / "export.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_a_merged_model_has_the_words(trained, tmp_path):
+    result, out = trained
+    (merged,) = merge([out, out], result.folder, tmp_path / "merged")
+    assert (merged / "words.txt").read_bytes() == (out / "words.txt").read_bytes()
+    assert Bundle.read(merged).words.listed == Bundle.read(out).words.listed

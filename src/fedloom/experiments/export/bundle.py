@@ -34,6 +34,7 @@ from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.inputs import Fit
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
+from fedloom.data.texts import Words, words_in
 from fedloom.engines.flower.nodes import Elsewhere
 from fedloom.engines.result import model_key, trained_models
 from fedloom.experiments.export.finished import reopen
@@ -53,7 +54,7 @@ from fedloom.models.signal import Signal
 from fedloom.models.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
-RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
+RECIPE, WEIGHTS, LOADER, WORDS = "recipe.yaml", "model.safetensors", "load.py", "words.txt"
 _SOME, OFF = 64, 1e-3
 """The number of inputs that are looked at, and how far beyond 0 to 1 they may lie by rounding."""
 LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
@@ -85,6 +86,8 @@ class About(Section):
     """Task -> the names of its classes, where they have names and inputs are no table."""
     table: Preprocessing | None = None
     """The rules by which columns of a table become inputs; None where inputs are no table."""
+    text: str | None = None
+    """The column of texts, whose words are those of words.txt; None where inputs are no texts."""
     weights_sha256: str | None = None
     """The checksum of the weights; None where an earlier version wrote the folder."""
 
@@ -96,6 +99,11 @@ class About(Section):
         for name, classes in self.classes.items():
             if (expected := channels.get(name, len(classes))) != len(classes):
                 yield f"classes.{name}", f"{len(classes)} names found, expected {found(expected)}"
+        if self.text is not None and (len(self.input_shape) > 1 or self.signal is None or not self.signal.digest):
+            yield (
+                "text",
+                f"{found(self.text)} found, expected null, for the inputs are not the tokens of a list of words",
+            )
         if self.table is None:
             return
         if [len(self.table.names)] != self.input_shape:
@@ -149,6 +157,7 @@ def export(
     mine = _of_tasks(models[key], {t.name for t in tasks})
     facts = _about(built, key, client, tasks, licence)
     files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, hub)}
+    files |= words_file(built.dataset.words)
     if hub:  # with the keys by which the hub finds models
         kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
         files[CONFIG] = json.dumps({**kind, **facts.model_dump(mode="json")}, indent=1)
@@ -174,6 +183,11 @@ def write(
         with naming(out / name):
             (out / name).write_text(text, encoding="utf-8")
     return out
+
+
+def words_file(words: Words | None) -> dict[str, str]:
+    """Return the file of a list of words, by its name; nothing where there is none."""
+    return {} if words is None else {WORDS: "".join(f"{word}\n" for word in words.listed)}
 
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
@@ -212,6 +226,7 @@ def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], li
         tasks=described(tasks),
         classes={task.name: [*names[task.name]] for task in tasks if task.name in names},
         table=built.dataset.table,
+        text=None if built.dataset.words is None else built.dataset.words.column,
     )
 
 
@@ -282,6 +297,8 @@ class Bundle:
     tasks: tuple[Task, ...]
     recipe: Recipe
     about: About
+    words: Words | None = None
+    """How texts become inputs, where the model takes texts."""
 
     @staticmethod
     def read(folder: Path | str) -> Bundle:
@@ -313,7 +330,20 @@ class Bundle:
                 f"{ABOUT}; export the run again"
             )
         module.load_state_dict(weights)
-        return Bundle(module.eval(), tasks, recipe, about)
+        return Bundle(module.eval(), tasks, recipe, about, _words(about, folder / WORDS))
+
+
+def _words(about: About, file: Path) -> Words | None:
+    """Read the list of words of a model that takes texts. Raises StateError where it is not that of the model."""
+    if about.text is None:
+        return None
+    if not file.is_file():
+        raise StateError(f"{file} does not exist, but {ABOUT} says that the model takes texts; export the run again")
+    words = Words(about.text, tuple(words_in(file)), about.input_shape[0])
+    if words.signal != about.signal:
+        raise StateError(f"{file} was changed after the export: {words.signal} found, expected {about.signal} as in "
+                         f"{ABOUT}; export the run again")  # fmt: skip
+    return words
 
 
 def _task(where: str, value: Mapping[str, Any]) -> Task:
@@ -384,6 +414,7 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
         owner=" and ".join(f"{what} {_plain(name)}" for what, name in owners.items() if name is not None),
         is_image=is_image(about.input_shape),
         recipe=RECIPE,
+        words=WORDS,
         sent=run.bytes_total(),
         table=table,
         own_scale=table is not None and ALL not in table.scales,

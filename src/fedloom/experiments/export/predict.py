@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedloom.core.errors import DataError, StateError, UserError, listed, warn, writing
 from fedloom.core.lazy import need
+from fedloom.core.machine import need_memory
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.drawing import Cell, grid, label, palette, save
 from fedloom.data.inputs import ENDINGS, VOLUMES, as_inputs, opened, pixels_of, resized, signal_of, with_vocabulary
@@ -23,6 +24,7 @@ from fedloom.data.prepare import Array, Store
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
+from fedloom.data.texts import Words, texts_of
 from fedloom.engines.result import fill, model_key, trained_models
 from fedloom.experiments.export.bundle import ABOUT, OFF, Bundle, is_image, network
 from fedloom.federation.runs.reader import Run
@@ -66,7 +68,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
     cannot be read is left out with a warning. Raises DataError where nothing can be read, and UserError for a model
     that takes no such inputs, for two files whose maps would have one name, and where an input would be overwritten.
     """
-    sources, folder, known = _sources(paths), picture.with_suffix(""), bundle.about.classes
+    sources, folder = _sources(paths), picture.with_suffix("")
     if any(folder.absolute() in source.absolute().parents for source in sources):
         raise UserError(f"predict: inputs lie in {folder}, where predictions go: choose another name with --out")
     dense = [task for task in bundle.tasks if isinstance(task, DenseTask)]
@@ -92,8 +94,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                     continue
                 assert isinstance(task, Linear)  # there is no third kind
                 predicted = task.predictions(output[None].double()).numpy()
-                names = [*known.get(task.name, ())] or [*(getattr(task, "labels", None) or range(task.channels))]
-                own = [f"{task.name}={each}" for each in names] if isinstance(task, Multilabel) else names
+                names, own = _names(bundle, task)
                 numbers |= {key: values[0] for key, values in columns_of(task, predicted, own).items()}
                 words[task.name] = _words(task, predicted[0].tolist(), names)
                 cells.append((None, words[task.name]))
@@ -117,6 +118,12 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
         answers.picture = picture
         save(grid(["input", *(task.name for task in bundle.tasks)], drawn), picture)
     return answers
+
+
+def _names(bundle: Bundle, task: Linear) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the names of a task's classes or labels, and what they are called in columns."""
+    names = bundle.about.classes.get(task.name) or [*(getattr(task, "labels", None) or range(task.channels))]
+    return names, [f"{task.name}={each}" for each in names] if isinstance(task, Multilabel) else names
 
 
 def _sources(paths: Sequence[Path]) -> list[Path]:
@@ -156,7 +163,7 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, tuple[int, int] | None, 
     """
     about, shape = bundle.about, tuple(bundle.about.input_shape)
     channels = shape[0]
-    if about.table is not None:
+    if about.table is not None or (about.text is not None and file.suffix.lower() != ".npy"):
         raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
     if file.suffix.lower() == ".npy":
         raw = _array(bundle, file)
@@ -303,11 +310,18 @@ def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> st
 def of_table(model: Path, file: Path, client: str | None = None) -> Any:
     """Return a pandas.DataFrame with a row for each row of a table: the site, each task's prediction, probabilities.
 
-    `model` is a run's folder or an exported model. Of a run, the rows of a site get the model of the client of that
-    name, others the model for all; with `client` all rows get that client's. Raises UserError for a model that takes no
-    table, and DataError for a table without the columns that it takes.
+    `model` is a run's folder or an exported model; that may also take a column of texts. Of a run, the rows of a site
+    get the model of the client of that name, others the model for all; with `client` all rows get that client's. Raises
+    UserError for a model that takes no table, and DataError for a table without the columns that it takes.
     """
-    table, chosen = _bundle(model, client) if (model / ABOUT).is_file() else _run(model, client)
+    bundle = Bundle.read(model) if (model / ABOUT).is_file() else None
+    if bundle is not None and client not in (None, bundle.about.client):
+        raise UserError(
+            f"{model}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
+        )
+    if bundle is not None and bundle.words is not None:
+        return _of_texts(bundle, bundle.words, file)
+    table, chosen = _run(model, client) if bundle is None else _bundle(bundle, model)
     read_rows = read(file, table.site, table.missing)
     frame, where = read_rows.frame, read_rows.where
     there = table.site is not None and table.site in frame.columns
@@ -342,14 +356,29 @@ def of_table(model: Path, file: Path, client: str | None = None) -> Any:
     return DataFrame(out)
 
 
-def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
-    bundle = Bundle.read(folder)
+def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
+    """Return the predictions for each row of a table with a column of texts; a row without a word has none."""
+    if not all(isinstance(task, Linear) for task in bundle.tasks):
+        raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
+    rows = read(file, None)
+    texts = texts_of(rows, words.column)
+    there = np.flatnonzero([*map(bool, texts)])
+    if not len(there):
+        rows.column(words.column).fail("no row with a word found, expected texts of letters and digits")
+    need_memory(8 * len(there) * words.length, f"{file}: the tokens of {len(there):,} texts")
+    outputs = [*_outputs(bundle, torch.from_numpy(words.tokens([texts[row] for row in there])))]
+    out: dict[str, Array] = {}
+    for task in bundle.tasks:
+        assert isinstance(task, Linear)
+        predicted = np.full((len(texts), task.channels), np.nan)
+        predicted[there] = task.predictions(torch.stack([each[task.name] for each in outputs]).double()).numpy()
+        out |= columns_of(task, predicted, _names(bundle, task)[1])
+    return DataFrame(out)
+
+
+def _bundle(bundle: Bundle, folder: Path) -> tuple[Preprocessing, Chosen]:
     if bundle.about.table is None:
         raise UserError(f"{folder}: expected a model that was trained on a table")
-    if client not in (None, bundle.about.client):
-        raise UserError(
-            f"{folder}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
-        )
     tasks = {task.name for task in bundle.tasks}
     return bundle.about.table, lambda site, task: bundle.module if task in tasks else None
 
@@ -357,7 +386,7 @@ def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
 def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
     run, recipe = Run.read(folder), recipe_in(folder)
     if "table" not in run.info:
-        raise UserError(f"{folder}: expected a run that was trained on a table")
+        raise UserError(f"{folder}: expected a run that was trained on a table; of another, `fedloom export` its model")
     table = section_of(Preprocessing, run.info["table"], f"{folder}/run.json, table", StateError)
     clients = run.info["clients"]
     if client is not None and client not in clients:
