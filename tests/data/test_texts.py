@@ -230,7 +230,10 @@ def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
 
     apart = reports()
     assert apart["ann"].signal.vocabulary == apart["bob"].signal.vocabulary
-    assert "inputs signal" in agreed(apart)[1]["bob"]
+    why = agreed(apart)[1]["bob"]
+    assert "inputs signal" in why
+    assert why.endswith("the lists of words differ: give all the same file as data.words, such as the words.txt of an "
+                        "exported model")  # fmt: skip
     assert agreed(reports(words=str(tmp_path / "words")))[1] == {}
 
 
@@ -249,7 +252,8 @@ def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
     run: Any = SimpleNamespace(recipe=recipe, dataset=recipe.data.make(0))
     assert _data(run, "topic", ["data.labels={topic: topic}"]).signal == run.dataset.signal
     with pytest.raises(
-        DataError, match=r"expected the inputs of the run, tokens \(vocabulary 1.*, found tokens \(vocabulary 7"
+        DataError,
+        match=r"expected the inputs of the run, tokens \(vocabulary 1.*, found tokens \(vocabulary 7.*as data.words",
     ):
         _data(run, "topic", ["data.vocabulary=7"])
 

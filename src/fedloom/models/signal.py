@@ -55,6 +55,13 @@ class Signal(Section):
         return f"{self.kind} ({more})" if more else self.kind
 
 
+def about_words(one: Any, other: Any) -> str:
+    """Return what to do about two signals whose lists of words differ; an empty text where that is not the problem."""
+    digests = {signal.digest for signal in (one, other) if isinstance(signal, Signal)} - {None}
+    advice = "give all the same file as data.words, such as the words.txt of an exported model"
+    return f"; the lists of words differ: {advice}" if len(digests) > 1 else ""
+
+
 def inferred(shape: Sequence[int], whole: bool) -> Signal | None:
     """Guess the signal of inputs of a shape: None where that is not certain. Whole numbers are tokens, vectors
     features, what has three axes an image. What has two may be a series, or a grey image without its channel."""

@@ -37,7 +37,7 @@ from fedloom.federation.rounds.privacy import terms_of
 from fedloom.federation.runs.checkpoint import write_text
 from fedloom.federation.runs.recorded import digest_of, json_of, read_info
 from fedloom.models.multitask import check_name
-from fedloom.models.signal import Signal
+from fedloom.models.signal import Signal, about_words
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
@@ -312,7 +312,8 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
             other = values.pop(right)[0]
             for value, names in values.items():
                 mine, theirs = _apart(value, right)
-                out |= dict.fromkeys(names, f"{what} {key}: it has {mine}, client {other!r} has {theirs}")
+                advice = about_words(value, right)
+                out |= dict.fromkeys(names, f"{what} {key}: it has {mine}, client {other!r} has {theirs}{advice}")
         fitting = {name: report for name, report in fitting.items() if name not in out}
     return fitting, out
 

@@ -31,6 +31,7 @@ from fedloom.federation.rounds.evaluation import evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.federation.rounds.worker import check_device
 from fedloom.models.build import build_model
+from fedloom.models.signal import about_words
 from fedloom.study.output import Table
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
@@ -201,7 +202,8 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
             f"expected inputs of shape {built.dataset.input_shape}, as in the run, found {dataset.input_shape}"
         )
     if dataset.signal != built.dataset.signal:
-        raise DataError(f"expected the inputs of the run, {built.dataset.signal}, found {dataset.signal}")
+        advice = about_words(dataset.signal, built.dataset.signal)
+        raise DataError(f"expected the inputs of the run, {built.dataset.signal}, found {dataset.signal}{advice}")
     return dataset
 
 
