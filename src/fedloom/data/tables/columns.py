@@ -25,6 +25,8 @@ CODES = 5
 """Whole numbers of so few values are codes, each a category; a linear model loses nothing by it."""
 LONG = 200
 """A text with more characters is no category."""
+WORDS = 5
+"""Texts that all differ are sentences, which are no input of a table, if they have that many words in the mean."""
 KINDS = ("binary", "classification", "ordinal", "regression")
 """Kinds of a label that is one column."""
 CLASSES = 20
@@ -340,6 +342,9 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, "no cell has a value"
     if distinct == 1:
         return (None, "it has one value only") if column.present.all() else ("category", "")
+    if strange and _are_sentences(column):
+        keys = f"data: {{name: texts, text: {column.name}, path: FILE, labels: {{TASK: COLUMN}}}}"
+        return None, f"it has sentences, which only the data set `texts` reads; in a recipe, {keys}"
     if strange and all(THOUSANDS.fullmatch(text) for text in strange):
         return None, f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without"
     if not named:
@@ -361,9 +366,15 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, f"it has numbers and {texts} such as {strange[0]!r}; {_perhaps_missing(column)}"
     if distinct > CATEGORIES and not named:
         return None, f"it has {distinct} different texts, more than {CATEGORIES}"
-    if (longest := max(map(len, column.distinct))) > LONG:
-        return None, f"it has texts of up to {longest:,} characters"
     return "category", "" if named else _code_in(column)
+
+
+def _are_sentences(column: Column) -> bool:
+    """Return whether a text is too long for a category, or nearly all texts differ and have several words."""
+    texts, count = column.not_numbers, int(column.present.sum())
+    differ = count >= 20 and len(column.distinct) > 0.95 * count
+    words = sum(len(text.split()) for text in texts)
+    return max(map(len, texts)) > LONG or (differ and words >= WORDS * len(texts))
 
 
 def _perhaps_missing(column: Column) -> str:
