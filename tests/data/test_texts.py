@@ -225,7 +225,7 @@ def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
             dataset, who = own_data(recipe.seed, recipe.tasks, config)
             at_node = build_at(recipe, config, dataset.tasks)
             assert at_node.module.encoder.embed.num_embeddings == dataset.signal.vocabulary
-            found[client] = about(who, dataset.input_shape, dataset.signal)
+            found[client] = about(who, dataset)
         return found
 
     apart = reports()

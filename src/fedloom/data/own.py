@@ -482,7 +482,7 @@ class Piece:
     dtype: torch.dtype
     is_ragged: bool = False
     is_stored: bool = False
-    """Whether the inputs are the numbers in files of more than 8 bits."""
+    """True: the inputs are the numbers in files of more than 8 bits."""
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))

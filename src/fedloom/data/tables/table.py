@@ -156,7 +156,7 @@ class Rows:
     """Site -> rows of its train, validation and test part."""
     notes: tuple[str, ...]
     by_time: bool = False
-    """Whether test rows are the last ones, the same at every seed."""
+    """True: test rows are the last ones, the same at every seed."""
 
 
 def plain_name(column: str) -> str:
