@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedloom.engines.api import resume as resume
     from fedloom.engines.api import run as run
     from fedloom.experiments.compared import compare as compare
+    from fedloom.experiments.export.bundle import export as export
     from fedloom.experiments.tune import Budget as Budget
     from fedloom.methods.method import Method as Method
     from fedloom.models.build import model as model

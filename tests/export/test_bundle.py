@@ -447,3 +447,21 @@ def test_masks_are_written_at_the_images_size(tmp_path: Path, monkeypatch: pytes
         of_files(Bundle.read(out), [larger, larger.with_suffix(".bmp")], tmp_path / "q.png")
     with pytest.raises(UserError, match="where predictions go"):
         of_files(Bundle.read(out), [new], tmp_path / "new.png")
+
+
+def test_a_result_of_data_made_in_python_is_exported_as_it_is(tmp_path: Path) -> None:
+    """The run's folder has no data from which it could be built again."""
+    rng = np.random.default_rng(0)
+    x, y = torch.tensor(rng.normal(size=(60, 5)), dtype=torch.float32), torch.tensor(rng.integers(0, 2, 60))
+    clients = {name: fl.Client((x[at : at + 20], y[at : at + 20])) for name, at in {"a": 0, "b": 20}.items()}
+    fed = fl.Federation(clients, {"t": fl.task(classes=2)}, test=(x[40:], y[40:]))
+    result = fl.run(fed, tmp_path / "run", rounds=2, lr=0.05)
+    bundle = Bundle.read(fl.export(result, tmp_path / "out"))
+    np.save(tmp_path / "new.npy", x[40:].numpy())
+    found = pd.read_csv(of_files(bundle, [tmp_path / "new.npy"], tmp_path / "p.png").table)
+    assert (found["t"].to_numpy() == y[40:].numpy()).mean() == pytest.approx(result.final().values["t"]["accuracy"])
+    with pytest.raises(UserError, match="is a Python object"):
+        fl.export(tmp_path / "run", tmp_path / "again")
+    own = fl.run(fed, tmp_path / "own", model=fl.model(torch.nn.Linear(5, 4), heads="linear"), rounds=1)
+    with pytest.raises(UserError, match=r"made in Python.*`Result.model` returns it"):
+        fl.export(own, tmp_path / "again")

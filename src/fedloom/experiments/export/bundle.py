@@ -36,7 +36,7 @@ from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
 from fedloom.data.texts import Words, words_in
 from fedloom.engines.flower.nodes import Elsewhere
-from fedloom.engines.result import model_key, trained_models
+from fedloom.engines.result import Result, model_key, trained_models
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
@@ -121,26 +121,34 @@ class About(Section):
 
 
 def export(
-    run: Path,
-    out: Path,
+    run: Result | Path | str,
+    out: Path | str,
     client: str | None = None,
     task: str | None = None,
     licence: str = "unknown",
     hub: bool = False,
 ) -> Path:
-    """Write a model of a finished run to the new or empty folder `out`, which is returned.
+    """Write a model of a finished run, a result or its folder, to the new or empty folder `out`, which is returned.
 
     The global model, or the one that `client` uses; with `task`, without the heads and decoders of other tasks. The
     run's data are loaded, for they say how inputs are normalised. `licence` is the identifier that the card gives.
     `hub` makes it a model repository of Hugging Face: a config.json, and what was measured in the card's head.
 
     Raises StateError where the run is not finished or `out` is not empty, UserError for a client or a task that is not
-    there or that must be named, and for a licence that is no identifier.
+    there or that must be named, for a licence that is no identifier, and for a model that was made in Python; from a
+    folder also where its data were.
     """
     if not re.fullmatch(LICENCE, licence):
         raise UserError(f"licence {licence!r}: expected an identifier, such as apache-2.0, cc-by-nc-4.0 or unknown")
+    out, parts = Path(out), run.built if isinstance(run, Result) else None
+    run = run.folder if isinstance(run, Result) else Path(run)
     check_empty(out)
-    built, _ = reopen(run)
+    built = reopen(run)[0] if parts is None else parts
+    if built.recipe.model.is_held or built.modules:
+        raise UserError(
+            f"{run}: the model was made in Python, and an export can only name it: `Result.model` returns it with its "
+            "weights; or name it as package.module:name"
+        )
     models = trained_models(run)
     clients = built.federation.clients
     if client is not None and client not in clients:
