@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedloom.experiments.compared import compare as compare
     from fedloom.experiments.export.bundle import export as export
     from fedloom.experiments.tune import Budget as Budget
+    from fedloom.methods.laws import check as check
     from fedloom.methods.method import Method as Method
     from fedloom.models.build import model as model
     from fedloom.models.tasks.own import task as task

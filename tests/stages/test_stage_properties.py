@@ -81,27 +81,12 @@ def test_state_survives_a_checkpoint(stage: Stage, tmp_path: object) -> None:
     assert problems == []
 
 
-@every_stage
-def test_zero_rows_give_zero(stage: Stage) -> None:
-    for round_ in (1, 5):
-        out = apply(stage, torch.zeros(4, LAYOUT.d), round_=round_)
-        assert not out.X.any()
-        assert torch.isfinite(out.X).all()
-
-
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in NOT_HOMOGENEOUS])
 def test_updates_scale_through(name: str) -> None:
     stage = STAGES[name]
     for scale in (1e-30, 1e-3, 1e15):
         expected = scale * apply(stage, matrix()).X
         torch.testing.assert_close(apply(stage, matrix(scale)).X, expected, rtol=1e-9, atol=0)
-
-
-@every_stage
-def test_no_participant_is_no_update(stage: Stage) -> None:
-    updates = Updates.of(torch.zeros(0, LAYOUT.d), None, LAYOUT, [], **beside([]))
-    out, _ = stage(updates, stage.init(LAYOUT), Ctx(1))
-    assert not out.X.any()
 
 
 @every_stage
