@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data import DATASETS, Pool
+from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError, UserError
 
 arrays = DATASETS["arrays"].function
@@ -305,3 +305,48 @@ def test_a_csv_file_is_for_the_data_set_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"t\.csv is a table: use `data: \{name: table\}`"):
         arrays(0, path=str(tmp_path / "t.csv"), images="a", labels={"b": "b"}, test_fraction=0.2)
+
+
+def windows(**more: np.ndarray) -> dict:
+    """Ten windows of each of 40 people, ten people at each of four sites; a person has one label."""
+    person = np.repeat(np.arange(40), 10)
+    x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    return {"x": x, "y": person % 2, "site": person // 10, "person": person, **more}
+
+
+POOL = {"images": "x", "labels": {"y": "y"}, "domain": "site", "test_fraction": 0.2}
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_examples_of_one_group_stay_in_one_part(npz, texts):
+    made = windows()
+    made["person"] = np.char.add("p", made["person"].astype(str)) if texts else made["person"] * 7 - 3
+    data = arrays(0, path=npz(made), **POOL, group="person")
+    whose = {tuple(x): who for x, who in zip(made["x"].tolist(), made["person"].tolist(), strict=True)}
+    train, test = ([whose[tuple(x)] for x in part.images.tolist()] for part in (data.train, data.test))
+    assert not {*train} & {*test}
+    assert np.bincount(data.test.domain).tolist() == [20] * 4  # two people of each site
+    assert np.bincount(data.test.labels["y"]).tolist() == [40, 40]
+    assert data.group.tolist() == train
+    assert {*train} != {*arrays(1, path=npz(made), **POOL, group="person").group.tolist()}
+    for name, params in {"domains": {"clients": 2}, "iid": {"clients": 3}}.items():
+        for share in PARTITIONERS[name].function(Pool.of(data), 0, **params, val_fraction=0.25).shares:
+            val, learned = ({train[i] for i in part} for part in (share.val, share.train))
+            assert val
+            assert not val & learned
+    assert np.setdiff1d(train, arrays(0, path=npz(made), **POOL, group="person", limit=50).group).size  # and with limit
+
+
+def test_groups_that_a_file_splits_itself_are_a_doubt(npz):
+    made = windows()
+    cut = {"train": slice(0, 305), "test": slice(295, 400)}
+    split = {f"{key}_{part}": made[key][rows] for part, rows in cut.items() for key in made}
+    params = {"labels": {"y": "y_{split}"}, "group": "person_{split}"}
+    (doubt,) = arrays(0, path=npz(split), **params).doubts
+    assert doubt.startswith("2 of 11 groups of the test part are in the train part too, for example 29 of 'person_")
+
+
+def test_a_site_with_one_group_cannot_be_split(npz):
+    made = windows()
+    with pytest.raises(DataError, match=r"no domain has two groups \('site'\), so no test part can be split off"):
+        arrays(0, path=npz(made), **POOL, group="site")

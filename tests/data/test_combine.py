@@ -324,6 +324,22 @@ def test_features_are_what_the_encoder_gives_scaled_over_the_train_part(two_file
     assert data.train.domain.tolist() == inner.train.domain.tolist()
 
 
+@pytest.mark.parametrize("name", ["many", "joined-domains", "several", "embedded"])
+def test_groups_and_doubts_of_a_set_stay_with_it(name, two_files):
+    made = dict(np.load(two_files / "grey.npz"))
+    made["person_train"] = made["person_test"] = np.array([*"ABCDEF"])
+    made["person_train"] = np.repeat(made["person_train"], 2)
+    np.savez(two_files / "grey.npz", **made)
+    one = {"name": "arrays", "path": str(two_files / "grey.npz"), "group": "person_{split}"}
+    section = {"of": one, "encoder": CNN} if name == "embedded" else {"sets": {"a": one, "b": {**one, "group": None}}}
+    for _ in range(2):  # the second time, features are kept
+        data = DATASETS[name].make(0, **section)
+        group = Pool.of(data).group.tolist()
+        assert group[:12] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        assert len({*group}) == (6 if name == "embedded" else 18)
+        assert "6 of 6 groups of the test part are in the train part too" in data.doubts[0]
+
+
 def test_features_are_computed_once_and_anew_for_another_encoder_or_other_data(two_files, monkeypatch):
     first = embed(many_of(two_files))
     monkeypatch.setattr(combine, "_seen", None)  # nothing passes the encoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,15 @@ def test_a_pool_is_split_by_task(table):
         load(table, test_fraction=0.3)
     with pytest.raises(RecipeError, match="in all keys or in none, found x, y_"):
         load(table, features="x")
+
+
+def test_examples_of_one_group_stay_in_one_part(table):
+    made = {**np.load(table), "group": np.repeat([*"abcdefghij"], 2)}
+    np.savez(table, **made)
+    keys = {"features": "x", "targets": "y", "task_by": "task", "group": "group"}
+    data = load(table, "classification", **keys, test_fraction=0.4)
+    assert [int((data.test.labels_of(t.name) >= 0).sum()) for t in data.tasks] == [4, 4]
+    assert [*Counter(data.group).values()] == [2] * 6
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,24 @@ def test_an_input_of_another_shape_names_its_client() -> None:
         fed.dataset.train.batch(torch.arange(48), torch.device("cpu"))
 
 
+def test_examples_of_one_group_are_set_apart_together() -> None:
+    whose = np.repeat(["p", "q", "r"], 8)
+    clients = {"ann": fl.Client((X, Y), group=whose, val=0.4), "bob": fl.Client((X, Y), val=(X[:5], Y[:5]))}
+    shares = {share.client: share for share in fl.Federation(clients, TASKS).partition().shares}
+    assert len({*whose[shares["ann"].val]}) == 1
+    assert not {*whose[shares["ann"].val]} & {*whose[shares["ann"].train]}
+    assert (len(shares["bob"].train), len(shares["bob"].val)) == (24, 5)
+    fed = fl.Federation(data=(X, Y), partition=[[*range(24)]], tasks=TASKS, group=whose)
+    assert len({*whose[fed.partition().shares[0].val]}) == 1
+    with pytest.raises(DataError, match=r"client 'ann', train: group= with int64 of shape \(3,\) found, expected 24"):
+        fl.Federation({"ann": fl.Client((X, Y), group=[1, 2, 3])}, TASKS)
+    with pytest.raises(DataError, match=r"Federation: group= found, but it is for data= with positions"):
+        fl.Federation(clients, TASKS, group=whose)
+    alone = {"ann": fl.Client((X, Y), group=["p"] * 24)}
+    with pytest.raises(RecipeError, match=r"no client has val examples \(each has the examples of one group"):
+        fl.run(fl.Federation(alone, TASKS), model="mlp", rounds=1)
+
+
 def test_a_client_with_one_example_is_named_where_nobody_has_validation_data() -> None:
     with pytest.raises(RecipeError, match=r"no client has val examples \(1 example, too few to set one apart: ann\)"):
         fl.run(fl.Federation({"ann": fl.Client((X[:1], Y[:1]))}, TASKS), model=nn.Linear(3, 2), rounds=1)

@@ -33,6 +33,7 @@ def arrays(
     dense: Annotated[dict[str, DenseLabel], Field(min_length=1)] | None = None,
     domain: str | None = None,
     domain_names: str | None = None,
+    group: str | None = None,
     classes: dict[str, Count] | None = None,
     test_fraction: TestFraction | None = None,
     size: Count | None = None,
@@ -49,6 +50,11 @@ def arrays(
     stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
     by the first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without
     it, domains are named by their numbers.
+
+    Examples with the same value in the array `group` (integers or texts), such as the windows of one recording or of
+    one person, stay together where `test_fraction` splits the pool and where clients set validation examples apart.
+    Both then count groups, the test part those of each domain. Without it, parts of one recording are in training and
+    test, and scores are too good.
 
     `signal` says what an input is. image: N x H x W, N x H x W x C or N x C x H x W (C = 1 or 3), uint8 or floating
     point; it becomes N x C x H x W. series: N x channels x steps, or N x steps. features: N x F. tokens: N x T whole
@@ -80,7 +86,8 @@ def arrays(
                 raise RecipeError(f"arrays: {what} cannot be combined with dense: leave one of them out")
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
     dense, classes = dense or {}, classes or {}
-    keys = [images, *labels.values(), *(label.key for label in dense.values()), *([domain] if domain else [])]
+    beside_inputs = [key for key in (domain, group) if key is not None]
+    keys = [images, *labels.values(), *(label.key for label in dense.values()), *beside_inputs]
     named = prepare.splits("arrays", keys, test_fraction)
     if domain_names is not None and domain is None:
         raise RecipeError("arrays: domain_names names the values of domain, which is missing: add domain")
@@ -109,7 +116,8 @@ def arrays(
                 raise DataError(f"{where}: {name!r}: expected {expected}, found {len(array)}")
             columns[task] = decode(array, label, f"{where}, {name!r}")
         places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
-        return Part(inputs, columns, places, key)
+        owners = None if group is None else store.integers(group.replace("{split}", split), len(inputs), key, True)
+        return Part(inputs, columns, places, key, owners)
 
     with Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
@@ -118,7 +126,9 @@ def arrays(
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
         if not len(parts[1].inputs):
-            raise DataError(f"{where}: no class has two examples, so no test part can be split off")
+            lacks = "no class has two examples" if group is None else f"no domain has two groups ({group!r})"
+            raise DataError(f"{where}: {lacks}, so no test part can be split off")
+    doubts = _in_both(parts, group)
     counts = {task: _classes(where, task, parts, classes) for task in labels}
     domains = _number_domains(where, parts, names)
     parts = prepare.limited(parts, limit, seed)
@@ -127,11 +137,21 @@ def arrays(
         from fedloom.data.dense import build
 
         built = build(where, dense, parts, prepare.resolve(augment), crop, multiple)
-        return Dataset(store.path.stem, *built, domains, redrawn=test_fraction is not None)
+        more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
+        return Dataset(store.path.stem, *built, domains, **more)
     known, normal = _ready(where, parts, stated(signal), size, channels)
-    drawn, title = test_fraction is not None, store.path.stem
+    more = {"signal": known, "redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
     with at(where):
-        return of_classes(title, counts, parts, normal, domains, signal=known, redrawn=drawn)
+        return of_classes(store.path.stem, counts, parts, normal, domains, **more)
+
+
+def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:
+    """Return a doubt where groups have examples in both parts, which the file itself splits."""
+    train, test = ({*np.unique([] if part.group is None else part.group).tolist()} for part in parts)
+    if not (both := train & test):
+        return ()
+    found = f"{len(both)} of {len(test)} groups of the test part are in the train part too, for example {min(both)!r}"
+    return (f"{found} of {group!r}: test scores are too good, so remove them from one part",)
 
 
 def _ready(
@@ -193,6 +213,7 @@ def tables(
     task_by: str = "task_{split}",
     prefix: Name = "task",
     target_names: str | None = None,
+    group: str | None = None,
     test_fraction: TestFraction | None = None,
     metric: Literal["accuracy", "auc"] = "accuracy",
 ) -> Dataset:
@@ -201,7 +222,8 @@ def tables(
     `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
     stands for `train` and `test`; without it they name one pool, and the share `test_fraction` of it, stratified by
     task, becomes the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that
-    `partition: {name: domains, clients: 1}` makes a client of each and tests it on its own examples.
+    `partition: {name: domains, clients: 1}` makes a client of each and tests it on its own examples. `group` is the key
+    of integers or texts: examples with the same value stay in one part, as in `arrays`.
 
     Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says. Their
     own metric is the accuracy, or with `metric: auc`, for two classes, the area under the ROC curve.
@@ -216,7 +238,7 @@ def tables(
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.models.tasks.labels import Classification, Regression
 
-    keys = (features, targets, task_by)
+    keys = (features, targets, task_by, *([group] if group is not None else []))
     named = prepare.splits("tables", keys, test_fraction)
     with Store(Path(path).expanduser()) as store:
         where, title = f"tables, {store.path}", store.path.stem
@@ -224,6 +246,7 @@ def tables(
         names = list(store.names(target_names)) if target_names is not None else None
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
+    doubts = _in_both(parts, group)
     (x, x_test), (y, y_test) = ([part.inputs for part in parts], [part.labels["target"] for part in parts])
     if x.shape[1] != x_test.shape[1] or y.shape[1] != y_test.shape[1]:
         raise DataError(f"{where}: train and test differ in the number of features or targets")
@@ -268,7 +291,8 @@ def tables(
     with at(where):
         tasks = tuple(task_of(name, k) for name, (_, k) in places.items())
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
-    return Dataset(title, tasks, train, test, domains, redrawn=test_fraction is not None)
+    more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
+    return Dataset(title, tasks, train, test, domains, **more)
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
@@ -276,7 +300,7 @@ _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
 
 def _table(store: Store, where: str, keys: Sequence[str], kind: str) -> Part:
     """Read one part, or the pool, and check it."""
-    features, targets, task_by = keys
+    features, targets, task_by, *group = keys
     x = store.read(features)
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
         raise DataError(f"{where}: {features!r}: expected numbers N x F, found {x.dtype} of shape {x.shape}")
@@ -299,7 +323,8 @@ def _table(store: Store, where: str, keys: Sequence[str], kind: str) -> Part:
             largest = np.nanmax(np.abs(y))
             raise DataError(f"{where}: {targets!r}: expected numbers that float32 can hold, found {largest}")
     domain = store.integers(task_by, len(x), features)
-    return Part(x.reshape(len(x), -1).astype(np.float64), {"target": y}, domain, features)
+    owners = store.integers(group[0], len(x), features, True) if group else None
+    return Part(x.reshape(len(x), -1).astype(np.float64), {"target": y}, domain, features, owners)
 
 
 def _moments(columns: Array) -> tuple[Array, Array]:

@@ -214,6 +214,7 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     classes = {f"{name}-{task}": names for name, d in built.items() for task, names in d.classes.items()}
     more: dict[str, Any] = {"signal": signals.pop(), "redrawn": any(d.redrawn for d in built.values())}
     more["doubts"] = tuple(doubt for name, d in built.items() for doubt in _doubts(name, d))
+    more["group"] = prepare.joined_groups([(d.group, len(d.train)) for d in built.values()])
     return Dataset("several", tasks, train, test, tuple(built), classes=classes, **more)
 
 
@@ -254,6 +255,7 @@ def many(
     pieces: dict[str, dict[str, tuple[Columns, Tensor]]] = {}
     counts: dict[str, int] = {}
     doubts: tuple[str, ...] = ()
+    groups: list[tuple[Array | None, int]] = []
     redrawn = False
     for name, section in sets.items():
         dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
@@ -264,8 +266,10 @@ def many(
             x = _images(f"many, set {name!r}", getattr(dataset, split), (channels,), size, "uint8 ")
             kept = np.flatnonzero(np.any([column >= 0 for column in columns.values()], axis=0))
             x = x if len(kept) == len(x) else x[torch.from_numpy(kept)]
+            groups += [(None if dataset.group is None else dataset.group[kept], len(kept))] * (split == "train")
             pieces[name][split] = {task: column[kept] for task, column in columns.items()}, x
-    return replace(combine("many", pieces, counts), redrawn=redrawn, doubts=doubts)
+    joined = combine("many", pieces, counts)
+    return replace(joined, redrawn=redrawn, doubts=doubts, group=prepare.joined_groups(groups))
 
 
 def _labels(
@@ -353,10 +357,12 @@ def joined_domains(
     domains: list[str] = []
     classes: dict[str, int] = {}
     doubts: tuple[str, ...] = ()
+    groups: list[tuple[Array | None, int]] = []
     redrawn = False
     for name, section in sets.items():
         built = load(seed, section, root, {"size": size, "channels": 3})
         redrawn, doubts = redrawn or built.redrawn, doubts + _doubts(name, built)
+        groups.append((built.group, len(built.train)))
         where = f"joined-domains, set {name!r}"
         if len(built.tasks) != 1:
             raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
@@ -384,7 +390,7 @@ def joined_domains(
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
-    return replace(joined, redrawn=redrawn, doubts=doubts)
+    return replace(joined, redrawn=redrawn, doubts=doubts, group=prepare.joined_groups(groups))
 
 
 BATCH = 128  # images that pass an encoder together
@@ -434,7 +440,7 @@ def embedded(
             return TensorExamples(x, labels, of.domain)
 
         both = part(data.train), part(data.test)
-        more: dict[str, Any] = {"redrawn": data.redrawn, "doubts": data.doubts}
+        more: dict[str, Any] = {"redrawn": data.redrawn, "doubts": data.doubts, "group": data.group}
         return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, **more)
 
     place = _place(seed, of, encoder, weights)
@@ -491,8 +497,11 @@ def _files(section: Mapping[str, Any], root: str = "") -> list[Path] | None:
 def _stored(data: Dataset) -> dict[str, Array]:
     """Return a data set of features and classes as arrays; what is no array is JSON."""
     counts = {task.name: task.channels for task in data.tasks}
-    about = {"name": data.name, "tasks": [*counts.items()], "domains": data.domains, "redrawn": data.redrawn}
-    arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    about: dict[str, Any] = {"name": data.name, "tasks": [*counts.items()], "domains": data.domains}
+    about |= {"redrawn": data.redrawn, "doubts": data.doubts}
+    arrays: dict[str, Array] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    if data.group is not None:
+        arrays["group"] = np.unique(data.group, return_inverse=True)[1]
     for split in SPLITS:
         part: Any = getattr(data, split)
         arrays[f"{split}-features"] = part.images.numpy()
@@ -512,7 +521,8 @@ def _restored(arrays: Mapping[str, Array]) -> Dataset:
     for split in SPLITS:
         x, labels = torch.from_numpy(arrays[f"{split}-features"]), arrays[f"{split}-labels"]
         parts.append(Part(x, dict(zip(counts, labels, strict=True)), arrays.get(f"{split}-domain")))
-    return of_classes(about["name"], counts, parts, (), tuple(about["domains"]), redrawn=about["redrawn"])
+    more = {"redrawn": about["redrawn"], "doubts": tuple(about["doubts"]), "group": arrays.get("group")}
+    return of_classes(about["name"], counts, parts, (), tuple(about["domains"]), **more)
 
 
 def _features(net: Encoder, part: Examples) -> Tensor:

@@ -391,6 +391,7 @@ class Dataset:
     stored    whether inputs are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them
     public    inputs (n x ...), as models take them, that everybody has; no client trains on them
     models    client -> a model of its own, as `fl.run(model=...)` takes it
+    group     the group of each train example (N numbers or texts), whose examples stay in one part of a client's data
     """
 
     name: str
@@ -410,6 +411,7 @@ class Dataset:
     stored: bool = False
     public: Tensor | None = None
     models: Mapping[str, Any] = field(default_factory=dict)
+    group: Array | None = None
 
     def __post_init__(self) -> None:
         if self.signal is None:

@@ -29,6 +29,7 @@ from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
+from fedloom.data.prepare import joined_groups
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
 from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.labels import Regression
@@ -58,6 +59,8 @@ class Client:
     test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
     model   its own model, in one of the forms that `fl.run(model=...)` takes, for methods that share no parameters with
             others (`fedmd`, `local`); by default the run's. It must have outputs of all tasks of the federation
+    group   a number or a text for each of its training examples, such as the patient or the recording: examples with
+            the same one stay together where the share `val` is set apart, which then counts groups
     """
 
     train: Any
@@ -65,6 +68,7 @@ class Client:
     tasks: Sequence[str] | Mapping[str, float] | None = None
     test: Any = None
     model: Any = None
+    group: Any = None
 
 
 class Federation:
@@ -84,6 +88,8 @@ class Federation:
                whole numbers tokens, what has three axes an image; encoders ask what has two is
     public     inputs alone (n x ...), like those of the clients, that everybody has: for methods that share predictions
                on them (`fedmd`)
+    group      for data=: a number or a text for each example; examples with the same one stay together where a client
+               sets validation examples apart (`Client.group` is for clients=)
     axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
     Tensors and arrays are used as they are, but uint8 is scaled to 0..1, and lists of tokens of different lengths are
@@ -108,6 +114,7 @@ class Federation:
         axes: Literal["NCT", "NTC"] | None = None,
         name: str = "federation",
         public: Any = None,
+        group: Any = None,
     ) -> None:
         if (clients is None) == (data is None):
             both = "neither" if clients is None else "both"
@@ -116,6 +123,9 @@ class Federation:
             needs = "data= needs partition=, such as {'name': 'iid', 'clients': 10} or lists of positions"
             only = "partition= is only for data=, but clients= have their own data: leave partition= out"
             raise DataError(f"Federation: {needs if partition is None else only}")
+        if group is not None and (data is None or isinstance(data, Dataset) or hasattr(partition, "load_partition")):
+            has = "clients= have it in fl.Client(..., group=...), and a fedloom Dataset has its own"
+            raise DataError(f"Federation: group= found, but it is for data= with positions: {has}")
         if hasattr(partition, "load_partition"):
             clients, data = _dealt(data, partition), None
         if isinstance(data, Dataset):
@@ -136,9 +146,10 @@ class Federation:
         own: dict[str, Any] = {}
         if clients is None:
             parts, deal = [read(data, known, "Federation, data", keys)], _rule(partition)
+            owners = None if group is None else _groups(group, len(parts[0]), "Federation, data")
         else:
             clients = _named(clients)
-            parts, deal = _clients(clients, known, keys)
+            parts, deal, owners = _clients(clients, known, keys)
             own = {who: client.test for who, client in clients.items() if client.test is not None}
         tests = [] if test is None else [read(test, known, "Federation, test", keys)]
         tests += [read(each, known, f"client {who!r}, test", keys) for who, each in own.items()]
@@ -163,6 +174,7 @@ class Federation:
             stored=first.is_stored,
             public=None if public is None else _public(public, first.shape),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
+            group=owners,
         )
         is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
         told = _large_labels(parts, known)
@@ -387,20 +399,33 @@ def _named(clients: Any) -> dict[str, Client]:
     return named
 
 
-def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
-    """Return the clients' data one after another, and the function that says who holds what."""
+def _groups(group: Any, count: int, where: str) -> np.ndarray[Any, Any]:
+    """Return the groups of `count` examples. Raises DataError for what is not one number or text for each."""
+    values = np.asarray(group)
+    if values.shape != (count,) or values.dtype.kind not in "biufUS" or (values != values).any():
+        shown = f"group= with {values.dtype} of shape {values.shape}"
+        raise _unfit(where, shown, f"{count} numbers or texts, one for each example")
+    return values
+
+
+def _clients(
+    clients: Mapping[str, Client], known: Mapping[str, Task], keys: Keys
+) -> tuple[list[Piece], Any, np.ndarray[Any, Any] | None]:
+    """Return the clients' data one after another, the function that says who holds what, and the examples' groups."""
     parts: list[Piece] = []
+    owners: list[tuple[np.ndarray[Any, Any] | None, int]] = []
     spans: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
 
-    def span(data: Any, tasks: Mapping[str, Task], where: str) -> np.ndarray[Any, Any]:
+    def span(data: Any, tasks: Mapping[str, Task], where: str, group: Any = None) -> np.ndarray[Any, Any]:
         start = sum(map(len, parts))
         parts.append(read(data, tasks, where, keys))
+        owners.append((None if group is None else _groups(group, len(parts[-1]), where), len(parts[-1])))
         return np.arange(start, start + len(parts[-1]), dtype=np.int64)
 
     for who, client in sorted(clients.items()):
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
-        train, val = span(client.train, mine, f"client {who!r}, train"), client.val
+        train, val = span(client.train, mine, f"client {who!r}, train", client.group), client.val
         if client.tasks is None:  # a client without any label of a task lacks it
             mine = {name: known[name] for name, y in parts[-1].labels.items() if _labelled(y).any()}
             weights = {name: weights[name] for name in mine}
@@ -417,13 +442,13 @@ def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Key
         priority = by_rank(pool, seed)
         shares = []
         for who, weights, index, val in spans:
-            train, apart = (index, val) if isinstance(val, np.ndarray) else set_apart(index, val, priority)
+            train, apart = (index, val) if isinstance(val, np.ndarray) else set_apart(index, val, priority, pool.group)
             shares.append(Share(who, weights, train, apart, who if who in own else None))
         partition = Partition(tuple(shares))
         partition.check(pool)
         return partition
 
-    return parts, deal
+    return parts, deal, joined_groups(owners)
 
 
 def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float]:

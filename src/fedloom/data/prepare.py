@@ -70,6 +70,36 @@ def stratified(strata: Array, fraction: float, seed: int) -> Array:
     return test
 
 
+def stratified_groups(groups: Array, columns: Sequence[Array], domain: Array, fraction: float, seed: int) -> Array:
+    """Return which examples (N, bool) go to the test part, where examples of one group stay together.
+
+    Of each domain `fraction` of the groups are for tests, rounded, at least one and at most all but one, spread over
+    the means of their labels (`columns`, N each). A group belongs to the domain of its first example.
+    """
+    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    means, home, test = means_by(member, columns), domain[first], np.zeros(len(first), bool)
+    rng = np.random.default_rng(derive_seed(seed, "data", "test"))
+    for value in np.unique(home):
+        some = np.flatnonzero(home == value)
+        order = some[np.lexsort((rng.permutation(len(some)), *(mean[some] for mean in reversed(means))))]
+        count = min(max(1, round(fraction * len(some))), len(some) - 1)
+        test[spread(order, count, rng)[1]] = True
+    return np.asarray(test[member])
+
+
+def means_by(member: Array, columns: Sequence[Array]) -> list[Array]:
+    """Return the means of columns (N each) over the examples of each group; `member` (N) are the groups' numbers."""
+    sizes = np.bincount(member)
+    return [np.bincount(member, column) / sizes for column in columns]
+
+
+def spread(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return the rest of an order and `count` members at equal distances."""
+    taken = np.zeros(len(order), bool)
+    taken[((np.arange(count) + rng.random()) * len(order) / max(count, 1)).astype(int)] = True
+    return order[~taken], order[taken]
+
+
 def subset(total: int, limit: int | None, seed: int, split: str) -> Array:
     """Return sorted positions of `limit` random examples out of `total`, or of all."""
     if limit is None or limit >= total:
@@ -200,26 +230,32 @@ def _known(place: Path) -> Known:
 
 @dataclass
 class Part:
-    """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), and domains (N)."""
+    """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), domains and groups (N).
+
+    Examples with the same value in `group` stay in one part of every split.
+    """
 
     inputs: Any
     labels: dict[str, Array]
     domain: Array | None = None
     key: str = ""
+    group: Array | None = None
 
     def take(self, index: Array) -> Part:
         """Return the part at `index` (positions or a mask)."""
-        domain = None if self.domain is None else self.domain[index]
-        return Part(self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain, self.key)
+        domain, group = (None if column is None else column[index] for column in (self.domain, self.group))
+        return Part(self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain, self.key, group)
 
     def cut(self, fraction: float, seed: int) -> list[Part]:
         """Split off a test part of this share, stratified by the domain and the first task with classes."""
         columns = [column for column in self.labels.values() if column.ndim == 1][:1]
         columns = columns or [np.zeros(len(self.inputs), np.int64)]
-        if self.domain is not None:
-            columns.append(self.domain)
-        strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
-        test = stratified(strata, fraction, seed)
+        domain = np.zeros(len(self.inputs), np.int64) if self.domain is None else self.domain
+        if self.group is None:
+            strata = np.unique(np.stack([*columns, domain], 1), axis=0, return_inverse=True)[1].reshape(-1)
+            test = stratified(strata, fraction, seed)
+        else:
+            test = stratified_groups(self.group, columns, domain, fraction, seed)
         return [self.take(~test), self.take(test)]
 
     def tensors(self) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -228,6 +264,18 @@ class Part:
 
         domain = None if self.domain is None else torch.from_numpy(self.domain)
         return {task: torch.from_numpy(column) for task, column in self.labels.items()}, domain
+
+
+def joined_groups(groups: Sequence[tuple[Array | None, int]]) -> Array | None:
+    """Join the groups of data sets, (N numbers or texts, or None; N) each, as numbers that no two sets share. None
+    where no set has groups."""
+    if all(group is None for group, _ in groups):
+        return None
+    columns, start = [], 0
+    for group, count in groups:
+        columns.append(start + (np.arange(count) if group is None else np.unique(group, return_inverse=True)[1]))
+        start += count
+    return np.concatenate(columns)
 
 
 def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
@@ -296,17 +344,23 @@ class Store:
         # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
         return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
-    def integers(self, key: str, expected: int, beside: str) -> Array:
-        """Read a column of `expected` integers, as int64 in memory."""
+    def integers(self, key: str, expected: int, beside: str, texts: bool = False) -> Array:
+        """Read a column of `expected` integers, as int64 in memory; with `texts`, a column of texts as it is, too."""
         column, where = self.read(key), f"arrays, {self.path}"
-        if column.ndim != 1 or column.dtype.kind not in "biu":
+        is_text = texts and column.dtype.kind in "US"
+        if column.ndim != 1 or (column.dtype.kind not in "biu" and not is_text):
             shown = f"{column.dtype} of shape {column.shape}"
-            raise DataError(f"{where}: {key!r}: expected one integer per example, found {shown}")
+            kinds = "integer or text" if texts else "integer"
+            raise DataError(f"{where}: {key!r}: expected one {kinds} per example, found {shown}")
         if len(column) != expected:
             raise DataError(f"{where}: {key!r}: expected {expected} values, as many as {beside!r}, found {len(column)}")
         if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
             raise DataError(f"{where}: {key!r}: expected integers below 2^63, found {column.max()}")
-        return column.astype(np.int64)
+        return self._texts(key, column) if is_text else column.astype(np.int64)
+
+    def _texts(self, key: str, column: Array) -> Array:
+        with parsing(f"arrays, {self.path}: {key!r} cannot be read as texts"):
+            return column.astype(str)
 
     def names(self, key: str) -> tuple[str, ...]:
         """Read a column of names."""
@@ -314,7 +368,7 @@ class Store:
         if column.ndim != 1 or column.dtype.kind not in "US":
             shown = f"{column.dtype} of shape {column.shape}"
             raise DataError(f"arrays, {self.path}: {key!r}: expected a list of names, found {shown}")
-        return tuple(column.astype(str).tolist())
+        return tuple(self._texts(key, column).tolist())
 
 
 def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:

@@ -8,7 +8,8 @@ Rules shared by all partitioners:
   A task that no client holds, a client without an example and a client without a label of one of its tasks are errors.
 - `val_fraction` of a client's examples (rounded, at least one, at most all but one) are set apart for validation. The
   validation part is empty only where `val_fraction` is 0 or the client has a single example. Examples are taken in one
-  order that all clients share, so clients that hold the same images also validate on the same ones.
+  order that all clients share, so clients that hold the same images also validate on the same ones. Where the data
+  have groups, the fraction counts groups, and the examples of one group stay together.
 - The result depends on (seed, parameters, labels) and on numpy's random streams, never on torch or a global state.
 
 Sources of the rules: NIID-Bench (class Dirichlet), MaTU (task Dirichlet), FedDEA and FedHCA2 (one task per client),

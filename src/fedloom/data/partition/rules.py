@@ -532,8 +532,15 @@ def by_rank(pool: Pool, seed: int) -> Indices:
     return stream(seed, "val").permutation(len(pool))
 
 
-def set_apart(index: Indices, val_fraction: float, priority: Indices) -> tuple[Indices, Indices]:
-    """Split a client's examples into a training and a validation part, both sorted."""
+def set_apart(
+    index: Indices, val_fraction: float, priority: Indices, group: Indices | None = None
+) -> tuple[Indices, Indices]:
+    """Split a client's examples into a training and a validation part, both sorted. `group` (N) is the number of each
+    example's group: examples of one group stay together, and the fraction counts groups."""
+    if group is not None:
+        _, chosen = set_apart(np.unique(group[index]), val_fraction, priority)
+        apart = np.isin(group[index], chosen)
+        return np.sort(index[~apart]), np.sort(index[apart])
     val = round(val_fraction * len(index))
     if val_fraction > 0:
         val = min(max(1, val), len(index) - 1)
@@ -559,7 +566,7 @@ def finish(
             raise DataError(f"client {client!r} would get no example: use fewer clients, or raise the fraction")
         own = dict.fromkeys(tasks_of(pool, index), 1.0) if tasks is None else tasks[k]
         weights = {task: float(weight) for task, weight in own.items()}
-        parts = set_apart(index, val_fraction, priority)
+        parts = set_apart(index, val_fraction, priority, pool.group)
         shares.append(Share(client, weights, *parts, None if domains is None else domains[k]))
     partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))
     partition.check(pool, shared)

@@ -34,13 +34,17 @@ class Pool:
     """Names of the values of `domain`."""
     deal: Callable[[Pool, int], Partition] | None = None
     """The function that deals the examples out, where the data set has one."""
+    group: Indices | None = None
+    """Number of each example's group (N), from 0: validation data are whole groups."""
 
     @staticmethod
     def of(dataset: Dataset) -> Pool:
         """Return the pool of a data set's train part."""
-        part = dataset.train
+        part, group = dataset.train, dataset.group
         labels = {task.name: part.labels_of(task.name) for task in dataset.tasks}
-        return Pool(labels, None if part.domain is None else part.domain.numpy(), dataset.domains, dataset.deal)
+        domain = None if part.domain is None else part.domain.numpy()
+        group = None if group is None else np.unique(group, return_inverse=True)[1]
+        return Pool(labels, domain, dataset.domains, dataset.deal, group)
 
     @property
     def tasks(self) -> tuple[str, ...]:

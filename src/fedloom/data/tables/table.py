@@ -16,7 +16,7 @@ from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
-from fedloom.data.prepare import DATASETS, Array, TestFraction
+from fedloom.data.prepare import DATASETS, Array, TestFraction, means_by, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.preprocessing import Kind, Label, Labels, Mode, Noise, Preprocessing, Ranges, Statistics
 from fedloom.data.tables.read import Code, Column, Table, read
@@ -116,9 +116,9 @@ class Split:
         their first time.
         """
         if groups is not None:
-            _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+            member, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
             first = None if times is None else np.array([times[member == one].min() for one in range(len(sizes))])
-            parts = self.of([np.bincount(member, y) / sizes for y in labels], seed, site, None, first)
+            parts = self.of(means_by(member, labels), seed, site, None, first)
             learned, validated, tested = (np.flatnonzero(np.isin(member, part)) for part in parts)
             return learned, validated, tested
         count = len(labels[0])
@@ -127,18 +127,11 @@ class Split:
         test = min(max(round(self.test * count), 1), count - 1)
         if self.limit is not None:
             test = max(test, count - self.limit)
-        apart = _spread if times is None else _last
+        apart = spread if times is None else _last
         order, tests = apart(order, test, rng)
         val = min(max(round(self.val * len(order)), 1), len(order) - 1) if self.val and len(order) > 2 else 0
         train, vals = apart(order, val, rng)
         return np.sort(train), np.sort(vals), np.sort(tests)
-
-
-def _spread(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the rest of an order and `count` members at equal distances."""
-    taken = np.zeros(len(order), bool)
-    taken[((np.arange(count) + rng.random()) * len(order) / max(count, 1)).astype(int)] = True
-    return order[~taken], order[taken]
 
 
 def _last(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:

@@ -112,9 +112,11 @@ def unmeasured(built: Built) -> list[str]:
         without = [task for task in tasks if here and not labelled(split, task)]
         if not any(len(client.part(split)) for client in clients):
             single = [name for name, client in built.federation.clients.items() if len(client.part("train")) == 1]
-            few = (
-                f" (1 example, too few to set one apart: {', '.join(single[:8])})" if single and split == "val" else ""
-            )
+            few = ""
+            if split == "val" and single:
+                few = f" (1 example, too few to set one apart: {', '.join(single[:8])})"
+            elif split == "val" and built.dataset.group is not None:
+                few = " (each has the examples of one group, which stay together: see `group` of the data set)"
             gaps[split] = [f"no client has {split} examples{few}"]
         elif without == tasks:
             gaps[split] = [f"no {split} example has a label of a task of its client"]
