@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -342,8 +343,42 @@ def test_groups_that_a_file_splits_itself_are_a_doubt(npz):
     cut = {"train": slice(0, 305), "test": slice(295, 400)}
     split = {f"{key}_{part}": made[key][rows] for part, rows in cut.items() for key in made}
     params = {"labels": {"y": "y_{split}"}, "group": "person_{split}"}
-    (doubt,) = arrays(0, path=npz(split), **params).doubts
-    assert doubt.startswith("2 of 11 groups of the test part are in the train part too, for example 29 of 'person_")
+    doubts = arrays(0, path=npz(split), **params).doubts
+    assert doubts[0].startswith("2 of 11 groups of the test part are in the train part too, for example 29 of 'person_")
+
+
+def test_copies_in_both_parts_are_said(save):
+    made = columns(shape=(8, 8, 3))
+    made["x_test"][3:7] = made["x_train"][10:14]
+    path = save(made)
+    (doubt,) = arrays(0, path=path).doubts
+    assert doubt == (
+        "4 of 20 test examples are copies of training examples, for example x_test[3] and x_train[10]: "
+        "test scores are too good, so remove one of each pair"
+    )
+    assert "for example" not in arrays(0, path=path, limit=30).doubts[0]  # whose positions are others
+
+
+@pytest.mark.parametrize(
+    "signal",
+    ["series", "features"],  # rows of a few codes are alike by chance
+)
+def test_copies_in_a_pool(npz, signal):
+    x = np.concatenate([np.arange(200.0).reshape(40, 5)] * 2)
+    made = {"x": x, "y": np.arange(80) % 2}
+    doubts = arrays(0, path=npz(made), images="x", labels={"y": "y"}, test_fraction=0.2, signal=signal).doubts
+    assert bool(doubts) == (signal == "series")
+    if doubts:
+        assert re.match(r"\d+ of 16 test examples are copies of training examples: test", doubts[0])
+
+
+def test_large_data_are_not_compared(npz, monkeypatch):
+    made = columns()
+    made["x_test"][0] = made["x_train"][0]
+    monkeypatch.setattr("fedloom.data.inputs.COMPARED", 60)
+    assert arrays(0, path=npz(made)).doubts
+    monkeypatch.setattr("fedloom.data.inputs.COMPARED", 59)
+    assert not arrays(0, path=npz(made)).doubts
 
 
 def test_a_site_with_one_group_cannot_be_split(npz):

@@ -40,6 +40,19 @@ def test_inputs_that_are_not_finite_are_counted_by_client() -> None:
         federation(list(zip(x, Y, strict=True)))
 
 
+def test_copies_in_train_and_test_data_are_said() -> None:
+    other = X + 1
+    clients = {"ann": fl.Client((X, Y)), "bob": fl.Client((other, Y), val=(other, Y), test=(X[4:6], Y[4:6]))}
+    (doubt,) = fl.Federation(clients, TASKS, test=(other[:9], Y[:9])).dataset.doubts
+    assert doubt.startswith(
+        "11 of 11 test examples are copies of training examples, for example Federation, test[0] and "
+        "client 'bob', train[0]: test scores are too good"
+    )
+    assert not fl.Federation(clients | {"bob": fl.Client((other, Y))}, TASKS, test=(X + 2, Y)).dataset.doubts
+    held = {"ann": fl.Client((X, Y), val=(other, Y))}
+    assert not fl.Federation(held, TASKS, test=(other, Y)).dataset.doubts, "nobody trained on these"
+
+
 def test_an_input_of_another_shape_names_its_client() -> None:
     rows = [(x if i != 3 else x[:2], y) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
     fed = fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(rows, val=0)}, TASKS)

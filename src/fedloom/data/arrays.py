@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from fedloom.core.errors import DataError, RecipeError, at, nearest
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
 from fedloom.data.combine import of_classes
-from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
+from fedloom.data.inputs import as_inputs, copied, signal_of, stated, with_vocabulary
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
@@ -76,6 +77,9 @@ def arrays(
     x right, y up, z towards the viewer, zero = no value. In training, images are changed as `augment` says and cropped
     to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
 
+    `fedloom show` and a run warn where test examples are byte by byte copies of training examples, in up to a million
+    examples and 1 GiB of inputs; features of whole numbers are not compared.
+
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
@@ -128,7 +132,6 @@ def arrays(
         if not len(parts[1].inputs):
             lacks = "no class has two examples" if group is None else f"no domain has two groups ({group!r})"
             raise DataError(f"{where}: {lacks}, so no test part can be split off")
-    doubts = _in_both(parts, group)
     counts = {task: _classes(where, task, parts, classes) for task in labels}
     domains = _number_domains(where, parts, names)
     parts = prepare.limited(parts, limit, seed)
@@ -137,12 +140,17 @@ def arrays(
         from fedloom.data.dense import build
 
         built = build(where, dense, parts, prepare.resolve(augment), crop, multiple)
-        more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
-        return Dataset(store.path.stem, *built, domains, **more)
-    known, normal = _ready(where, parts, stated(signal), size, channels)
-    more = {"signal": known, "redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
-    with at(where):
-        return of_classes(store.path.stem, counts, parts, normal, domains, **more)
+        data, inputs = Dataset(store.path.stem, *built, domains), [part.images for part in built[1:]]
+    else:
+        known, normal = _ready(where, parts, stated(signal), size, channels)
+        with at(where):
+            data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known)
+        inputs = [part.inputs for part in parts]
+    # Where examples are drawn, their positions are no longer those in the file.
+    places = [part.key if test_fraction is limit is None else "" for part in parts]
+    train, test = ({place: x} for place, x in zip(places, inputs, strict=True))
+    doubts = (*_in_both(parts, group), *copied(train, test, data.signal))
+    return replace(data, redrawn=test_fraction is not None, group=parts[0].group, doubts=doubts)
 
 
 def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:

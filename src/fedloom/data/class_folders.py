@@ -20,7 +20,7 @@ from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive
 from fedloom.data import prepare
 from fedloom.data.combine import TASK, Columns, Pad, Side, combine, of_classes, pictures
-from fedloom.data.folders import copies, matlab, split_list
+from fedloom.data.folders import matlab, split_list
 from fedloom.data.inputs import SUFFIXES, Fit, as_images, read
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, Part, TestFraction
 
@@ -231,7 +231,7 @@ def domain_folders(
             marks[split] += [(hashlib.blake2b(pixel, digest_size=16).digest(), file) for pixel, file in pixels]
     built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
     doubts = left_out(around, {f"{name}/{kind}": c for name, own in inside.items() for kind, c in own.items()})
-    doubts += copies(marks["train"], marks["test"], len(marks["test"]))
+    doubts += prepare.copies(marks["train"], marks["test"], len(marks["test"]))
     return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None, doubts=doubts)
 
 

@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError, parsing
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.data.inputs import FORMATS
-from fedloom.data.prepare import Array, Augment, DenseKind, Reader, no_repeats, resolve, subset
+from fedloom.data.prepare import Array, Augment, DenseKind, Reader, copies, no_repeats, resolve, subset
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -306,17 +306,6 @@ class Report:
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in table]
         lines += [f"note: {note}" for note in self.notes] + [f"problem: {problem}" for problem in self.problems]
         return "\n".join([*lines, "usable" if self.usable else "not usable"])
-
-
-def copies(train: Iterable[tuple[bytes, str]], test: Iterable[tuple[bytes, str]], total: int) -> tuple[str, ...]:
-    """Return a doubt where images of the test part, which has `total`, are also in the train part. Images are (hash,
-    name)."""
-    known = dict(train)
-    if not (twins := [(name, known[mark]) for mark, name in test if mark in known]):
-        return ()
-    found = f"{len(twins)} of {total} test images are copies of training images"
-    example = " and ".join(twins[0])
-    return (f"{found}, for example {example}: test scores are too good, so remove one of each pair",)
 
 
 def copied_files(train: Sequence[Path | str], test: Sequence[Path | str]) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, parsing
 from fedloom.core.lazy import need
-from fedloom.data.prepare import Array
+from fedloom.data.prepare import Array, copies
 from fedloom.models.signal import Kind, Signal
 from fedloom.models.tasks.task import IGNORE
 
@@ -30,6 +31,8 @@ VOLUMES = (".nii.gz", ".nii", ".dcm")
 ENDINGS = (*VOLUMES, *SUFFIXES)
 DEEP = ("I", "F")
 """Beginnings of Pillow's modes with more than 8 bits per channel."""
+COMPARED, BYTES = 1_000_000, 1 << 30
+"""Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
 ROWS = 1024  # examples converted at a time
 Fit = Literal["stretch", "crop"]
 LAYOUTS: dict[Kind, str] = {
@@ -114,6 +117,26 @@ def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Sign
     if low < 0 or high >= size:
         raise DataError(f"{where}: expected tokens from 0 to {size - 1}, found {low if low < 0 else high}")
     return signal.model_copy(update={"vocabulary": size})
+
+
+def copied(train: Mapping[str, Tensor], test: Mapping[str, Tensor], signal: Signal | None) -> tuple[str, ...]:
+    """Return what `copies` says of inputs in memory, name -> N x ..., which are compared byte by byte.
+
+    More than COMPARED examples, or BYTES of them together, are not compared, and neither are features of whole numbers:
+    rows of a few codes are alike by chance. An empty name stands for examples that cannot be named.
+    """
+    every = [*train.values(), *test.values()]
+    if sum(map(len, every)) > COMPARED or sum(x.nbytes for x in every) > BYTES:
+        return ()
+    if signal is not None and signal.kind == "features" and all(bool((x == x.round()).all()) for x in every):
+        return ()
+
+    def marks(part: Mapping[str, Tensor]) -> Iterator[tuple[bytes, str]]:
+        for name, x in part.items():
+            for i, row in enumerate(x.numpy()):
+                yield blake2b(row.tobytes(), digest_size=16).digest(), name and f"{name}[{i}]"
+
+    return copies(marks(train), marks(test), sum(map(len, test.values())), "examples")
 
 
 def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:

@@ -26,7 +26,7 @@ from fedloom.core.settings.section import client_name, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
-from fedloom.data.inputs import read_folders, stated, with_vocabulary
+from fedloom.data.inputs import copied, read_folders, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.data.prepare import joined_groups
@@ -96,6 +96,9 @@ class Federation:
     filled up with the signal's padding, by default 0. Other data sets are read example by example, batch after batch,
     and their labels once at the beginning. What they draw from torch's random stream in training, such as
     augmentations, follows from the run's seed.
+
+    A run warns where test examples in memory are byte by byte copies of training examples, in up to a million examples
+    and 1 GiB of inputs; features of whole numbers are not compared.
 
     Raises DataError for data that do not fit. It names the client, the task, what was found and what is expected.
     """
@@ -167,14 +170,20 @@ class Federation:
             whose = [*([-1] if test is not None else []), *range(len(own))]
             domain = torch.tensor(whose).repeat_interleave(torch.tensor([len(piece) for piece in tests]))
         train, tested = gathered(parts, known, first, keys), gathered(tests, known, first, keys, domain)
+        signal = _signal(every, signal)
+        learned = [piece for piece in parts if not piece.where.endswith(", val")]
+        trained, measured = (
+            {p.where: p.source for p in pieces if isinstance(p.source, Tensor)} for pieces in (learned, tests)
+        )
         self.dataset = Dataset(
             name,
             tuple(known.values()),
-            *(train, tested, tuple(own), deal, _signal(every, signal)),
+            *(train, tested, tuple(own), deal, signal),
             stored=first.is_stored,
             public=None if public is None else _public(public, first.shape),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
             group=owners,
+            doubts=copied(trained, measured, signal),
         )
         is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
         told = _large_labels(parts, known)

@@ -14,7 +14,7 @@ import uuid
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -264,6 +264,21 @@ class Part:
 
         domain = None if self.domain is None else torch.from_numpy(self.domain)
         return {task: torch.from_numpy(column) for task, column in self.labels.items()}, domain
+
+
+def copies(
+    train: Iterable[tuple[bytes, str]], test: Iterable[tuple[bytes, str]], total: int, what: str = "images"
+) -> tuple[str, ...]:
+    """Return a doubt where examples of the test part, which has `total`, are also in the train part.
+
+    Examples are (hash, name); a name may be empty.
+    """
+    known = dict(train)
+    if not (twins := [(name, known[mark]) for mark, name in test if mark in known]):
+        return ()
+    found = f"{len(twins)} of {total} test {what} are copies of training {what}"
+    example = f", for example {twins[0][0]} and {twins[0][1]}" if all(twins[0]) else ""
+    return (f"{found}{example}: test scores are too good, so remove one of each pair",)
 
 
 def joined_groups(groups: Sequence[tuple[Array | None, int]]) -> Array | None:
