@@ -105,6 +105,24 @@ def test_channels_of_a_series_are_normalised_apart_by_the_train_part(arrays, dty
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-3, atol=1e-3)
 
 
+def test_steps_may_come_before_channels(arrays):
+    x = RNG.normal(size=(16, 30, 3)).astype(np.float32)
+    (doubt,) = arrays(x, signal="series").doubts
+    assert doubt == (
+        "series of 30 x 3 (channels x steps) found, more channels than steps: "
+        "add data.axes=NTC if the steps come first, data.axes=NCT if not"
+    )
+    said = arrays(x, signal="series", axes="NCT")
+    assert (said.input_shape, said.doubts) == ((30, 3), ())
+    turned = arrays(x, signal="series", axes="NTC")
+    assert (turned.input_shape, turned.doubts) == ((3, 30), ())
+    np.testing.assert_array_equal(turned.train.images.numpy(), x[:12].transpose(0, 2, 1))
+    with pytest.raises(RecipeError, match=r"'x_train': axes is only for series, but the inputs are features: leave"):
+        arrays(x[:, 0], axes="NTC")
+    with pytest.raises(DataError, match=r"'x_train': inputs of shape \(12, 30\) found, expected N x steps x channels"):
+        arrays(x[..., 0], signal="series", axes="NTC")
+
+
 def test_a_series_of_one_channel_and_features_of_whole_numbers(arrays):
     assert arrays(RNG.normal(size=(16, 20)), signal="series").input_shape == (1, 20)
     batch, _ = arrays(RNG.integers(0, 9, (16, 7)), signal="features").train.batch(torch.arange(12), CPU)

@@ -149,6 +149,8 @@ def test_axes_of_series() -> None:
         x, _ = examples.batch(torch.tensor([4]), torch.device("cpu"))
         assert torch.equal(x[0], steps_first[4].T)
     assert of((steps_first, Y), axes="NCT").dataset.input_shape == (30, 2)
+    with pytest.raises(DataError, match=r"client 'ann', train: inputs of shape \(24, 30\) found, expected N x steps x"):
+        of((steps_first[..., 0], Y), axes="NTC")
     with pytest.raises(DataError, match="axes='TNC' found"):
         of((steps_first, Y), axes="TNC")
 

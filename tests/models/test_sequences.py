@@ -118,7 +118,13 @@ def test_a_transformer_attends_as_torch_does():
         ),
         ("conv1d", (1, 8, 8), Signal(kind="image"), {}, r"found image of 1 x 8 x 8 \(channels x height x width\)"),
         ("conv1d", (6,), TOKENS, {}, r"found tokens of 6 \(positions\), a vocabulary of 20"),
-        ("conv1d", (9, 7), SERIES, {}, "at least 8 steps for depth 3, found 7"),
+        (
+            "conv1d",
+            (9, 7),
+            SERIES,
+            {},
+            r"at least 8 steps for depth 3, found 7 and 9 channels; if the steps come first .* set axes=NTC",
+        ),
         (
             "transformer",
             (5,),

@@ -14,7 +14,7 @@ from fedloom.core.errors import DataError, RecipeError, at, nearest
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
 from fedloom.data.combine import of_classes
-from fedloom.data.inputs import as_inputs, copied, signal_of, stated, with_vocabulary
+from fedloom.data.inputs import Axes, as_inputs, copied, doubtful_axes, signal_of, stated, with_vocabulary
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
@@ -30,6 +30,7 @@ def arrays(
     path: str,
     images: str = "x_{split}",
     signal: Kind | Signal | None = None,
+    axes: Axes | None = None,
     labels: Annotated[dict[str, str], Field(min_length=1)] | None = None,
     dense: Annotated[dict[str, DenseLabel], Field(min_length=1)] | None = None,
     domain: str | None = None,
@@ -58,7 +59,8 @@ def arrays(
     test, and scores are too good.
 
     `signal` says what an input is. image: N x H x W, N x H x W x C or N x C x H x W (C = 1 or 3), uint8 or floating
-    point; it becomes N x C x H x W. series: N x channels x steps, or N x steps. features: N x F. tokens: N x T whole
+    point; it becomes N x C x H x W. series: N x channels x steps (`axes: NCT`, the default), or with `axes: NTC`
+    N x steps x channels, or N x steps. features: N x F. tokens: N x T whole
     numbers, with a vocabulary and a padding if need be (`{kind: tokens, vocabulary: 5000, padding: 0}`); they stay as
     they are. By default N x F is features, four axes are images, and N x A x B is grey images where A = B, or where it
     is uint8 and neither side is four times the other; anything else has to be said.
@@ -84,7 +86,14 @@ def arrays(
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
     if dense is not None:
-        beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}
+        beside: dict[str, Any] = {
+            "labels": labels,
+            "classes": classes,
+            "size": size,
+            "channels": channels,
+            "signal": signal,
+        }
+        beside["axes"] = axes
         for what, value in beside.items():
             if value is not None:
                 raise RecipeError(f"arrays: {what} cannot be combined with dense: leave one of them out")
@@ -142,7 +151,7 @@ def arrays(
         built = build(where, dense, parts, prepare.resolve(augment), crop, multiple)
         data, inputs = Dataset(store.path.stem, *built, domains), [part.images for part in built[1:]]
     else:
-        known, normal = _ready(where, parts, stated(signal), size, channels)
+        known, normal = _ready(where, parts, stated(signal), size, channels, axes)
         with at(where):
             data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known)
         inputs = [part.inputs for part in parts]
@@ -150,6 +159,7 @@ def arrays(
     places = [part.key if test_fraction is limit is None else "" for part in parts]
     train, test = ({place: x} for place, x in zip(places, inputs, strict=True))
     doubts = (*_in_both(parts, group), *copied(train, test, data.signal))
+    doubts += doubtful_axes(data.input_shape, data.signal, "data.axes={}") if axes is None else ()
     return replace(data, redrawn=test_fraction is not None, group=parts[0].group, doubts=doubts)
 
 
@@ -163,7 +173,7 @@ def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:
 
 
 def _ready(
-    where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None
+    where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None, axes: Axes | None
 ) -> tuple[Signal, tuple[Any, ...]]:
     """Turn both parts' inputs into those of models, in place; return their kind, and what they are normalised with.
     That are the train part's statistics; tokens are not normalised."""
@@ -171,7 +181,7 @@ def _ready(
         signal = signal_of(part.inputs, signal, f"{where}, {part.key!r}")
     assert signal is not None
     for part in parts:
-        part.inputs = as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}")
+        part.inputs = as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}", axes)
     inputs = [part.inputs for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
         kinds = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)

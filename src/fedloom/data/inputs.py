@@ -16,7 +16,7 @@ import numpy as np
 from fedloom.core.errors import DataError, RecipeError, parsing
 from fedloom.core.lazy import need
 from fedloom.data.prepare import Array, copies
-from fedloom.models.signal import Kind, Signal
+from fedloom.models.signal import Kind, Signal, sized
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
 ROWS = 1024  # examples converted at a time
 Fit = Literal["stretch", "crop"]
+Axes = Literal["NCT", "NTC"]
+"""The order of examples, channels and steps (times) in an array of series."""
 LAYOUTS: dict[Kind, str] = {
     "image": "N x H x W, N x H x W x C or N x C x H x W, uint8 or floating point",
     "series": "N x channels x steps or N x steps",
@@ -94,10 +96,14 @@ def kinds_of(array: Array) -> tuple[Kind, ...]:
     return ("series", "image")
 
 
-def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | None, where: str) -> Tensor:
+def as_inputs(
+    array: Array, signal: Signal, size: int | None, channels: int | None, where: str, axes: Axes | None = None
+) -> Tensor:
     """Return inputs as models take them: N x C x H x W, N x C x T or N x F, uint8 or float32; tokens N x T, int64."""
     import torch
 
+    if axes is not None and signal.kind != "series":
+        raise RecipeError(f"{where}: axes is only for series, but the inputs are {signal.kind}: leave it out")
     if signal.kind == "image":
         return as_images(array, size, channels, where)
     if size is not None or channels is not None:
@@ -106,7 +112,25 @@ def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | No
         return torch.from_numpy(array.astype(np.int64))
     with np.errstate(over="ignore"):  # what becomes infinite is found where statistics are taken
         x = torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32, copy=False))
+    x = turned(x, where) if axes == "NTC" else x
     return x[:, None] if signal.kind == "series" and x.ndim == 2 else x
+
+
+def turned(inputs: Tensor, where: str, axes: int = 3) -> Tensor:
+    """Return series whose steps come before their channels in the models' order: the last two of `axes` exchanged."""
+    if inputs.ndim != axes:
+        shape = tuple(inputs.shape)
+        raise DataError(f"{where}: inputs of shape {shape} found, expected N x steps x channels for axes NTC")
+    return inputs.transpose(-1, -2).contiguous()
+
+
+def doubtful_axes(shape: Sequence[int], signal: Signal | None, setting: str) -> tuple[str, ...]:
+    """Return a doubt about a series (channels x steps) with more channels than steps; `setting` says how to set the
+    order of axes, with {} in its place."""
+    if signal is None or signal.kind != "series" or len(shape) != 2 or shape[0] <= shape[1]:
+        return ()
+    found = f"{sized(shape, signal)} found, more channels than steps"
+    return (f"{found}: add {setting.format('NTC')} if the steps come first, {setting.format('NCT')} if not",)
 
 
 def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Signal:

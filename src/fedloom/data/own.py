@@ -26,7 +26,7 @@ from fedloom.core.settings.section import client_name, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
-from fedloom.data.inputs import copied, read_folders, stated, with_vocabulary
+from fedloom.data.inputs import Axes, copied, doubtful_axes, read_folders, stated, turned, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.data.prepare import joined_groups
@@ -114,7 +114,7 @@ class Federation:
         inputs: str | None = None,
         labels: Mapping[str, str] | None = None,
         signal: Kind | Signal | None = None,
-        axes: Literal["NCT", "NTC"] | None = None,
+        axes: Axes | None = None,
         name: str = "federation",
         public: Any = None,
         group: Any = None,
@@ -185,11 +185,8 @@ class Federation:
             group=owners,
             doubts=copied(trained, measured, signal),
         )
-        is_series = self.dataset.signal is not None and self.dataset.signal.kind == "series"
         told = _large_labels(parts, known)
-        if axes is None and is_series and len(first.shape) == 2 and first.shape[0] > first.shape[1]:
-            what = f"{sized(first.shape, self.dataset.signal)} found, more channels than steps"
-            told.append(f"{first.where}: {what}: add axes='NTC' if the steps come first, axes='NCT' if this is right")
+        told += [f"{first.where}: {doubt}" for doubt in doubtful_axes(first.shape, signal, "axes='{}'") if axes is None]
         for warning in told:
             warnings.warn(warning, RunWarning, stacklevel=2)
 
@@ -490,13 +487,9 @@ class Keys:
     is_turned: bool = False
     """True: the last two axes of inputs are exchanged."""
 
-    def turned(self, inputs: Tensor) -> Tensor:
-        """Return inputs with their channels before their steps."""
-        if not self.is_turned:
-            return inputs
-        if inputs.ndim < 2:
-            raise _unfit("axes='NTC'", f"inputs of shape {tuple(inputs.shape)}", "N x steps x channels")
-        return inputs.transpose(-1, -2).contiguous()
+    def turned(self, inputs: Tensor, where: str, axes: int = 2) -> Tensor:
+        """Return an input, or many (three `axes`), with channels before steps."""
+        return turned(inputs, where, axes) if self.is_turned else inputs
 
     def chosen(self, item: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, dict[str, Any]]:
         """Return the input and {task: label} of a mapping that has the input."""
@@ -545,7 +538,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
         return _items(data, tasks, where, keys)
     is_ragged = isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len(set(map(len, x))) > 1
-    inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where))
+    inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where), where, 3)
     if inputs.ndim < 2 or not len(inputs):
         raise _unfit(where, f"inputs of shape {tuple(inputs.shape)}", "N x ... with N above 0")
     _finite(inputs, where)
@@ -613,7 +606,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         except Exception as error:
             raise DataError(f"{about} of {count}: {type(error).__name__}: {error}") from error
         x, y = _pair(item, tasks, about, keys)
-        x = keys.turned(as_input(x, about))
+        x = keys.turned(as_input(x, about), about)
         first = x if first is None else first
         _finite(x[None], about)
         seen |= dict.fromkeys(y)
@@ -870,7 +863,7 @@ class Items:
         x = source[position]
         if not isinstance(source, Tensor):
             x = x[self.keys.inputs] if isinstance(x, Mapping) else x[0]
-            x = self.keys.turned(as_input(x, about))
+            x = self.keys.turned(as_input(x, about), about)
         if tuple(x.shape) != self.shape:
             raise _unfit(about, f"an input of shape {tuple(x.shape)}", f"{self.shape} as the first example has")
         return _scaled(x)

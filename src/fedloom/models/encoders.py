@@ -93,7 +93,11 @@ def conv1d(
 
     channels, steps = _series("conv1d", input_shape, signal)
     if steps < 2**depth:
-        raise RecipeError(f"encoder 'conv1d' expects at least {2**depth} steps for depth {depth}, found {steps}")
+        found = f"found {steps} and {channels} channels"
+        advice = "if the steps come first in the data, set axes=NTC (data.axes in a recipe, fl.Federation(axes='NTC'))"
+        raise RecipeError(
+            f"encoder 'conv1d' expects at least {2**depth} steps for depth {depth}, {found}; {advice}; else lower depth"
+        )
     return Conv1d(channels, (width, *[2 * width] * (depth - 1)), kernel, hidden)
 
 
