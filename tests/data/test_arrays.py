@@ -191,7 +191,17 @@ def test_limit_draws_from_each_part(npz):
         ({"y_test": np.zeros(19, int)}, {}, "'y_test': expected 20 values, as many as 'x_test', found 19"),
         ({"y_train": np.full(40, -2)}, {}, "task 'label': expected labels from 0, or -1 for unlabelled, found -2"),
         ({"y_train": np.full(40, 2**64 - 1, np.uint64)}, {}, r"'y_train': expected integers below 2\^63, found 18"),
-        ({"y_train": np.zeros(40)}, {}, "'y_train': expected one integer per example, found float64"),
+        ({"y_train": np.zeros(40)}, {}, "'y_train': expected one integer or text per .* found float64 .*; real"),
+        ({"y_train": np.full(40, "a")}, {}, "task 'label': expected texts in both .* found <U1 and int64"),
+        ({"y_train": np.full(40, "a"), "y_test": np.full(20, "b")}, {"classes": {"label": 3}},
+         r"2 classes found \(a, b\); list the names of all 3 as classes"),
+        ({"y_train": np.full(40, "a"), "y_test": np.full(20, "b")}, {"classes": {"label": ["b", "c"]}},
+         "the label 'a' found, expected b, c"),
+        ({"y_train": np.full(40, ""), "y_test": np.full(20, "")}, {}, "task 'label': no example is labelled"),
+        ({"y_train": np.full(40, b"\xff"), "y_test": np.full(20, "b")}, {}, "'y_train' cannot be read as texts"),
+        ({"d_train": np.full(40, "here"), "d_test": np.full(20, "")}, {"domain": "d_{split}"}, "without a domain"),
+        ({"d_train": np.full(40, "a"), "d_test": np.full(20, "a"), "n": np.array(["a", "b"])}, {
+            "domain": "d_{split}", "domain_names": "n"}, "leave domain_names out"),
         ({"y_train": np.zeros((40, 2), int)}, {}, r"found int64 of shape \(40, 2\)"),
         ({"y_train": np.full(40, -1), "y_test": np.full(20, -1)}, {}, "task 'label': no example is labelled"),
         ({}, {"classes": {"label": 3}}, "task 'label': expected labels below 3, found 3"),
@@ -316,6 +326,38 @@ def windows(**more: np.ndarray) -> dict:
 
 
 POOL = {"images": "x", "labels": {"y": "y"}, "domain": "site", "test_fraction": 0.2}
+
+
+def test_texts_are_classes_and_domains(save):
+    words = np.array(["run", "", "walk", "sit"])
+    cities = np.array(["k\u00f6ln", "oslo"])
+    made = columns(place_train=cities[np.arange(40) % 2], place_test=np.full(20, "rome"))
+    made |= {key: words[made[key]] for key in ("y_train", "y_test")}
+    path = save(made)
+    data = arrays(0, path=path, domain="place_{split}")
+    assert [(task.name, task.channels) for task in data.tasks] == [("label", 3)]
+    assert data.classes == {"label": ("run", "sit", "walk")}
+    assert data.train.labels["label"][:4].tolist() == [0, -1, 2, 1]
+    assert data.domains == ("k\u00f6ln", "oslo", "rome")
+    assert (data.train.domain[:2].tolist(), data.test.domain[:2].tolist()) == ([0, 1], [2, 2])
+    stated = arrays(0, path=path, classes={"label": ["walk", "run", "sit", "stand"]})
+    assert stated.train.labels["label"][:4].tolist() == [1, -1, 0, 2]
+    assert (stated.tasks[0].channels, stated.classes["label"][3]) == (4, "stand")
+
+
+def test_classes_of_integers_may_have_names(npz):
+    data = arrays(0, path=npz(columns()), classes={"label": ["a", "b", "c", "d", "e"]})
+    assert (data.tasks[0].channels, data.classes["label"][4]) == (5, "e")
+    with pytest.raises(RecipeError, match="arrays, classes, task 'label': class 'a' is named twice"):
+        arrays(0, path=npz(columns()), classes={"label": ["a", "a", "b", "c"]})
+
+
+def test_texts_in_a_pool_are_split_as_their_numbers(npz):
+    made = windows()
+    texts = made | {"y": np.array(["a", "b"])[made["y"]], "site": np.array([*"abcd"])[made["site"]]}
+    one, other = (arrays(0, path=npz(each), **POOL).train for each in (made, texts))
+    assert torch.equal(one.images, other.images)
+    assert torch.equal(one.labels["y"], other.labels["y"])
 
 
 @pytest.mark.parametrize("texts", [False, True])

@@ -151,6 +151,8 @@ def test_axes_of_series() -> None:
     assert of((steps_first, Y), axes="NCT").dataset.input_shape == (30, 2)
     with pytest.raises(DataError, match=r"client 'ann', train: inputs of shape \(24, 30\) found, expected N x steps x"):
         of((steps_first[..., 0], Y), axes="NTC")
+    with pytest.raises(DataError, match="axes='NCT' of features found, expected axes for series only"):
+        federation((X, Y), axes="NCT")
     with pytest.raises(DataError, match="axes='TNC' found"):
         of((steps_first, Y), axes="TNC")
 

@@ -64,7 +64,7 @@ def init(
     """Write a recipe for your own data; the command prompts for anything not given."""
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.data.tables.read import is_table
-    from fedloom.federation.recipes.draft import draft, look
+    from fedloom.federation.recipes.draft import choices_of, draft, look
     from fedloom.federation.recipes.loader import EDITORS, SHIPPED, load
 
     if out.exists():
@@ -95,6 +95,9 @@ def init(
         held = _ask(clients, which + or_column, "1" if source.groups else "5")
         chosen = _ask(method, METHOD, "fedavg")
         recipe = draft(source, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
+        if source.columns:
+            for line in choices_of(source, recipe["data"], held):
+                typer.echo(line)
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
     typer.echo(f"Look at it: fedloom show {out}\nTrain:      fedloom run {out}", err=True)

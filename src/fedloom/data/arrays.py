@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from fedloom.models.tasks.task import Task
 
 
+REAL = (
+    "real numbers are targets of a regression: the data set tables (kind: regression) takes them for vectors, and "
+    "fl.Federation in Python for all inputs"
+)
+ClassNames = Annotated[list[str], Field(min_length=1)]
+
+
 @DATASETS.register("arrays")
 def arrays(
     seed: int,
@@ -36,7 +43,7 @@ def arrays(
     domain: str | None = None,
     domain_names: str | None = None,
     group: str | None = None,
-    classes: dict[str, Count] | None = None,
+    classes: dict[str, Count | ClassNames] | None = None,
     test_fraction: TestFraction | None = None,
     size: Count | None = None,
     channels: Literal[1, 3] | None = None,
@@ -50,8 +57,8 @@ def arrays(
 
     `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
     stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
-    by the first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without
-    it, domains are named by their numbers.
+    by the first task and the domain) becomes the test part. `domain` has integers or texts. `domain_names` is
+    the key of an array of names for integers; without it, domains are named by their numbers.
 
     Examples with the same value in the array `group` (integers or texts), such as the windows of one recording or of
     one person, stay together where `test_fraction` splits the pool and where clients set validation examples apart.
@@ -70,7 +77,9 @@ def arrays(
     `channels: 1` makes them grey (ITU-R BT.601 luma), `channels: 3` repeats grey ones. `limit` keeps that many random
     examples of each part.
 
-    Labels: N integers from 0; -1 means unlabelled. `classes` (task -> number) defaults to the largest label plus one.
+    Labels: N integers from 0, where -1 means unlabelled, or N texts, where an empty one does. `classes` (task ->
+    number, or names in the order of their numbers) defaults to the largest label plus one, or to the texts in
+    alphabetical order. Nodes of a deployment whose labels are texts need the names, so that all number them alike.
 
     `dense` (task -> kind, key and more) takes the place of `labels`. Images are then uint8 and normalised with
     ImageNet's mean and standard deviation; grey ones are repeated. Label images have the images' height and width:
@@ -86,14 +95,8 @@ def arrays(
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
     if dense is not None:
-        beside: dict[str, Any] = {
-            "labels": labels,
-            "classes": classes,
-            "size": size,
-            "channels": channels,
-            "signal": signal,
-        }
-        beside["axes"] = axes
+        beside: dict[str, Any] = {"labels": labels, "classes": classes, "size": size, "channels": channels}
+        beside |= {"signal": signal, "axes": axes}
         for what, value in beside.items():
             if value is not None:
                 raise RecipeError(f"arrays: {what} cannot be combined with dense: leave one of them out")
@@ -108,6 +111,8 @@ def arrays(
         if task not in labels:
             hint = nearest(task, labels)
             raise RecipeError(f"arrays: classes names the task {task!r}, which labels does not name.{hint}")
+        if not isinstance(listed := classes[task], int):
+            prepare.no_repeats(f"arrays, classes, task {task!r}", "class", listed)
 
     def read(store: Store, split: str) -> Part:
         """Read one part, or the pool, and check it."""
@@ -117,8 +122,8 @@ def arrays(
             raise DataError(f"{where}: {key!r} is empty, its shape is {inputs.shape}")
         columns = {}
         for task, name in labels.items():
-            columns[task] = store.integers(name.replace("{split}", split), len(inputs), key)
-            if (least := columns[task].min()) < -1:
+            columns[task] = store.integers(name.replace("{split}", split), len(inputs), key, True, f"; {REAL}")
+            if columns[task].dtype.kind == "i" and (least := columns[task].min()) < -1:
                 raise DataError(f"{where}, task {task!r}: expected labels from 0, or -1 for unlabelled, found {least}")
         for task, label in dense.items():
             from fedloom.data.dense import decode
@@ -128,7 +133,7 @@ def arrays(
                 expected = f"{len(inputs)} values, as many as {key!r}"
                 raise DataError(f"{where}: {name!r}: expected {expected}, found {len(array)}")
             columns[task] = decode(array, label, f"{where}, {name!r}")
-        places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
+        places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key, True)
         owners = None if group is None else store.integers(group.replace("{split}", split), len(inputs), key, True)
         return Part(inputs, columns, places, key, owners)
 
@@ -136,13 +141,14 @@ def arrays(
         where = f"arrays, {store.path}"
         parts = [read(store, split) for split in named]
         names = store.names(domain_names) if domain_names is not None else None
+    called = {task: _code(where, task, parts, classes.get(task)) for task in labels}
+    domains = _number_domains(where, parts, names)
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
         if not len(parts[1].inputs):
             lacks = "no class has two examples" if group is None else f"no domain has two groups ({group!r})"
             raise DataError(f"{where}: {lacks}, so no test part can be split off")
-    counts = {task: _classes(where, task, parts, classes) for task in labels}
-    domains = _number_domains(where, parts, names)
+    counts = {task: _classes(where, task, parts, called[task], classes.get(task)) for task in labels}
     parts = prepare.limited(parts, limit, seed)
     if dense:
         from fedloom.data.dataset import Dataset
@@ -152,8 +158,9 @@ def arrays(
         data, inputs = Dataset(store.path.stem, *built, domains), [part.images for part in built[1:]]
     else:
         known, normal = _ready(where, parts, stated(signal), size, channels, axes)
+        called = {task: each for task, each in called.items() if each}
         with at(where):
-            data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known)
+            data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known, classes=called)
         inputs = [part.inputs for part in parts]
     # Where examples are drawn, their positions are no longer those in the file.
     places = [part.key if test_fraction is limit is None else "" for part in parts]
@@ -195,14 +202,43 @@ def _ready(
     return signal, statistics[0]
 
 
-def _classes(where: str, task: str, parts: Sequence[Part], stated: Mapping[str, int]) -> int:
-    """Return the number of classes of a task: as stated, or the largest label plus one."""
+def _code(where: str, task: str, parts: Sequence[Part], stated: int | list[str] | None) -> tuple[str, ...]:
+    """Return the names of a task's classes, as stated or those of texts, which become their numbers in place."""
+    listed = () if isinstance(stated, int | None) else tuple(stated)
+    columns = [part.labels[task] for part in parts]
+    if not _are_texts(f"{where}, task {task!r}", columns):
+        return listed
+    found = np.unique(np.concatenate(columns)).tolist()
+    names = listed or tuple(text for text in found if text)
+    if strange := [text for text in found if text and text not in names]:
+        raise DataError(f"{where}, task {task!r}: the label {strange[0]!r} found, expected {', '.join(names)}")
+    if isinstance(stated, int) and stated != len(names):
+        advice = f"list the names of all {stated} as classes"
+        raise DataError(f"{where}, task {task!r}: {len(names)} classes found ({', '.join(names)}); {advice}")
+    place = {name: number for number, name in enumerate(names)}
+    for part in parts:
+        part.labels[task] = np.array([place.get(text, -1) for text in part.labels[task].tolist()], np.int64)
+    return names
+
+
+def _are_texts(where: str, columns: Sequence[Array]) -> bool:
+    """Return whether columns are texts. Raises DataError where one part has texts and the other integers."""
+    kinds = [column.dtype.kind == "U" for column in columns]
+    if any(kinds) != all(kinds):
+        found = " and ".join(str(column.dtype) for column in columns)
+        raise DataError(f"{where}: expected texts in both parts or in none, found {found}")
+    return any(kinds)
+
+
+def _classes(where: str, task: str, parts: Sequence[Part], names: Sequence[str], stated: object) -> int:
+    """Return the number of classes of a task: as stated or named, or the largest label plus one."""
     largest = max(int(part.labels[task].max()) for part in parts)
     if largest < 0:
         raise DataError(f"{where}, task {task!r}: no example is labelled")
-    if largest >= stated.get(task, largest + 1):
-        raise DataError(f"{where}, task {task!r}: expected labels below {stated[task]}, found {largest}")
-    return stated.get(task, largest + 1)
+    count = len(names) or (stated if isinstance(stated, int) else largest + 1)
+    if largest >= count:
+        raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
+    return count
 
 
 def _number_domains(where: str, parts: Sequence[Part], names: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -210,7 +246,12 @@ def _number_domains(where: str, parts: Sequence[Part], names: tuple[str, ...] | 
     columns = [part.domain for part in parts if part.domain is not None]
     if not columns:
         return ()
+    if (is_text := _are_texts(f"{where}, domain", columns)) and names is not None:
+        raise DataError(f"{where}: the domains are texts, which are their names: leave domain_names out")
     values = np.unique(np.concatenate(columns))
+    if is_text and not values[0]:
+        found = "an example without a domain (an empty text) found"
+        raise DataError(f"{where}: {found}: fill the domain in, or remove the example")
     if names is None:
         for part, column in zip(parts, columns, strict=True):
             part.domain = np.searchsorted(values, column)

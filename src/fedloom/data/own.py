@@ -171,6 +171,8 @@ class Federation:
             domain = torch.tensor(whose).repeat_interleave(torch.tensor([len(piece) for piece in tests]))
         train, tested = gathered(parts, known, first, keys), gathered(tests, known, first, keys, domain)
         signal = _signal(every, signal)
+        if axes is not None and signal is not None and signal.kind != "series":
+            raise _unfit(first.where, f"axes={axes!r} of {signal.kind}", "axes for series only: leave it out")
         learned = [piece for piece in parts if not piece.where.endswith(", val")]
         trained, measured = (
             {p.where: p.source for p in pieces if isinstance(p.source, Tensor)} for pieces in (learned, tests)

@@ -359,14 +359,17 @@ class Store:
         # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
         return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
-    def integers(self, key: str, expected: int, beside: str, texts: bool = False) -> Array:
-        """Read a column of `expected` integers, as int64 in memory; with `texts`, a column of texts as it is, too."""
+    def integers(self, key: str, expected: int, beside: str, texts: bool = False, real: str = "") -> Array:
+        """Read a column of `expected` integers, as int64 in memory; with `texts`, a column of texts as it is, too.
+
+        `real` is advice for a column of real numbers.
+        """
         column, where = self.read(key), f"arrays, {self.path}"
         is_text = texts and column.dtype.kind in "US"
         if column.ndim != 1 or (column.dtype.kind not in "biu" and not is_text):
             shown = f"{column.dtype} of shape {column.shape}"
-            kinds = "integer or text" if texts else "integer"
-            raise DataError(f"{where}: {key!r}: expected one {kinds} per example, found {shown}")
+            kinds, advice = "integer or text" if texts else "integer", real if column.dtype.kind == "f" else ""
+            raise DataError(f"{where}: {key!r}: expected one {kinds} per example, found {shown}{advice}")
         if len(column) != expected:
             raise DataError(f"{where}: {key!r}: expected {expected} values, as many as {beside!r}, found {len(column)}")
         if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
+from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, content, few, left_out
 from fedloom.data.folders import copied_files
-from fedloom.data.inputs import kinds_of
-from fedloom.data.prepare import SPLITS, Store
+from fedloom.data.inputs import LAYOUTS, doubtful_axes, kinds_of
+from fedloom.data.prepare import SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
-from fedloom.models.signal import Kind
+from fedloom.models.signal import Kind, Signal
 
 _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""
@@ -49,8 +50,14 @@ class Found:
     """The kind of input."""
     suffix: str = ""
     """The end of a column's key, after its name: '_{split}', or nothing."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Array -> why it can neither be a label nor name clients."""
+    values: Mapping[str, int] = field(default_factory=dict)
+    """Array of integers or texts, one for each example -> the number of different ones."""
+    count: int = 0
+    """The number of examples in the arrays, of the train part where there are two."""
     lines: tuple[str, ...] = ()
-    """Lines that `init` prints of a folder: its sites, classes and split, and what is left out."""
+    """Lines that `init` prints: the sites, classes and split of a folder and what is left out; the inputs of arrays."""
 
 
 def look(path: Path) -> Found:
@@ -59,8 +66,14 @@ def look(path: Path) -> Found:
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
         raise DataError(f"{path}: expected a folder of images, a .npz file or a table (.csv, .gz, .xz, .parquet)")
+    arrays, others = {}, {}
     with Store(path.expanduser()) as store:
-        return _arrays(path, {key: store.read(key) for key in store.keys})
+        for key in store.keys:
+            try:
+                arrays[key] = store.read(key)
+            except DataError as error:  # such as a sampling rate
+                others[key] = str(error)
+    return _arrays(path, arrays, others)
 
 
 def draft(content: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
@@ -73,6 +86,8 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
     by_number = clients.isdigit()
     for column in (*labels, *([] if by_number else [clients])):
         if column not in content.columns:
+            if column in content.others:
+                raise RecipeError(f"{column!r} can be neither a label nor name clients: {content.others[column]}")
             more = choices("Found", column, content.columns)
             raise RecipeError(f"no column {column!r} that could be a label or name the client of each row.{more}")
     if content.columns:
@@ -181,26 +196,83 @@ def _sizes(what: str, images: Mapping[str, int]) -> str:
     return f"{what} and their images: {few([f'{name} ({count})' for name, count in images.items()])}"
 
 
-def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
+def _arrays(path: Path, arrays: Mapping[str, Array], others: dict[str, str]) -> Found:
+    """Return the inputs, and the arrays that may be labels or name clients. `others` are arrays that cannot be read."""
     split = [key.removesuffix("_train") for key in arrays if key.endswith("_train")]
     split = [key for key in split if f"{key}_test" in arrays]
     parts = {key: arrays[f"{key}_train"] for key in split} or arrays
-    inputs = [key for key, a in parts.items() if a.ndim in (2, 3, 4) and (a.dtype == np.uint8 or a.dtype.kind == "f")]
+    # Whole numbers may be tokens, or a series as a sensor gave it, but beside real ones they are rather labels.
+    inputs = sorted((key for key, a in parts.items() if a.ndim > 1 and kinds_of(a)), key=lambda key: _whole(parts[key]))
     if not inputs:
-        raise DataError(f"{path}: expected an array of inputs (N x F or images; uint8 or floating point), found none")
+        shapes = [f"{key} ({a.dtype} of shape {a.shape})" for key, a in arrays.items()]
+        found = "; ".join([few(shapes) or "none", *(f"{key}: {reason}" for key, reason in others.items())])
+        wanted = "expected an array of numbers that are inputs (N x F, N x channels x steps, images)"
+        raise DataError(f"{path}: {wanted}, found {found}")
     chosen = "x" if "x" in inputs else inputs[0]
-    could = tuple(key for key, a in parts.items() if a.ndim == 1 and len(a) == len(parts[chosen]) and _counts(a))
+    count, kinds = len(parts[chosen]), kinds_of(parts[chosen])
+    beside = {key: a for key, a in parts.items() if key != chosen}
+    others = others | {key: reason for key, a in beside.items() if (reason := _unfit(a, count))}
+    if split:
+        both = {f"{key}_{part}" for key in split for part in SPLITS}
+        others |= {key: f"there are no {key}_train and {key}_test" for key in arrays if key not in both}
+    could = tuple(key for key in beside if key not in others)
+    if not could:
+        listed = "; ".join(f"{key}: {reason}" for key, reason in others.items()) or "no other array"
+        raise DataError(f"{path}: no array beside the inputs {chosen!r} can be a label; found {listed}")
     suffix = "_{split}" if split else ""
     section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "images": chosen + suffix}
     section |= {} if split else {"test_fraction": _TEST}
-    kinds = kinds_of(parts[chosen])
     section |= {"signal": kinds[0]} if len(kinds) > 1 else {}  # else `arrays` would ask
-    return Found(section, could, signal=kinds[0], suffix=suffix)
+    shape = parts[chosen].shape[1:]
+    lines = [f"inputs: {chosen}, {count:,} x {' x '.join(map(str, shape))}, taken for {kinds[0]} ({LAYOUTS[kinds[0]]})"]
+    lines += [f"note: {doubt}" for doubt in doubtful_axes(shape, Signal(kind=kinds[0]), "data.axes={}")]
+    values = {key: _values(a) for key, a in beside.items() if a.shape == (count,) and a.dtype.kind in "biuUS"}
+    more: dict[str, Any] = {"signal": kinds[0], "suffix": suffix, "others": others, "values": values, "count": count}
+    return Found(section, could, lines=tuple(lines), **more)
 
 
-def _counts(column: np.ndarray[Any, Any]) -> bool:
-    """Return whether a column may be a label, or say whose an example is."""
+def _whole(array: Array) -> bool:
+    return array.dtype.kind in "iu" and array.dtype != np.uint8
+
+
+def _values(column: Array) -> int:
+    """Return the number of different values; -1 and an empty text are none."""
     values = np.unique(column)
-    return len(values) <= min(_MOST, len(column) // 2) and (
-        column.dtype.kind == "U" or (column.dtype.kind in "biu" and values[0] >= -1)
-    )
+    return len(values) - int(not values[0] if values.dtype.kind in "US" else values[0] == -1)
+
+
+def _unfit(column: Array, count: int) -> str:
+    """Return why an array can neither be a label of `count` examples nor name their clients; else an empty text."""
+    if column.shape != (count,):
+        return f"shape {column.shape} found, expected one value for each of {count:,} examples"
+    if column.dtype.kind == "f":
+        return REAL
+    if column.dtype.kind not in "biuUS":
+        return f"{column.dtype} found, expected integers or texts"
+    values = np.unique(column)
+    if len(values) > min(_MOST, count // 2):
+        return f"{len(values):,} different values in {count:,} examples, too many for classes or clients"
+    if column.dtype.kind in "iu" and values[0] < -1:
+        return f"the value {values[0]} found, expected integers from 0, or -1 for no label"
+    return ""
+
+
+def choices_of(content: Found, data: Mapping[str, Any], clients: str) -> list[str]:
+    """Return lines about what the recipe's section `data` of arrays uses, and what it leaves out."""
+    labels = [key.removesuffix(content.suffix) for key in data["labels"].values()]
+    used = {*labels, clients}
+    many = [f"{key} ({content.values[key]} values)" for key in labels]
+    lines = [f"labels: {', '.join(many)}"]
+    named, sites = clients in content.values, content.values.get(clients, 1)
+    lines.append(f"clients: {f'one for each of the {sites} values of {clients}' if named else f'{clients}, at random'}")
+    share = f"a random {_TEST:.0%} of the examples of each class{' and client' if named else ''} (data.test_fraction)"
+    lines.append(f"test examples: {'keys that end in _test' if content.suffix else share}")
+    unused = [key for key in (*content.columns, *content.others) if key not in used]
+    lines += [f"not used: {few(unused)}"] if unused else []
+    most, parts = max(2, sites, *(content.values[key] for key in labels)), "validation" if content.suffix else "test"
+    for key, values in content.values.items():
+        if key not in used and most < values <= content.count // 2:
+            found = f"{key}: {values:,} values in {content.count:,} examples"
+            apart = f"examples of one {key} may land in training and {parts}"
+            lines.append(f"note: {found}; {apart}; to keep them together, set data.group={key}{content.suffix}")
+    return lines
