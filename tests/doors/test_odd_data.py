@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,21 @@ def test_inputs_that_are_not_finite_are_counted_by_client() -> None:
         federation((x, Y))
     with pytest.raises(DataError, match="client 'ann', train, example 3: 1 of 1 inputs"):
         federation(list(zip(x, Y, strict=True)))
+
+
+@pytest.mark.parametrize("infinite", [math.inf, -math.inf, 1e300])
+def test_labels_that_are_not_finite_are_refused_with_their_place(infinite: float) -> None:
+    y = np.linspace(-1, 1, 24)
+    bad = y.copy()
+    bad[[5, 9]] = infinite
+    said = re.escape(f"task 'w': 2 of 24 labels are infinite or too large, the first ({infinite}) at position 5; exp")
+    tasks = {"w": fl.task()}
+    with pytest.raises(DataError, match=f"client 'ann', train, {said}"):
+        fl.Federation({"ann": fl.Client((X, bad))}, tasks)
+    with pytest.raises(DataError, match=f"Federation, test, {said}"):
+        fl.Federation({"ann": fl.Client((X, y))}, tasks, test=(X, bad))
+    bad[[5, 9]] = math.nan
+    fl.Federation({"ann": fl.Client((X, bad))}, tasks)
 
 
 def test_copies_in_train_and_test_data_are_said() -> None:

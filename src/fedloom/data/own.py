@@ -726,6 +726,12 @@ def _column(
     if ignore is not None:
         values = torch.where(values == ignore, _absent(task), values.float() if _is_real(task) else values)
     if _is_real(task):
+        if bool((bad := values.float().isinf()).any()):
+            first = int(bad.int().argmax())
+            found = (
+                f"{int(bad.sum())} of {len(bad)} labels are too large, the first ({values[first]}) at position {first}"
+            )
+            raise DataError(f"{_at(about, bad, files)}: {found}; expected finite numbers, or NaN for no label")
         return values.float()
     if values.is_floating_point():
         raise _unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")
