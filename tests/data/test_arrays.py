@@ -427,3 +427,34 @@ def test_a_site_with_one_group_cannot_be_split(npz):
     made = windows()
     with pytest.raises(DataError, match=r"no domain has two groups \('site'\), so no test part can be split off"):
         arrays(0, path=npz(made), **POOL, group="site")
+
+
+@pytest.mark.parametrize("kind", ["series", "features", "image"])
+def test_a_site_of_other_units_is_a_doubt(npz, kind):
+    rng = np.random.default_rng(0)
+    site = np.arange(80) % 4
+    x = rng.normal(1, 1, (80, 3, 16)) if kind == "series" else rng.normal(1, 1, (80, 3 if kind == "features" else 256))
+    x[site == 2, 1] *= 1000
+    if kind == "image":
+        x = x.reshape(80, 16, 16)
+    names = {"x": x.astype(np.float32), "y": np.arange(80) % 2, "site": np.array([*"abcd"])[site]}
+    keys = {"images": "x", "labels": {"y": "y"}, "test_fraction": 0.2, "domain": "site", "signal": kind}
+    doubts = arrays(0, path=npz(names), **keys).doubts
+    if kind == "image":
+        assert not doubts
+        return
+    (doubt,) = doubts
+    unit = "channel" if kind == "series" else "feature"
+    assert re.fullmatch(
+        rf"domain 'c': {unit} 1 has mean \S+, where the others have about [01]\.\d+ \(standard deviation [01]\.\d+\); "
+        "if these are other units, convert them",
+        doubt,
+    )
+
+
+def test_rare_features_are_no_other_units(npz):
+    rng = np.random.default_rng(0)
+    site = np.repeat(np.arange(4), 50)
+    x = (rng.random((200, 6)) < np.where(site[:, None] == 1, 0.3, [0, 0.01, 0.02, 0.5, 1, 0.1])).astype(np.float32)
+    made = {"x": x, "y": np.arange(200) % 2, "site": site}
+    assert not arrays(0, path=npz(made), **POOL | {"labels": {"y": "y"}}).doubts

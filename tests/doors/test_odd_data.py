@@ -56,6 +56,42 @@ def test_labels_that_are_not_finite_are_refused_with_their_place(infinite: float
     fl.Federation({"ann": fl.Client((X, bad))}, tasks)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x, None),
+        (
+            lambda x: x + 1000,
+            r"inputs: channel 1 has mean 1e\+03 and standard deviation .*may not converge; subtract a mean",
+        ),
+        (lambda x: x * 1000, "inputs: channel 1 has mean .* and standard deviation"),
+        (lambda x: x * 0.001, "inputs: channel 1 has mean .* and standard deviation .*may not converge"),
+    ],
+)
+def test_inputs_on_whose_scale_training_may_not_converge(change: Any, said: str | None) -> None:
+    series = torch.randn(24, 2, 20, generator=RNG)
+    series[:, 1] *= 1.5
+    clients = {who: fl.Client((change(series + place), Y)) for place, who in enumerate(("ann", "bob"))}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        fl.Federation(clients, TASKS, signal="series")
+    texts = [str(each.message) for each in heard]
+    assert len(texts) == (said is not None)
+    assert said is None or re.match(said, texts[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the scale of images is none of ours, and neither are features far below 1
+        fl.Federation({"ann": fl.Client((change(series[..., None]), Y))}, TASKS)
+
+
+def test_a_client_of_other_units_is_named() -> None:
+    clients = {who: fl.Client((X + torch.rand(3, generator=RNG), Y)) for who in ("ann", "bob", "eve")}
+    other = {"dan": fl.Client((X * torch.tensor([1, 1, 50]) + torch.tensor([0, 0, 500]), Y), val=(X, Y))}
+    said = r"client 'dan', train: feature 2 has mean \d+, where the others have about \S+ \(standard deviation 1"
+    with pytest.warns(RunWarning, match=said) as heard:
+        fl.Federation(clients | other, TASKS)
+    assert len(heard) == 1
+
+
 def test_copies_in_train_and_test_data_are_said() -> None:
     other = X + 1
     clients = {"ann": fl.Client((X, Y)), "bob": fl.Client((other, Y), val=(other, Y), test=(X[4:6], Y[4:6]))}

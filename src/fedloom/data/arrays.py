@@ -14,11 +14,23 @@ from fedloom.core.errors import DataError, RecipeError, at, nearest
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
 from fedloom.data.combine import of_classes
-from fedloom.data.inputs import Axes, as_inputs, copied, doubtful_axes, signal_of, stated, with_vocabulary
+from fedloom.data.inputs import (
+    Axes,
+    Moments,
+    as_inputs,
+    copied,
+    doubtful_axes,
+    far_off,
+    signal_of,
+    stated,
+    with_vocabulary,
+)
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.models.tasks.task import Task
 
@@ -89,7 +101,9 @@ def arrays(
     to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
 
     `fedloom show` and a run warn where test examples are byte by byte copies of training examples, in up to a million
-    examples and 1 GiB of inputs; features of whole numbers are not compared.
+    examples and 1 GiB of inputs (features of whole numbers are not compared); where a series has more channels than
+    steps and `axes` does not state their order; and where the mean of a channel or feature in one domain is more than
+    five standard deviations away from the others', as in other units.
 
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
@@ -164,10 +178,20 @@ def arrays(
         inputs = [part.inputs for part in parts]
     # Where examples are drawn, their positions are no longer those in the file.
     places = [part.key if test_fraction is limit is None else "" for part in parts]
-    train, test = ({place: x} for place, x in zip(places, inputs, strict=True))
-    doubts = (*_in_both(parts, group), *copied(train, test, data.signal))
+    doubts = [*_in_both(parts, group), *copied({places[0]: inputs[0]}, {places[1]: inputs[1]}, data.signal)]
     doubts += doubtful_axes(data.input_shape, data.signal, "data.axes={}") if axes is None else ()
-    return replace(data, redrawn=test_fraction is not None, group=parts[0].group, doubts=doubts)
+    doubts += far_off(_moments_by_domain(inputs[0], parts[0].domain, data), data.signal)
+    return replace(data, redrawn=test_fraction is not None, group=parts[0].group, doubts=tuple(doubts))
+
+
+def _moments_by_domain(inputs: Tensor, domain: Array | None, data: Dataset) -> dict[str, Moments]:
+    """Return the mean and the deviation of each channel in each domain with two examples or more; of images nothing."""
+    if domain is None or data.signal is None or data.signal.kind in ("image", "tokens"):
+        return {}
+    rows = {name: np.flatnonzero(domain == number) for number, name in enumerate(data.domains)}
+    return {
+        f"domain {name!r}": prepare.channel_moments(inputs[index]) for name, index in rows.items() if len(index) > 1
+    }
 
 
 def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:

@@ -31,10 +31,19 @@ VOLUMES = (".nii.gz", ".nii", ".dcm")
 ENDINGS = (*VOLUMES, *SUFFIXES)
 DEEP = ("I", "F")
 """Beginnings of Pillow's modes with more than 8 bits per channel."""
+LARGE, SMALL = 10.0, 0.01
+"""Labels of a regression, and inputs, with a mean or a deviation above LARGE are better standardised; so are inputs
+whose deviations are all below SMALL."""
+FAR = 5.0
+"""The mean of a site that is so many standard deviations from the others' makes its units doubtful."""
+MANY = 20
+"""Of more sites than these, one hardly moves the medians of all, and is not left out of them."""
 COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
 ROWS = 1024  # examples converted at a time
 Fit = Literal["stretch", "crop"]
+Moments = tuple["Tensor", "Tensor"]
+"""Mean and standard deviation of each channel."""
 Axes = Literal["NCT", "NTC"]
 """The order of examples, channels and steps (times) in an array of series."""
 LAYOUTS: dict[Kind, str] = {
@@ -141,6 +150,57 @@ def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Sign
     if low < 0 or high >= size:
         raise DataError(f"{where}: expected tokens from 0 to {size - 1}, found {low if low < 0 else high}")
     return signal.model_copy(update={"vocabulary": size})
+
+
+def badly_scaled(moments: Mapping[str, Moments], signal: Signal | None) -> tuple[str, ...]:
+    """Return a doubt about inputs of clients, neither images nor tokens, on whose scale training may not converge.
+
+    Some channel or feature has a mean or a deviation above LARGE, or all have deviations below SMALL.
+    """
+    import torch
+
+    if not moments or (signal is not None and signal.kind in ("image", "tokens")):
+        return ()
+    means, stds = (torch.stack(each) for each in zip(*moments.values(), strict=True))
+    mean = means.mean(0)
+    std = (stds.square() + (means - mean).square()).mean(0).sqrt()
+    size = torch.maximum(mean.abs(), std)
+    if float(size.max()) <= LARGE and (signal is None or not 0 < float(std.max()) < SMALL):
+        return ()
+    worst = int(size.argmax())
+    found = f"{_axis(signal)} {worst} has mean {mean[worst]:.3g} and standard deviation {std[worst]:.3g}"
+    advice = "subtract a mean and divide by a standard deviation, the same ones for all clients"
+    return (f"inputs: {found}, so training may not converge; {advice}",)
+
+
+def far_off(moments: Mapping[str, Moments], signal: Signal | None) -> tuple[str, ...]:
+    """Return a doubt for each client or domain whose inputs, neither images nor tokens, may be in other units.
+
+    There the mean of a channel or feature is more than FAR standard deviations away from the others' mean. The others'
+    mean and deviation are medians over sites, which one more site of other units does not move.
+    """
+    import torch
+
+    if len(moments) < 2 or (signal is not None and signal.kind in ("image", "tokens")):
+        return ()
+    means, stds = (torch.stack(each) for each in zip(*moments.values(), strict=True))
+    sentences = []
+    for place, who in enumerate(moments):
+        others = [other for other in range(len(moments)) if other != place or len(moments) > MANY]
+        centre, theirs = means[others].quantile(0.5, 0), stds[others].quantile(0.5, 0)
+        # A rare value, or one that only this site has, is no other unit.
+        width = torch.maximum(torch.where(theirs > 1e-6 * centre.abs(), theirs, stds[place]), stds[place] / 10)
+        distance = torch.where(width > 0, (means[place] - centre).abs() / width, 0.0)
+        if distance[worst := int(distance.argmax())] > FAR:
+            found = f"{who}: {_axis(signal)} {worst} has mean {means[place][worst]:.3g}"
+            like = f"the others have about {centre[worst]:.3g} (standard deviation {theirs[worst]:.3g})"
+            sentences.append(f"{found}, where {like}; if these are other units, convert them")
+    more = f"{len(sentences) - 3} more sites are as far from the others"
+    return (*sentences[:3], *([more] if len(sentences) > 3 else []))
+
+
+def _axis(signal: Signal | None) -> str:
+    return "feature" if signal is not None and signal.kind == "features" else "channel"
 
 
 def copied(train: Mapping[str, Tensor], test: Mapping[str, Tensor], signal: Signal | None) -> tuple[str, ...]:

@@ -26,10 +26,21 @@ from fedloom.core.settings.section import client_name, explain, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
-from fedloom.data.inputs import Axes, copied, doubtful_axes, read_folders, stated, turned, with_vocabulary
+from fedloom.data.inputs import (
+    LARGE,
+    Axes,
+    badly_scaled,
+    copied,
+    doubtful_axes,
+    far_off,
+    read_folders,
+    stated,
+    turned,
+    with_vocabulary,
+)
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
-from fedloom.data.prepare import joined_groups
+from fedloom.data.prepare import channel_moments, joined_groups
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
 from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.labels import Regression
@@ -40,10 +51,6 @@ FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
     "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
 )
-
-
-LARGE = 10.0
-"""A regression whose labels have a larger mean or deviation is better trained on standardised labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +105,8 @@ class Federation:
     augmentations, follows from the run's seed.
 
     A run warns where test examples in memory are byte by byte copies of training examples, in up to a million examples
-    and 1 GiB of inputs; features of whole numbers are not compared.
+    and 1 GiB of inputs (features of whole numbers are not compared). A Federation warns of labels and inputs (but
+    images) of such a scale that training may not converge, and of clients whose inputs may be in other units.
 
     Raises DataError for data that do not fit. It names the client, the task, what was found and what is expected.
     """
@@ -187,7 +195,9 @@ class Federation:
             group=owners,
             doubts=copied(trained, measured, signal),
         )
-        told = _large_labels(parts, known)
+        moments = {where: channel_moments(x) for where, x in trained.items() if x.is_floating_point() and len(x) > 1}
+        far = far_off(moments, signal)
+        told = [*_large_labels(parts, known), *(far or badly_scaled(moments, signal))]
         told += [f"{first.where}: {doubt}" for doubt in doubtful_axes(first.shape, signal, "axes='{}'") if axes is None]
         for warning in told:
             warnings.warn(warning, RunWarning, stacklevel=2)
@@ -728,10 +738,9 @@ def _column(
     if _is_real(task):
         if bool((bad := values.float().isinf()).any()):
             first = int(bad.int().argmax())
-            found = (
-                f"{int(bad.sum())} of {len(bad)} labels are too large, the first ({values[first]}) at position {first}"
-            )
-            raise DataError(f"{_at(about, bad, files)}: {found}; expected finite numbers, or NaN for no label")
+            found = f"{int(bad.sum())} of {len(bad)} labels are infinite or too large"
+            where = f"{_at(about, bad, files)}: {found}, the first ({values[first]}) at position {first}"
+            raise DataError(f"{where}; expected finite numbers, or NaN for no label")
         return values.float()
     if values.is_floating_point():
         raise _unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")

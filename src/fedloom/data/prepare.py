@@ -108,24 +108,34 @@ def subset(total: int, limit: int | None, seed: int, split: str) -> Array:
     return np.sort(rng.choice(total, limit, replace=False))
 
 
-def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
+def channel_moments(inputs: Tensor, rows: int = 256) -> tuple[Tensor, Tensor]:
+    """Compute mean and standard deviation per channel (axis 1) over all other axes.
 
-    Reads `rows` examples at a time, for images that lie on disk. A constant channel has standard deviation 1, so that
-    it can be divided by. NaN or infinity in a channel makes its mean or standard deviation NaN or infinite.
+    Reads `rows` examples at a time, for inputs that lie on disk. NaN or infinity in a channel makes its mean or
+    standard deviation NaN or infinite.
     """
     import torch
 
-    axes = [0, *range(2, images.ndim)]
-    total = squares = torch.zeros(images.shape[1], dtype=torch.float64)
-    for part in images.split(rows):
+    axes = [0, *range(2, inputs.ndim)]
+    total = squares = torch.zeros(inputs.shape[1], dtype=torch.float64)
+    for part in inputs.split(rows):
         x = part.double()
         total = total + x.sum(axes)
         squares = squares + x.square().sum(axes)
-    count = images.numel() / images.shape[1]
-    scale = 255 if images.dtype == torch.uint8 else 1
+    count = inputs.numel() / inputs.shape[1]
     mean = total / count
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return mean, (squares / count - mean.square()).clamp(min=0).sqrt()
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
+
+    A constant channel has standard deviation 1, so that it can be divided by.
+    """
+    import torch
+
+    scale = 255 if images.dtype == torch.uint8 else 1
+    mean, std = channel_moments(images)
     std = torch.where(std <= 1e-6 * mean.abs(), torch.ones_like(std) * scale, std)
     return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
 
