@@ -205,19 +205,19 @@ def test_limit_draws_from_each_part(npz):
         ({"y_train": np.zeros((40, 2), int)}, {}, r"found int64 of shape \(40, 2\)"),
         ({"y_train": np.full(40, -1), "y_test": np.full(20, -1)}, {}, "task 'label': no example is labelled"),
         ({}, {"classes": {"label": 3}}, "task 'label': expected labels below 3, found 3"),
-        ({"x_test": np.full((20, 8, 8), np.nan)}, {}, "train and test inputs of one shape and type"),
+        ({"x_test": np.ones((20, 8, 8))}, {}, "train and test inputs of one shape and type"),
         (
             {"x_train": np.ones((40, 4)), "x_test": np.full((20, 4), np.nan)},
             {},
-            "'x_test': expected finite inputs, found NaN",
+            "'x_test': 20 of 20 inputs have NaN or infinity, the first at position 0; replace",
         ),
-        ({"x_train": np.full((40, 4), np.inf), "x_test": np.ones((20, 4))}, {}, "'x_train': expected finite inputs"),
+        ({"x_train": np.diag(np.r_[np.ones(38), np.inf, 1e300])}, {"limit": 5}, "'x_train': 2 of 40 .* at position 38"),
         ({"x_test": np.zeros((20, 9, 9), np.uint8)}, {}, r"found \(1, 8, 8\) torch.uint8 and \(1, 9, 9\)"),
         ({"x_train": np.zeros((40, 8, 8), np.int16)}, {}, r"found int16 of shape \(40, 8, 8\)"),
         ({"x_train": np.zeros(40, np.uint8)}, {}, r"found uint8 of shape \(40,\)"),
         ({"x_train": np.zeros((40, 0), np.uint8)}, {}, "'x_train' is empty"),
         ({"x_train": np.zeros((40, 8, 8, 5), np.uint8)}, {}, r"1 or 3 channels .* found \(40, 8, 8, 5\)"),
-        ({"x_train": np.array([None] * 40)}, {}, "'x_train' cannot be read as a plain array"),
+        ({"x_train": np.array([None] * 40)}, {}, "'x_train' cannot be read as a plain array .*; pad inputs of unequal"),
         ({"d_train": np.full(40, 2), "d_test": np.zeros(20, int), "n": np.array(["a", "b"])}, {
             "domain": "d_{split}", "domain_names": "n"}, r"expected domains in 0\.\.1, found 2"),
         ({"d_train": np.zeros(40, int), "d_test": np.zeros(20, int), "n": np.zeros(2)}, {

@@ -130,7 +130,7 @@ def test_a_task_needs_examples_in_both_parts(table, tmp_path):
     with pytest.raises(DataError, match="task 'task-12-0' has no test example"):
         load(str(tmp_path / "u.npz"))
     np.savez(tmp_path / "v.npz", **{**raw, "x_train": np.where(X == 4, np.nan, X)})
-    with pytest.raises(DataError, match="expected finite features"):
+    with pytest.raises(DataError, match="'x_train': 1 of 4 inputs have NaN or infinity, the first at position 2"):
         load(str(tmp_path / "v.npz"))
 
 

@@ -105,6 +105,39 @@ def test_copies_in_train_and_test_data_are_said() -> None:
     assert not fl.Federation(held, TASKS, test=(other, Y)).dataset.doubts, "nobody trained on these"
 
 
+UNEVEN = [torch.randn(3, 20 + i % 3, generator=RNG) for i in range(24)]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [UNEVEN, [x.numpy() for x in UNEVEN], [x.tolist() for x in UNEVEN], [x[0].tolist() for x in UNEVEN]],
+    ids=["tensors", "arrays", "lists", "channels"],
+)
+def test_series_of_unequal_length_are_not_padded(x: Any) -> None:
+    said = r"client 'ann', train: inputs of different shapes found \(.*20 and .*22\); only lists of tokens .*numpy.pad"
+    for signal in (None, "series"):
+        with pytest.raises(DataError, match=said):
+            federation((x, Y), signal=signal)
+    with pytest.raises(DataError, match=r"inputs of different shapes found \(2 and 4\); only lists of tokens"):
+        federation((TOKENS, Y), signal="series")
+
+
+def test_series_and_features_of_whole_numbers_become_real_ones() -> None:
+    sensor = (torch.randn(24, 3, 16, generator=RNG) * 3).to(torch.int16)
+    whole = {"ann": fl.Client((sensor, Y)), "bob": fl.Client([(x.numpy(), y) for x, y in zip(sensor, Y, strict=True)])}
+    fed = fl.Federation(whole, TASKS, test=(sensor.numpy(), Y), signal="series", public=sensor)
+    for x in (fed.dataset.test.batch(torch.arange(9), torch.device("cpu"))[0], fed.dataset.public):
+        assert x.dtype == torch.float32
+        assert torch.equal(x[:9], sensor[:9].float())
+    assert fl.run(fed, model="conv1d", rounds=1).status == "finished"
+    flat = fl.Federation({"ann": fl.Client((sensor[:, 0], Y))}, TASKS, signal="features")
+    assert flat.dataset.train.batch(torch.arange(9), torch.device("cpu"))[0].dtype == torch.float32
+    with pytest.raises(DataError, match=r"whole numbers of shape \(3, 16\) found, .* add signal='series'"):
+        fl.Federation({"ann": fl.Client((sensor, Y))}, TASKS)
+    rows = fl.Federation({"ann": fl.Client((sensor.abs(), Y))}, TASKS, signal="tokens")  # for a model that takes them
+    assert rows.dataset.train.images.dtype == torch.int64
+
+
 def test_an_input_of_another_shape_names_its_client() -> None:
     rows = [(x if i != 3 else x[:2], y) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
     fed = fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(rows, val=0)}, TASKS)

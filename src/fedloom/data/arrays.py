@@ -21,6 +21,7 @@ from fedloom.data.inputs import (
     copied,
     doubtful_axes,
     far_off,
+    finite,
     signal_of,
     stated,
     with_vocabulary,
@@ -134,6 +135,8 @@ def arrays(
         inputs = store.read(key)
         if not inputs.size:
             raise DataError(f"{where}: {key!r} is empty, its shape is {inputs.shape}")
+        if inputs.dtype.kind == "f":
+            finite(inputs, f"{where}, {key!r}")
         columns = {}
         for task, name in labels.items():
             columns[task] = store.integers(name.replace("{split}", split), len(inputs), key, True, f"; {REAL}")
@@ -219,11 +222,7 @@ def _ready(
         raise DataError(f"{where}: expected train and test inputs of one shape and type, found {kinds}")
     if signal.kind == "tokens":
         return with_vocabulary(signal, inputs, where), ()
-    statistics = [prepare.channel_statistics(x) for x in inputs]
-    for part, (mean, std) in zip(parts, statistics, strict=True):
-        if not np.isfinite([*mean, *std]).all():
-            raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
-    return signal, statistics[0]
+    return signal, prepare.channel_statistics(inputs[0])
 
 
 def _code(where: str, task: str, parts: Sequence[Part], stated: int | list[str] | None) -> tuple[str, ...]:
@@ -387,8 +386,7 @@ def _table(store: Store, where: str, keys: Sequence[str], kind: str) -> Part:
     x = store.read(features)
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
         raise DataError(f"{where}: {features!r}: expected numbers N x F, found {x.dtype} of shape {x.shape}")
-    if not np.isfinite(x).all():
-        raise DataError(f"{where}: {features!r}: expected finite features, found NaN or infinity")
+    finite(x, f"{where}: {features!r}")
     if kind == "classification":
         y = store.integers(targets, len(x), features)[:, None]
         if y.min() < -1 or y.max() >= _CLASSES:

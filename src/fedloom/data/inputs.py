@@ -125,6 +125,23 @@ def as_inputs(
     return x[:, None] if signal.kind == "series" and x.ndim == 2 else x
 
 
+def finite(inputs: Tensor | Array, where: str) -> None:
+    """Raise DataError for inputs (N x ...) with NaN or infinity, or with numbers that float32 cannot hold."""
+    import torch
+
+    bad = []
+    for start in range(0, len(inputs), ROWS):  # some of those that lie on disk at a time
+        rows = inputs[start : start + ROWS]
+        with np.errstate(over="ignore"):
+            real = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.astype(np.float32, copy=False))
+        bad.append(~real.reshape(len(real), -1).isfinite().all(1))
+    if len(places := torch.cat(bad).nonzero()):
+        raise DataError(
+            f"{where}: {len(places)} of {len(inputs)} inputs have NaN or infinity, the first at position "
+            f"{int(places[0])}; replace these values, or leave the examples out"
+        )
+
+
 def turned(inputs: Tensor, where: str, axes: int = 3) -> Tensor:
     """Return series whose steps come before their channels in the models' order: the last two of `axes` exchanged."""
     if inputs.ndim != axes:

@@ -33,6 +33,7 @@ from fedloom.data.inputs import (
     copied,
     doubtful_axes,
     far_off,
+    finite,
     read_folders,
     stated,
     turned,
@@ -153,7 +154,9 @@ class Federation:
             raise DataError(f"Federation: axes={axes!r} found, expected 'NCT' (channels, steps) or 'NTC'")
         ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
         padding = signal.padding if isinstance(signal, Signal) else None
-        keys = Keys(inputs, dict(labels) if labels is not None else None, ignored, padding, axes == "NTC")
+        is_measured = getattr(signal, "kind", signal) in ("series", "features")
+        named = None if labels is None else dict(labels)
+        keys = Keys(inputs, named, ignored, padding, axes == "NTC", is_measured)
         own: dict[str, Any] = {}
         if clients is None:
             parts, deal = [read(data, known, "Federation, data", keys)], _rule(partition)
@@ -190,7 +193,7 @@ class Federation:
             tuple(known.values()),
             *(train, tested, tuple(own), deal, signal),
             stored=first.is_stored,
-            public=None if public is None else _public(public, first.shape),
+            public=None if public is None else _public(public, first.shape, is_measured),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
             group=owners,
             doubts=copied(trained, measured, signal),
@@ -282,9 +285,13 @@ class Federation:
         )
 
 
-def _public(inputs: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return the inputs of a public set as models take them. Raises DataError for another shape than the clients'."""
+def _public(inputs: Any, shape: tuple[int, ...], is_real: bool = False) -> Tensor:
+    """Return the inputs of a public set as models take them, as real numbers with `is_real`.
+
+    Raises DataError for another shape than the clients'.
+    """
     x = as_input(inputs, "Federation, public")
+    x = x.float() if is_real and x.dtype == torch.int64 else x
     if x.ndim < 1 or not len(x) or tuple(x.shape[1:]) != tuple(shape):
         found = f"an array of shape {tuple(x.shape)}"
         raise _unfit("Federation, public", found, f"at least one input of shape {tuple(shape)}")
@@ -354,9 +361,14 @@ def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
         signal = stated(said) or inferred(first.shape, whole)
     except ValidationError:
         raise _unfit("Federation", f"signal={said!r}", f"one of {', '.join(map(repr, AXES))}") from None
+    if said is None and whole and len(first.shape) > 1:
+        found = f"whole numbers of shape {first.shape} found, which may be of several kinds"
+        advice = "add signal='series' to make float32 of them, or signal='tokens'; make images uint8 or floats"
+        raise DataError(f"{first.where}: {found}: {advice}")
     if signal is None:
         return None
-    if said is not None and (len(first.shape) != len(AXES[signal.kind]) or whole != (signal.kind == "tokens")):
+    is_other = len(first.shape) != len(AXES[signal.kind]) and signal.kind != "tokens"  # a model may want them in rows
+    if said is not None and (is_other or whole != (signal.kind == "tokens")):
         numbers = "int64" if signal.kind == "tokens" else "uint8 or floating point"
         inputs = f"inputs of shape {first.shape}, {str(first.dtype).removeprefix('torch.')}"
         raise _unfit(first.where, inputs, f"{signal.kind}: {' x '.join(AXES[signal.kind])}, {numbers}")
@@ -498,9 +510,12 @@ class Keys:
     """The token that fills up lists of different lengths, where one was named."""
     is_turned: bool = False
     """True: the last two axes of inputs are exchanged."""
+    is_measured: bool = False
+    """True: the inputs are series or features, so whole numbers become float32."""
 
     def turned(self, inputs: Tensor, where: str, axes: int = 2) -> Tensor:
-        """Return an input, or many (three `axes`), with channels before steps."""
+        """Return an input, or many (three `axes`), with channels before steps, and of the type that its kind has."""
+        inputs = inputs.float() if self.is_measured and inputs.dtype == torch.int64 else inputs
         return turned(inputs, where, axes) if self.is_turned else inputs
 
     def chosen(self, item: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, dict[str, Any]]:
@@ -550,10 +565,12 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
         return _items(data, tasks, where, keys)
     is_ragged = isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len(set(map(len, x))) > 1
+    if is_ragged and keys.is_measured:
+        raise _uneven(x, where)
     inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where), where, 3)
     if inputs.ndim < 2 or not len(inputs):
         raise _unfit(where, f"inputs of shape {tuple(inputs.shape)}", "N x ... with N above 0")
-    _finite(inputs, where)
+    finite(inputs, where)
     if y is None:
         raise _unfit(where, "inputs without labels", f"labels of {', '.join(tasks)}")
     by_task = _by_task(y, tasks, where)
@@ -566,19 +583,21 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged, is_stored)
 
 
-def _finite(inputs: Tensor, where: str) -> None:
-    """Raise DataError for inputs (N x ...) with NaN or infinity."""
-    if inputs.is_floating_point() and not bool((good := inputs.flatten(1).isfinite().all(1)).all()):
-        raise DataError(
-            f"{where}: {int((~good).sum())} of {len(inputs)} inputs have NaN or infinity, the first at position "
-            f"{int((~good).int().argmax())}; replace these values, or leave the examples out"
-        )
+def _uneven(rows: Sequence[Any], where: str) -> DataError:
+    """Return the error for inputs of different shapes that are not lists of tokens."""
+    try:
+        shapes = sorted({" x ".join(map(str, np.shape(row))) or "one number" for row in rows})
+    except (TypeError, ValueError):  # an input that is uneven in itself
+        shapes = []
+    found = f"inputs of different shapes found{f' ({shapes[0]} and {shapes[-1]})' if len(shapes) > 1 else ''}"
+    advice = "cut series or pad them to one length, for example with numpy.pad"
+    return DataError(f"{where}: {found}; only lists of tokens (whole numbers) are padded: {advice}")
 
 
 def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
     """Return lists of tokens as one tensor, the shorter ones filled up at the end."""
     if not all(isinstance(token, int) for row in rows for token in row):
-        raise _unfit(where, "lists of different lengths", "whole numbers (tokens) in them")
+        raise _uneven(rows, where)
     if padding is None and any(0 in row for row in rows):
         raise DataError(
             f"{where}: lists of different lengths found. They are padded with 0, but 0 is a token too: add "
@@ -620,7 +639,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         x, y = _pair(item, tasks, about, keys)
         x = keys.turned(as_input(x, about), about)
         first = x if first is None else first
-        _finite(x[None], about)
+        finite(x[None], about)
         seen |= dict.fromkeys(y)
         for name in tasks:
             values[name].append(None if (value := y.get(name)) is None else np.asarray(value))
@@ -809,6 +828,8 @@ def as_input(x: Any, where: str) -> Tensor:
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     except (TypeError, ValueError):
+        if isinstance(x, list) and x and all(hasattr(row, "__len__") and not isinstance(row, str) for row in x):
+            raise _uneven(x, where) from None
         raise _unfit(where, f"an input of type {type(x).__name__}", "a tensor, an array or numbers") from None
     if tensor.is_complex():
         raise _unfit(where, f"inputs of {tensor.dtype}", "real or whole numbers")

@@ -417,7 +417,8 @@ def npy_header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, kind = read(opened)
     if kind.hasobject:
-        raise ValueError("it holds Python objects, which could run untrusted code")
+        advice = "pad inputs of unequal length to one length, or give lists of tokens to fl.Federation in Python"
+        raise ValueError(f"it holds Python objects, which could run untrusted code; {advice}")
     if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
         raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
     return shape, "F" if by_column else "C", kind
