@@ -100,6 +100,8 @@ def test_copies_in_train_and_test_data_are_said() -> None:
         "11 of 11 test examples are copies of training examples, for example Federation, test[0] and "
         "client 'bob', train[0]: test scores are too good"
     )
+    grown = {"ann": fl.Client((X.clone().requires_grad_(), Y))}
+    assert fl.Federation(grown, TASKS, test=(X[:2], Y[:2])).dataset.doubts[0].startswith("2 of 2 test examples")
     assert not fl.Federation(clients | {"bob": fl.Client((other, Y))}, TASKS, test=(X + 2, Y)).dataset.doubts
     held = {"ann": fl.Client((X, Y), val=(other, Y))}
     assert not fl.Federation(held, TASKS, test=(other, Y)).dataset.doubts, "nobody trained on these"

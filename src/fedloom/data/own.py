@@ -186,7 +186,7 @@ class Federation:
             raise _unfit(first.where, f"axes={axes!r} of {signal.kind}", "axes for series only: leave it out")
         learned = [piece for piece in parts if not piece.where.endswith(", val")]
         trained, measured = (
-            {p.where: p.source for p in pieces if isinstance(p.source, Tensor)} for pieces in (learned, tests)
+            {p.where: p.source.detach() for p in pieces if isinstance(p.source, Tensor)} for pieces in (learned, tests)
         )
         self.dataset = Dataset(
             name,
