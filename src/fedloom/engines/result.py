@@ -19,7 +19,7 @@ from fedloom.core.errors import StateError, parsing, unknown
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import Final, Run
+from fedloom.federation.runs.reader import Final, Run, frame
 from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.build import is_whole
 
@@ -83,9 +83,7 @@ class Result:
 
         Columns: seed, round, client (None: all), task, metric, split, model, value.
         """
-        import pandas  # it takes half a second to import
-
-        return pandas.DataFrame(self.run.rows())
+        return frame([({}, self.run)])
 
     def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
         """Return the final model that a client uses, in evaluation mode; without a client, the model that all share.

@@ -252,21 +252,24 @@ def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
             yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
 
 
+def finished(grid: Grid, folder: Path) -> dict[Cell, Run]:
+    """Return the finished runs of a grid. Raises StateError where there is none."""
+    found = {cell: Run.read(path) for cell in cells(grid) if is_over(path := cell.folder(folder))}
+    if not found:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    return found
+
+
 def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
     """Return (each combination's finished runs, the cells that have not finished); refused cells are in neither.
 
     Raises StateError where no run has finished.
     """
+    found, refused = finished(grid, folder), refused_in(folder)
+    missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
     runs: dict[Combination, dict[int, Run]] = {}
-    missing, refused = [], refused_in(folder)
-    for cell in cells(grid):
-        path = cell.folder(folder)
-        if is_over(path):
-            runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
-        elif cell.combination not in refused:
-            missing.append(cell)
-    if not runs:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    for cell, run in found.items():
+        runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = run
     by_domain = grid.show == "domains"
     results = {}
     for (data, base, addon), by_seed in runs.items():

@@ -434,11 +434,6 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def without_seed(recipe: Recipe) -> Recipe:
-    """Return the recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
-    return recipe.model_copy(update={"seed": 0})
-
-
 def registry(module: str, name: str) -> Registry:
     """Return a registry by the module that has it and its name there."""
     registry_: Registry = getattr(importlib.import_module(module), name)

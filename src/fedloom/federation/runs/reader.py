@@ -397,6 +397,13 @@ class Run:
         return best
 
 
+def frame(runs: Iterable[tuple[Mapping[str, str], Run]]) -> Any:
+    """Return the rows of several runs as a pandas.DataFrame, each after the labels of its run."""
+    import pandas  # it takes half a second to import
+
+    return pandas.DataFrame([{**labels, **row} for labels, run in runs for row in run.rows()])
+
+
 def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, Mapping[str, float]]) -> float | None:
     """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,28 +65,6 @@ class Graph:
     def receivers(self, peer: str) -> tuple[str, ...]:
         """Return who may hear a peer, sorted."""
         return self._told[peer]
-
-    def among(self, peers: Collection[str]) -> Graph:
-        """Return the graph on some of the peers, with the links between them."""
-        keep = set(peers)
-        return Graph(
-            tuple(p for p in self.peers if p in keep),
-            frozenset((a, b) for a, b in self.links if a in keep and b in keep),
-        )
-
-    def connected(self) -> bool:
-        """Return whether what any peer knows can reach every other peer."""
-        if not self.peers:
-            return True
-        for step in (self.receivers, self.senders):
-            seen, rest = {self.peers[0]}, [self.peers[0]]
-            while rest:
-                new = set(step(rest.pop())) - seen
-                seen |= new
-                rest += new
-            if len(seen) < len(self.peers):
-                return False
-        return True
 
 
 def _by(peers: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
