@@ -163,10 +163,7 @@ def renamed(command: Callable[..., None], former: str, now: str) -> Callable[...
 
 
 def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
-    """Print the result of a command: all of it as JSON, or, for people, `shown`; by default its rows as a table.
-
-    `result` consists of mappings, sequences, dataclasses, texts and numbers.
-    """
+    """Print the result of a command: as JSON, or, for people, `shown`; by default its rows as a table."""
     if as_json:
         from fedloom.study.output import json_text
 

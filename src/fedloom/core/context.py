@@ -63,10 +63,7 @@ def new_secret() -> bytes:
 
 
 def draws(key: int | bytes, *purpose: object) -> Draws:
-    """Return the draws of a purpose, which depend on no other draw.
-
-    Of a number, a public seed, they come from torch's generator; of bytes, a secret, from a cipher.
-    """
+    """Return the draws of a purpose, which depend on no other: from torch for a number, from a cipher for bytes."""
     from fedloom.core.draws import SecretDraws, SeededDraws
 
     return SecretDraws(key, *purpose) if isinstance(key, bytes) else SeededDraws(generator(key, *purpose))

@@ -55,10 +55,7 @@ class SecretDraws:
         self._stream = cipher.encryptor()
 
     def normal(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return n independent standard normal numbers, computed in float64 by the transform of Box and Muller.
-
-        No number is beyond 8.6, which a normal number is once in 10^17 draws.
-        """
+        """Return n independent standard normal numbers (Box and Muller, in float64), none beyond 8.6."""
         drawn = torch.empty(n, dtype=dtype)
         for part in drawn.split(BLOCK):
             half = (len(part) + 1) // 2

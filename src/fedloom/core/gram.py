@@ -18,10 +18,7 @@ _EPS = 2.0**-52
 
 
 def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
-    """Return inner products of the rows (K x K, float64, on the CPU), over all columns or over some slices of them.
-
-    Works chunk by chunk, so no float64 copy of the matrix is made; a mixing is applied to the result.
-    """
+    """Return inner products of the rows (K x K, float64, on the CPU), over all columns or some slices, by chunks."""
     return inner_products(updates, None, columns)[0]
 
 
@@ -60,10 +57,7 @@ def nonzero(G: Tensor) -> Tensor:
 
 
 def cancels(G: Tensor, w: Tensor) -> bool:
-    """Return whether sum_i w_i X_i (w >= 0) is zero within a millionth of sum_i w_i |X_i|.
-
-    A Gram matrix or float32 updates cannot resolve the direction of a shorter sum.
-    """
+    """Return whether sum_i w_i X_i (w >= 0) is within a millionth of sum_i w_i |X_i|: too short for a direction."""
     parts = float(w @ G.diagonal().clamp(min=0).sqrt())
     return float(w @ G @ w) <= (1e-6 * parts) ** 2
 

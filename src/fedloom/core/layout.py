@@ -329,10 +329,7 @@ class Layout:
                 self._checked(tensors, b).copy_(vector[s].view(b.shape))
 
     def bind(self, module: nn.Module) -> Tensor:
-        """Make a model's blocks views of one vector (d), which is returned: writing to it changes the model.
-
-        Raises ValueError where the blocks differ in dtype or device, or are not all of the model's blocks.
-        """
+        """Make a model's blocks views of one vector (d), which is returned. Raises ValueError where they cannot be."""
         tensors = _tensors(module)
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:

@@ -79,8 +79,7 @@ def _installed(module: str) -> ModuleType:
 def _mend_torchvision() -> None:
     """Make a torchvision built for CUDA importable beside a CPU build of torch.
 
-    Its extension then fails to load and two operators stay undeclared. This breaks torchvision and also timm, peft and
-    torchmetrics, because each of them imports torchvision if it is there.
+    Its extension then fails to load and two operators stay undeclared, which breaks timm, peft and torchmetrics too.
     """
     try:
         _installed("torchvision")

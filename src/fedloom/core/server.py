@@ -27,11 +27,7 @@ class ServerRule(Checked):
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
 
     def init(self, model: Tensor) -> State:
-        """State of one recipient's model before its first update.
-
-        Tensors of the model's size hold a value for each parameter, which changes only in rounds in which some client
-        that has the parameter took part.
-        """
+        """Return the state of a model before its first update; tensors of its size hold a value per parameter."""
         return {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:

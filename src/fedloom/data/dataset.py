@@ -1,7 +1,4 @@
-"""Labelled examples, in memory or read when wanted, and a data set as a train and a test part.
-
-Knows nothing of federation.
-"""
+"""Labelled examples, in memory or read when wanted, and a data set as a train and a test part; no federation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parts that data sets share: registry, types of keys, splits, statistics, caches, arrays on disk, dense labels.
-
-Free of torch.
-"""
+"""Parts that data sets share: registry, keys, splits, statistics, caches, arrays on disk, labels. Free of torch."""
 
 from __future__ import annotations
 

@@ -48,10 +48,8 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str | None = None) -> str:
-        """Return tasks x metrics of the final model, as text, with the model, the data and the split they belong to.
-
-        The split is test, or val if nothing was measured on test. One sentence where all nodes withheld their scores.
-        """
+        """Return tasks x metrics of the final model on test data (else val) as text, or a sentence where all is
+        withheld."""
         trouble = [self.trouble] if self.trouble else []
         if not self.measured:
             return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
@@ -119,10 +117,7 @@ class Result:
 
 
 def model_key(models: Collection[str], client: str | None, task: str | None) -> str | None:
-    """Return the key in `trained_models` of the model that a client uses for a task; None where there is none.
-
-    Without a client: of the model that all clients share.
-    """
+    """Return the key in `trained_models` of the model that a client (None: all) uses for a task; None without."""
     own = [] if client is None else [f"{client}/task/{task}", client]
     return next((key for key in [*own, f"task/{task}", ""] if key in models), None)
 
@@ -146,9 +141,7 @@ def model_file(folder: Path | str) -> Path:
 
 
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """Return a finished run's models as state dictionaries.
-
-    The key "" is the global model; other keys are names of clients, or task/NAME if each task has a model.
+    """Return a finished run's models as state dictionaries: "" is the global one, others are clients or task/NAME.
 
     Raises StateError if the run has not saved a model yet, or if only its nodes have the models.
     """

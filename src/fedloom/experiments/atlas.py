@@ -130,10 +130,7 @@ class Atlas(HasTable):
 
     @cached_property
     def effects(self) -> dict[tuple[int, int], tuple[Paired, float]]:
-        """(task, with which other) -> its change over seeds, and p after Holm's correction over all pairs.
-
-        A pair with a change that is no number is not among them.
-        """
+        """Return (task, with which other) -> change over seeds and p after Holm's correction over all pairs."""
         known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
         tests = {
             pair: against_zero(each, ratio=self.ratio) for pair, each in known.items() if all(map(math.isfinite, each))
@@ -356,10 +353,8 @@ def clients_of(built: Built) -> dict[str, list[str]]:
 
 
 def make(recipe: Recipe, seeds: int, folder: Path, runner: Runner = SILENT) -> Atlas:
-    """Run what is missing, and write atlas.csv, cosines.csv, atlas.md and atlas.svg.
-
-    Raises UserError where a run fails.
-    """
+    """Run what is missing, and write atlas.csv, cosines.csv, atlas.md and atlas.svg. Raises UserError where a run
+    fails."""
     from fedloom.federation.rounds.build import build
 
     clients = clients_of(build(recipe))

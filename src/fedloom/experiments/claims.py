@@ -113,10 +113,7 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
 
 
 def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
-    """Run a grid and return the number of every seed.
-
-    Raises StateError where a run fails, and where two methods that the family compares had other data or examples.
-    """
+    """Run a grid and return the number of every seed. Raises StateError where it fails or compares other data."""
     for cell, reason in runner.run(grid, folder).failed.items():
         raise StateError(f"{cell} failed: {reason}")
     sides, _ = read(grid, folder, split)

@@ -291,10 +291,7 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
 
 
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
-    """Return a sentence for each task and each client: how `best` compares with training alone, and what to do next.
-
-    A change of less than 1 % of the number of training alone does not count (`judge`).
-    """
+    """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
     alone, together = columns["local"], columns[best]
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]

@@ -49,10 +49,7 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 
 
 class Watch:
-    """The observer of a grid: it counts cells and rounds, and tells the time left from the rounds run so far.
-
-    It prints warnings alone, which the user must know, however quiet they want the grid.
-    """
+    """The observer of a grid: it counts cells and rounds, tells the time left, and prints warnings alone."""
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""

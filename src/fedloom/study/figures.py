@@ -466,10 +466,7 @@ class _Means:
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
     def of(self, where: Combination, name: str) -> Estimate | None:
-        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent").
-
-        Clients that count as one client for each task (`by-task`) send what these send together.
-        """
+        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent")."""
         result = self.results.get(where)
         if result is None:
             return None

@@ -392,10 +392,7 @@ def parts_of(grid: Grid, cell: Cell) -> list[Changes]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """Return the cells with one of `labels` of each kind (data set, base, add-on) that occurs in `labels`.
-
-    Raises RecipeError for an unknown label.
-    """
+    """Return the cells with one of `labels` of each kind that occurs in them. Raises RecipeError for an unknown one."""
     bases = [base for base, _ in grid.combinations]
     kinds: dict[str, Collection[str]] = {"data": grid.data, "base": bases, "addon": grid.addons}
     for label in labels:

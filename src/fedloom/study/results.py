@@ -1,7 +1,4 @@
-"""The results of methods on data sets, read from run folders once, for all tables, tests and figures.
-
-Every seed of every method of a grid as one line per task: the evidence behind verdicts, as CSV. Free of torch.
-"""
+"""The results of methods on data sets, read from run folders once, and every seed as a line per task. Free of torch."""
 
 from __future__ import annotations
 
@@ -150,10 +147,7 @@ class Side:
         return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
 
     def owned(self, split: str) -> dict[str, Values]:
-        """Return client -> the values of its personal model; empty where all clients share one model.
-
-        A client is called by its tasks, or by its own name where another client has the same tasks.
-        """
+        """Return client (its tasks, or its name where these occur twice) -> the values of its personal model."""
         by_client: dict[str, dict[int, Mapping[str, float]]] = {}
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
@@ -261,10 +255,7 @@ def finished(grid: Grid, folder: Path) -> dict[Cell, Run]:
 
 
 def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
-    """Return (each combination's finished runs, the cells that have not finished); refused cells are in neither.
-
-    Raises StateError where no run has finished.
-    """
+    """Return (finished runs by combination, the cells to run). Raises StateError where none has finished."""
     found, refused = finished(grid, folder), refused_in(folder)
     missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
     runs: dict[Combination, dict[int, Run]] = {}
@@ -289,10 +280,7 @@ def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
 
 
 def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
-    """Return round -> each task's own metric (of this client, or the mean), or each domain's of the only task.
-
-    A task whose own metric takes long has it in fewer rounds than others.
-    """
+    """Return round -> each task's own metric, where measured (of a client, or the mean), or each domain's."""
     if by_domain:
         return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
     primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
@@ -361,10 +349,7 @@ def change(values: Values, base: Values, directions: Mapping[str, str], ratio: f
 
 
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
-    """Return the number over seeds in a column other than Delta; None where no seed has one.
-
-    An average or a spread is over the tasks (or domains) among `columns`, the columns of the data set.
-    """
+    """Return the number over seeds in a column other than Delta, an average over `columns`; None without a seed."""
     each = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
     known = [number for number in each if number is not None]
     return Estimate.of(known) if known else None
@@ -599,10 +584,7 @@ def falling(by_round: Sequence[float]) -> float:
 
 
 def fall_of(runs: Mapping[int, Run]) -> float:
-    """Return the percent by which a method's training loss falls per tenth of the rounds: mean of seeds and tasks.
-
-    nan where no run has the losses of two rounds, as of a method that trains nothing.
-    """
+    """Return the percent by which training loss falls per tenth of the rounds: mean of seeds and tasks, or nan."""
     each = [falling(by_round) for run in runs.values() for by_round in losses(run).values()]
     known = [fall for fall in each if not isnan(fall)]
     return fmean(known) if known else nan

@@ -220,10 +220,7 @@ class Paired:
 
 
 def paired(values: Sequence[float], base: Sequence[float], ratio: float = 0.0) -> Paired:
-    """Test the differences values - base, as `against_zero` does.
-
-    Raises ValueError for less than two pairs or numbers not finite.
-    """
+    """Test the differences values - base, as `against_zero`. Raises ValueError for less than two finite pairs."""
     if len(values) != len(base):
         raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
     noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
@@ -439,10 +436,7 @@ class Tested:
 def family(
     gains: Mapping[Key, Sequence[float]], ratios: Mapping[Key, float], reasons: Mapping[Key, str], smallest: float
 ) -> dict[Key, Tested]:
-    """Test each comparison's gains over seeds, which are percentages, and judge them with Holm's correction over all.
-
-    `ratios` are as in `against_zero`, `reasons` and `smallest` as in `judge`.
-    """
+    """Test each comparison's gains in percent over seeds, and judge them with Holm's correction over all."""
     found = {  # rounded as numbers of about 100 are
         key: against_zero(of, NOISE * 100, ratios[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
         for key, of in gains.items()

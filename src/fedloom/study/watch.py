@@ -290,10 +290,7 @@ def _report(folder: Path, base: Path | None, stamp: tuple[Any, ...]) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """A server of a folder on the loopback address, for requests with its token; port 0 takes a free one.
-
-    Raises UserError where the folder is none, or the port is taken.
-    """
+    """A server of a folder on the loopback address, for requests with its token. Raises UserError for a taken port."""
 
     def __init__(self, root: Path, port: int) -> None:
         if not root.is_dir():

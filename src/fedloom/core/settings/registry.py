@@ -49,10 +49,7 @@ class Registered:
     """The word for it in messages."""
 
     def make(self, *given: Any, **params: Any) -> Any:
-        """Call the function with those of the given values that it takes.
-
-        Raises RecipeError where it takes more, and where a function that is not fedloom's own fails.
-        """
+        """Call the function with those values that it takes. Raises RecipeError for others, and where it fails."""
         what = f"{self.kind} {getattr(self.thing, '__qualname__', self.name)}"
         if self.takes > len(given):
             raise RecipeError(

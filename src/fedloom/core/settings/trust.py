@@ -55,10 +55,9 @@ def is_import(name: str) -> bool:
 
 
 def source(thing: Any) -> dict[str, str | None]:
-    """Return the origin of a function, a class or an object of a class.
+    """Return the origin of a function, a class or an object; None where it is not known.
 
-    Its module; the version of the package that brings it; 16 hexadecimal digits over the module's file, or over the
-    text of what a notebook defines. None where that is not known.
+    It has the module, its package's version, and 16 hexadecimal digits over the file, or over a notebook's text.
     """
     thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
     home = thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
@@ -81,10 +80,8 @@ def source(thing: Any) -> dict[str, str | None]:
 
 
 def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:
-    """Return module:name -> origin of the users' own classes and functions among `things` and in their fields.
-
-    Fields are looked through at any depth, and base classes count too; two of one file are listed once.
-    """
+    """Return module:name -> origin of the users' classes and functions among `things` and in their fields, once per
+    file."""
     result: dict[str, dict[str, str | None]] = {}
     left, seen = [*things], dict[int, Any]()  # with the objects: what is gone may leave its id to another
     for thing in left:  # which grows
@@ -142,10 +139,8 @@ class Code:
 
     @cached_property
     def sha256(self) -> str:
-        """The checksum of the source: of the file, or of all files of its package that Python can import.
-
-        `UNKNOWN` where not all of it can be read, or where the package links to a folder, which may be anywhere.
-        """
+        """The checksum of the file, or of the package's files; `UNKNOWN` where they cannot all be read, or lie
+        elsewhere."""
         digest = hashlib.sha256()
         try:
             if self.root is None or not self.root.is_dir():

@@ -182,10 +182,7 @@ class Partition:
         return digest.hexdigest()[:16]
 
     def by_task(self, pool: Pool) -> Partition:
-        """Return the partition with one client per client and task, which holds the task's labelled examples.
-
-        A client with one task stays as it is; others are called CLIENT-TASK.
-        """
+        """Return the partition with a client per client and task, CLIENT-TASK, where a client has several."""
         shares = []
         for s in self.shares:
             for task, weight in s.tasks.items() if len(s.tasks) > 1 else ():
@@ -210,10 +207,7 @@ class Partition:
         return rows
 
     def check(self, pool: Pool, shared: bool = False) -> None:
-        """Raise DataError unless this partition fits the pool and obeys the rules that all partitioners share.
-
-        `shared` says that clients may hold the same example.
-        """
+        """Raise DataError unless this partition fits the pool and its rules; `shared`: clients share examples."""
         names = [s.client for s in self.shares]
         holder = np.full(len(pool), -1)
         with at(self.where):

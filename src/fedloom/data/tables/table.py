@@ -97,10 +97,7 @@ class Split:
     def of(
         self, labels: Sequence[Array], seed: int, site: str, groups: Array | None = None
     ) -> tuple[Array, Array, Array]:
-        """Return positions of one site's train, validation and test rows, each spread over the labels.
-
-        Rows of one of the `groups` (a number for each row, or None) stay together, at the mean of their labels.
-        """
+        """Return positions of a site's train, validation and test rows, spread over the labels; `groups` stay whole."""
         if groups is not None:
             _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
             parts = self.of([np.bincount(member, y) / sizes for y in labels], seed, site)

@@ -68,10 +68,7 @@ _KEPT = TypeAdapter(frozenset[Beside])
 
 
 class ClientManager:
-    """The nodes of the run of a recipe, which is named by its hash.
-
-    `file` has the keys that clients' names belong to, of a resumed run.
-    """
+    """The nodes of the run of a recipe, named by its hash; `file` has the keys of a resumed run's clients."""
 
     def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
         self.grid, self.hash = grid, recipe
@@ -218,10 +215,7 @@ class ClientManager:
     def _exchange(
         self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int], retries: int = 0
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (node, answer) as answers arrive. A node that fails for a reason that may pass is asked again.
-
-        `waiting` has the node of each message without an answer, by the message's number.
-        """
+        """Yield (node, answer) as they arrive; ask again after a passing failure. `waiting`: number -> node."""
         left, to_send = dict.fromkeys(contents, retries), list(contents)
         end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
         look = time.monotonic() + _LOOK
@@ -268,10 +262,7 @@ class ClientManager:
         return [(node, FailedError("the message could not be sent")) for node, each in numbers.items() if not each]
 
     def _fetch(self, waiting: dict[str, int], stuck: dict[str, float]) -> list[tuple[int, Any]]:
-        """Return (node, answer) of answers that have arrived; their messages are taken out of `waiting`.
-
-        An answer that Flower cannot decode must not block the others, so each is then fetched alone.
-        """
+        """Return (node, answer) that arrived, and take them out of `waiting`; one that is broken blocks none."""
         if not waiting:
             return []
         arrived: list[tuple[int, Any]] = []

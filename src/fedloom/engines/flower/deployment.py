@@ -127,10 +127,7 @@ def _filled(name: str, **values: object) -> str:
 
 
 def provision(file: Path, out: Path) -> list[Path]:
-    """Write a folder with a start kit for the server and one per site; return these folders.
-
-    Raises UserError for a file that is wrong, and where `out` is not empty.
-    """
+    """Write a start kit for the server and one per site; return the folders. Raises UserError for a wrong file."""
     check_empty(out)
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
@@ -311,10 +308,7 @@ def prepare(out: Path, rounds: int) -> dict[str, Any]:
 
 
 def demo(out: Path | None, rounds: int, tell: Callable[[str], None]) -> str:
-    """Provision and start a server and three sites, and return the table; everything that starts is stopped.
-
-    Without `out` the files are deleted in the end.
-    """
+    """Start a server and three sites, return the table and stop all; without `out` the files are deleted."""
     home = Path(tempfile.mkdtemp(prefix="fedloom-flower-")) if out is None else out.resolve()
     try:
         check_empty(home)

@@ -186,10 +186,7 @@ class OverGrid(Flower):
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
-    """Return a ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
-
-    `folder` in the run config is the run folder.
-    """
+    """Return a ServerApp that runs a recipe over nodes, or resumes the run in `folder`, a key of the run config."""
     app = need("flwr.serverapp", "flower").ServerApp()
 
     @app.main()
@@ -227,10 +224,7 @@ def _run_id(folder: Path) -> str:
 
 
 class LocalGrid:
-    """A Grid whose nodes are calls of a ClientApp, one at a time, when an answer is pulled.
-
-    `node_configs` are the nodes' configs by node id. A node in `silent` never answers.
-    """
+    """A Grid whose nodes (id -> config) are calls of a ClientApp, when an answer is pulled; `silent` never answer."""
 
     def __init__(
         self, app: Any, node_configs: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None

@@ -94,10 +94,7 @@ class Bench:
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
     def at(self, config: NodeConfig, tasks: str, table: str) -> tuple[Built, Worker]:
-        """Return the recipe built for a node.
-
-        `tasks` and `table`, the preprocessing, are those of the federation, if nodes have their own data.
-        """
+        """Return the recipe built for a node, with the federation's `tasks` and `table` if nodes have own data."""
         own = config.client if config.data is not None else None
         key = own, config.device, tasks, table
         if key not in self.workers:
@@ -114,10 +111,7 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client. `home` is its folder, and `audit` records its actions in all runs.
-
-    `digests` has the checksums of its state files by run and round, if the engine has them.
-    """
+    """One client. `audit` records all actions; `digests` are checksums of its state files by run and round."""
 
     home: Path
     config: NodeConfig

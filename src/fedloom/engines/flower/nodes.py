@@ -329,10 +329,7 @@ def _tasks(report: NodeReport) -> dict[str, Any]:
 
 
 def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessing | None:
-    """Return the preprocessing of tables at nodes, from their reports; None where they have none.
-
-    In a private run it has noise, which is drawn anew at each call. Raises DataError where it cannot be computed.
-    """
+    """Return the preprocessing of nodes' tables, with new noise in a private run; None without. Raises DataError."""
     tables = {name: report.table for name, report in reports.items() if report.table is not None}
     if not tables:
         return None
@@ -409,10 +406,7 @@ def build_from(
 
 
 def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Built, dict[str, NodeReport]]:
-    """Build the recipe of a run folder at the server, without the nodes; return their reports too.
-
-    Raises StateError where a file of the folder is not what was written.
-    """
+    """Build the recipe of a run folder without the nodes; return their reports too. Raises StateError."""
     file = folder / REPORTS
     try:
         reports = {client: NodeReport.read(report, client) for client, report in dict(json_of(file)).items()}
@@ -425,10 +419,7 @@ def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Bui
 
 
 def build_alone(recipe: Recipe, folder: Path) -> Built:
-    """Build the recipe of a run folder at a node, with the data of this node.
-
-    Raises StateError where a file of the folder is not what was written, RecipeError where it names code.
-    """
+    """Build the recipe of a run folder at a node, with its data. Raises StateError, or RecipeError for code."""
     file, info = folder / AT_NODE, read_info(folder)
     value = json_of(file)
     admit(names_in(value), Origin.FOLDER, str(file), info.get("origins"))

@@ -41,10 +41,7 @@ class Offer:
 
     @staticmethod
     def of(recipe: Recipe | Path | str, changes: str = "") -> Offer:
-        """Take an app's recipe (a file, a packaged name, a Recipe) and a run's changes, separated by semicolons.
-
-        Raises RecipeError where the file cannot be read.
-        """
+        """Take an app's recipe and a run's changes, separated by semicolons. Raises RecipeError for a bad file."""
         each = tuple(text.strip() for text in changes.split(";") if text.strip())
         if isinstance(recipe, Recipe):
             return Offer("the recipe", dump(recipe), each, recipe)

@@ -52,10 +52,7 @@ def reading() -> Iterator[None]:
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
-    """Return a RecordDict. `head` has texts, numbers and lists of either.
-
-    A tensor that is twice in the tree is sent once; bfloat16, which numpy lacks, is sent as its bits.
-    """
+    """Return a RecordDict; a tensor that is twice in the tree is sent once, and bfloat16 is sent as its bits."""
     flwr = need("flwr.app", "flower")
     skeleton, tensors = split_tree(tree, once=True)
     bits = [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]

@@ -47,10 +47,7 @@ from fedloom.methods.peers.neighbours import recent, soft_weights
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The models that one peer mixes in a round: its own and, of the models that it `heard`, those of `chosen` peers.
-
-    The other models serve the penalty. `federation` has the peer itself and the senders of the models.
-    """
+    """The models that one peer mixes in a round: its own and `chosen` ones. Others `heard` serve the penalty."""
 
     context: PeerContext
     federation: BuiltFederation
@@ -204,10 +201,7 @@ class Peer:
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
-        """Do a synchronous round after local training, which left `payload` and the new client state.
-
-        It yields wherever messages must be carried before it can go on: signals, then requests, then models.
-        """
+        """Do a synchronous round after training; yield wherever signals, requests or models must be carried."""
         published = self.publish(self.trained(payload, client), graph)
         yield
         asked = self.choose(published)
@@ -269,10 +263,7 @@ class Peer:
         return recent(similarity, since, rate)
 
     def answer(self, trained: Trained | None) -> None:
-        """Send the model to the peers that asked for it.
-
-        A peer that started from the same model, as its request shows, gets the update alone, which codecs compress.
-        """
+        """Send the model, or to peers that started from the same one the update alone, to those that asked."""
         messages: dict[tuple[bool, str], PeerMessage] = {}
         for request in self._receive("request"):
             if trained is None or not self._wanted(trained, request):

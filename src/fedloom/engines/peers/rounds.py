@@ -251,10 +251,7 @@ class AsynchronousRounds:
     def round(
         self, states: State, before: State, round: int, members: Iterable[str], env: Environment
     ) -> tuple[State, State, list[str]]:
-        """Run one recorded round. Returns (states of all peers, pending events, peers that ended a local round).
-
-        `before` are the events that were pending after the round before.
-        """
+        """Run one recorded round. Returns (states, pending events, peers that ended); `before` was pending."""
         events = Events.of(before)
         community, start = self.community, events.now
         community.network.begin(round)

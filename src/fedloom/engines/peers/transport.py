@@ -115,10 +115,7 @@ class Network:
         return values
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring messages to the peers of other processes, at the end of each phase of a round.
-
-        `sent` lists the messages of this process as (sender, receiver, bytes). Returns the list of all processes.
-        """
+        """Bring messages to other processes; return all (sender, receiver, bytes), of which `sent` are from here."""
         return sent
 
     def cancel(self, sender: str, receiver: str) -> int:

@@ -306,10 +306,7 @@ class Bundle:
         return Bundle(module.eval(), tasks, recipe, about)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
-        """Return (an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
-
-        The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
-        """
+        """Return (an image as the model takes it, C x H x W, resized; the same to look at). Raises UserError."""
         shape = tuple(self.about.input_shape)
         if self.about.table is not None:
             raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")

@@ -280,10 +280,7 @@ def singular_values(features: Tensor) -> Array:
 
 
 def effective_rank(values: Any) -> float:
-    """Return exp of the entropy of singular values divided by their sum (Roy and Vetterli, 2007); 0 where all are 0.
-
-    Between 1 and the rank; the rank exactly where all values above 0 are equal.
-    """
+    """Return exp of the entropy of normalised singular values (Roy and Vetterli, 2007); 0 where all are 0."""
     values = np.asarray(values, float)
     shares = values[values > 0] / values.sum() if values.any() else np.zeros(0)
     return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
@@ -351,10 +348,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
 
 
 def embedding(features: Tensor) -> Array:
-    """Return t-SNE of features (n x D) in the plane (n x 2), from their principal components; needs scikit-learn.
-
-    The perplexity is 30, or a third of n - 1 where that is less. ValueError for fewer than four examples.
-    """
+    """Return t-SNE of features (n x D) in the plane (n x 2). ValueError for fewer than four examples."""
     if len(features) < 4:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
     library = need("sklearn.manifold", "report")

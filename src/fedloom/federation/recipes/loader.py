@@ -93,10 +93,7 @@ def load(
 
 
 def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a recipe's plain content with overrides applied in place; nothing in it is checked or imported.
-
-    `where` names it in messages. Raises RecipeError for content that is no mapping, and for overrides of no such form.
-    """
+    """Return a recipe's plain content with overrides applied, not checked. Raises RecipeError for other forms."""
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Recipe.model_fields)}")
     for override in overrides:
@@ -110,10 +107,7 @@ def texts(changes: Mapping[str, Any]) -> list[str]:
 
 
 def resolved(where: str, value: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Return the checked recipe of plain content, to which these overrides were applied; imports what it names.
-
-    Raises RecipeError with all problems.
-    """
+    """Return the checked recipe of plain content; imports what it names. Raises RecipeError with all problems."""
     try:
         return strict(Recipe, value)
     except ValidationError as error:

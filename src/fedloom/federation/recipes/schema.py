@@ -110,10 +110,7 @@ class Named(Section):
 
     @property
     def entry(self) -> Registered:
-        """The function that the section names, or one that gives the object in its place.
-
-        Raises RecipeError where the object was given in Python and is not here.
-        """
+        """The function of the section, or one that gives its object. Raises RecipeError where that is not here."""
         if self._held is not None:
             return self._held
         if self.name == GIVEN:

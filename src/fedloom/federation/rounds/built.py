@@ -59,10 +59,7 @@ class Built:
 
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
-        """(group, its clients, its hostile ones, their factor), of the groups where hostile clients act together.
-
-        Without honest clients they cannot.
-        """
+        """Yield (group, clients, hostile ones, their factor) where these act together among honest ones."""
         rows = rows_of(self.method, self.federation, self.federation.trainers)
         for group, clients in groups_of(self.attacks, self.federation, rows).items():
             hostile = [name for name in clients if name in self.attacks]

@@ -272,10 +272,7 @@ def _lengthy(built: Built) -> frozenset[str]:
 
 
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
-    """Return the wanted models of all clients on the data of these splits.
-
-    `used`: for each task only the model that a client would use, as in a run's final numbers.
-    """
+    """Return the wanted models of all clients on these splits; `used`: for each task only the one to use."""
     by_model: dict[Key, MeasuredGroup] = {}
     shared: dict[str | None, Message] = {}
     for client in built.honest:

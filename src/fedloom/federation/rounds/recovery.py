@@ -95,10 +95,7 @@ def usable(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> tuple[Upd
 
 
 def usual(sizes: Iterable[float]) -> float:
-    """Return the (lower) median of the sizes that are finite and not zero; 0 without any.
-
-    The median stays with the honest clients while these are more than half, however large the other updates are.
-    """
+    """Return the lower median of the sizes that are finite and not zero, which honest clients decide; 0 without any."""
     return statistics.median_low([size for size in sizes if 0 < size < math.inf] or [0.0])
 
 

@@ -94,10 +94,7 @@ def collect(
     rows: Sequence[Row],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Updates, list[Payload]]:
-    """Return the matrix of the round from payloads in any order, and the payloads without what went into it.
-
-    `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
-    """
+    """Return the matrix of the round, whose keys are among `rows`, and the payloads without what went into it."""
     shared, keys = method.shared_part(layout), sorted(rows)
     if method.codec.stays_packed:
         return _collect_packed(method, shared, federation, payloads, dtype)

@@ -272,10 +272,7 @@ class Worker:
 
 @contextmanager
 def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
-    """Raise UserError with the batch size to try where memory runs out inside.
-
-    `who` did what, with the recipe's `key` at `batch`; `more` is what may help too.
-    """
+    """Raise UserError with the batch size to try where memory runs out inside, for `who` at the recipe's `key`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -310,10 +307,7 @@ def with_index(name: str) -> str:
 
 
 def check_device(name: str) -> str:
-    """Return the device's name with its number, if it is there; nothing falls back to the CPU silently.
-
-    Raises UserError otherwise.
-    """
+    """Return the device's name with its number. Raises UserError where it is not there: nothing falls back."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -396,10 +396,7 @@ class RunFolder:
         return decision
 
     def load(self, name: str = "state", home: Path | None = None) -> tuple[State, dict[str, Any], list[str]] | None:
-        """Return the newest whole checkpoint, its labels and the problems met, or None if none was ever written.
-
-        It is that of the run's folder, or of its mirror, `home`.
-        """
+        """Return (state, labels, problems) of the newest whole checkpoint in the folder, or in `home`, or None."""
         home = home or self.path
         if not any(home.glob(f"{name}.*json")):
             return None

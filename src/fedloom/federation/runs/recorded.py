@@ -165,10 +165,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def recipe_in(folder: Path) -> Recipe:
-    """Return the recipe of a run's folder.
-
-    Raises RecipeError where it names code, unless this user began a run with the same source, which run.json records.
-    """
+    """Return the recipe of a run's folder. Raises RecipeError where it names code that this user did not run."""
     origins = read_info(folder).get("origins") if (folder / "run.json").is_file() else None
     file = replaced(folder) or folder / "recipe.yaml"
     return load(file, (), Origin.FOLDER, origins if isinstance(origins, Mapping) else {})
@@ -378,10 +375,7 @@ def line_of(file: Path, round_: int) -> Mapping[str, Any] | None:
 
 
 def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
-    """Return the rounds in a JSON-lines file. A round repeated after a crash counts once, a torn last line does not.
-
-    Raises StateError for a line that is no round's.
-    """
+    """Return the rounds in a JSON-lines file, each once, without a torn last line. Raises StateError for others."""
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():
         return ()

@@ -189,10 +189,7 @@ class Tracking:
 
 
 def scalars(line: Mapping[str, Any], traffic: Mapping[str, Any]) -> dict[str, float]:
-    """Tag -> number of one round: 'TASK/METRIC, SPLIT, MODEL', 'TASK/training loss', 'bytes/up', 'seconds/PHASE'.
-
-    Metrics of clients become their mean; a mean that is not finite is left out.
-    """
+    """Return tag -> finite number of one round, such as 'TASK/METRIC, SPLIT, MODEL', means over clients."""
     each: dict[str, list[float]] = defaultdict(list)
     for e in line["metrics"]:
         each[f"{e['task']}/{e['metric']}, {e['split']}, {e['model']}"].append(number_of(e["value"]))
@@ -233,10 +230,7 @@ class Audit:
         """Bytes of the file that `lines` has read."""
 
     def note(self, what: str, **about: Any) -> None:
-        """Append what happened; it is on the disk when this returns.
-
-        Raises StateError where the end of the file is not one of its lines. What a crash cut short is taken away.
-        """
+        """Append what happened; it is on the disk when this returns. Raises StateError for a file of another end."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with naming(self.file), self.file.open("a+b") as file:
             with contextlib.suppress(ImportError):  # not a POSIX system
@@ -250,10 +244,7 @@ class Audit:
             os.fsync(file.fileno())
 
     def lines(self) -> Sequence[dict[str, Any]]:
-        """Return all whole lines, each checked once; none where there is no file. Raises StateError as `verified`.
-
-        A last line that a crash cut short is left out, as `note` takes it away.
-        """
+        """Return all whole lines, each checked once; none without a file. Raises StateError as `verified`."""
         if not self.file.is_file():
             self._lines, self._size = [], 0
             return self._lines

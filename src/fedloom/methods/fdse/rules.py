@@ -175,10 +175,7 @@ class ErasedLayer(nn.Module):
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (n - 1, as in running statistics) per channel: C and C, from B x C or B x C x H x W.
-
-    In single precision at least.
-    """
+    """Return mean and variance (n - 1) per channel: C and C, from B x C or B x C x H x W, not in half precision."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     over = (0, *range(2, x.ndim))
     return x.mean(over), x.var(over)

@@ -29,11 +29,7 @@ _CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
 
 
 def shared_columns(layout: Layout) -> Layout:
-    """Return the encoder's parameters, its norm layers included: what a gradient is compared over.
-
-    Buffers are left out. Running statistics and counters of batches would decide every cosine: counters grow by the
-    same hundreds at all peers while parameters move by less than ten.
-    """
+    """Return the encoder's parameters with norm layers; not buffers, which would decide every cosine."""
     return layout.select("encoder").parameters
 
 
@@ -53,18 +49,12 @@ def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -
 
 
 def parameters(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return (cos + 1) / 2 of two peers' models, in [0, 1]. Two models that are both zero have cosine 0.
-
-    Raw weights of models that started alike are almost parallel whatever they learned: give differences to the start.
-    """
+    """Return (cos + 1) / 2 of two peers' models, of differences to their common start; of two zeros 1/2."""
     return gradient(own, others)
 
 
 def features(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return the similarity of what encoders see (C1): `feature_statistics` 2 x C and n x 2 x C, or N x 2 x C.
-
-    The mean of two similarities, of the channels' means and of their standard deviations, each as in `parameters`.
-    """
+    """Return the similarity of what encoders see (C1): the mean of those of channels' means and deviations."""
     each = [parameters(own[..., i, :], None if others is None else others[..., i, :]) for i in (0, 1)]
     return (each[0] + each[1]) / 2
 
@@ -263,10 +253,7 @@ class Sketch(Checked):
     kind: Kind = "count"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Sketch of a vector (d to m), or of each row (n x d to n x m). float32, on the CPU.
-
-        A value that is not finite makes its bucket, or the whole sketch, not finite.
-        """
+        """Sketch a vector (d to m), or each row (float32, on the CPU); a value that is not finite spreads."""
         if x.ndim not in (1, 2):
             raise ValueError(f"expected a vector (d) or rows (n x d), found shape {tuple(x.shape)}")
         X = x.detach() if x.ndim == 2 else x.detach()[None]

@@ -35,10 +35,7 @@ from fedloom.methods.prototypes.maths import (
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The values that prototype labels may have where a node sends them: (points x 3) of whole numbers, task by task.
-
-    In the order of tasks; of each of the sender's own there are all classes in their order, or none.
-    """
+    """The values that a node's prototype labels may have: task by task, all classes in order or none."""
 
     def read(self, value: Any, sender: Sender) -> Tensor:
         """Return the checked value."""

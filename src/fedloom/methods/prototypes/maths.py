@@ -30,10 +30,7 @@ Over = Literal["known", "batch"]
 
 @dataclass(frozen=True, eq=False)
 class Prototypes:
-    """One vector per class: `means` (C x F), and the number of examples it averages (`counts`, C, float64).
-
-    A class with count 0 has no prototype; its row is 0 and must not be used.
-    """
+    """One vector per class: `means` (C x F; 0 without examples), and how many examples it averages (`counts`)."""
 
     means: Tensor
     counts: Tensor
@@ -127,10 +124,7 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def finch(points: Tensor) -> list[Tensor]:
-    """Return FINCH's partitions (N cluster numbers each), from the finest to the coarsest with more than one cluster.
-
-    Each partition clusters the means of the one before. If the first has a single cluster, it is the only one.
-    """
+    """Return FINCH's partitions (N cluster numbers each), from the finest to the coarsest with several clusters."""
     partitions = [first_neighbours(points)]
     # Two clusters are each other's nearest, so they would become one.
     while len(points) and (count := int(partitions[-1].amax()) + 1) > 2:
@@ -157,10 +151,7 @@ class ClusterPrototypes:
 def cluster_prototypes(
     prototypes: Sequence[Prototypes], partition: Literal["first", "last"] = "last"
 ) -> ClusterPrototypes:
-    """Return, per class, the means of FINCH's clusters of the clients' prototypes (FPL).
-
-    `last` is the coarsest partition with more than one cluster, as in the release.
-    """
+    """Return, per class, the means of FINCH's clusters of the clients' prototypes; `last`: the coarsest (FPL)."""
     points, labels = [], []
     for c in range(len(prototypes[0].counts)):
         own = [p.means[c] for p in prototypes if p.counts[c] > 0]
@@ -299,10 +290,7 @@ def random_anchors(classes: int, features: int, seed: int = 0) -> Tensor:
 
 
 def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: float = 0.9999) -> Tensor:
-    """Return anchors drawn to the clients' mean prototypes: A_c <- momentum A_c + (1 - momentum) mean_c (FedSA).
-
-    A class that no client has keeps its anchor.
-    """
+    """Return A_c <- momentum A_c + (1 - momentum) mean_c; a class that no client has keeps its anchor (FedSA)."""
     mean = aggregated(prototypes, "clients")
     moved = momentum * anchors + (1 - momentum) * mean.means
     return torch.where(mean.known[:, None], moved, anchors)

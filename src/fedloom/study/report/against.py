@@ -120,10 +120,7 @@ class Against:
 
 
 def against(run: Run, base: Run) -> Against:
-    """Compare the kept models of two runs.
-
-    Raises StateError where the baseline is the run itself, or has no task or no measured split in common with it.
-    """
+    """Compare the kept models of two runs. Raises StateError where they have no task or measured split in common."""
     if run.folder.resolve() == base.folder.resolve():
         raise StateError(f"{base.folder}: the base is the run itself: expected another run of the same tasks")
     refusal = f"{base.folder} cannot be the base of {run.folder}"

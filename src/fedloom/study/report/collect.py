@@ -105,10 +105,7 @@ class GridReport:
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """Read the files of a run, and compare it with its baseline and with other runs beside it.
-
-    Without `base` the baseline is detected beside the run. Raises StateError where the two cannot be compared.
-    """
+    """Read a run, its baseline (by default detected beside it) and others beside it. Raises StateError."""
     compared, others = bases_of(run, base)
     labels = _labels(run.folder)
     clients = {

@@ -38,10 +38,7 @@ from fedloom.study.statistics import Estimate
 
 
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
-    """Fill the template of a kind of page, with `data` for programs and the figures in it.
-
-    Raises UserError where Jinja2 or vl-convert is absent.
-    """
+    """Fill the template of a page with `data` for programs and figures. Raises UserError without a library."""
     views = {
         name: [{"name": view.name, "group": view.group, "chart": finished(view.chart)} for view in figure.views]
         for name, figure in figures.items()
@@ -126,10 +123,7 @@ def conflict_of(agreement: UpdateAgreement) -> str:
 
 
 def slope(curves: Sequence[Curves]) -> float:
-    """Return the change of the training loss in percent per round, over the last `LATELY` ones: the mean over tasks.
-
-    Least squares for each task's mean over clients; nan with fewer than three rounds.
-    """
+    """Return the mean change of training losses in percent per round, by least squares over `LATELY` rounds, or nan."""
     slopes = []
     for c in curves:
         points = [(r, v) for r, v in c.mean.items() if not math.isnan(v)][-LATELY:] if c.split == "train" else []
@@ -206,10 +200,7 @@ def of_run(report: RunReport) -> str:
 
 
 def _view(report: RunReport, at: int) -> dict[str, Any]:
-    """Return the parts of the page that compare the run with the report's baseline, the page's `at`-th, or with none.
-
-    `end` is the end of the names of their figures and tables, because a page may have none of a name.
-    """
+    """Return the parts of a page that compare the run with its `at`-th baseline, if any; `end` ends their names."""
     base, tiles = report.against, tiles_of(report)
     own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
     end = f"-{at}" if at else ""
