@@ -188,10 +188,9 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class Cropped(Codec):
-    """Each block as a matrix without its last rows and columns that are zero, and how many are left of both. Lossless.
+    """Each block as a matrix without its last zero rows and columns, and how many are left of both. Lossless.
 
-    So low-rank factors cost by their rank, and a block that did not move costs its two numbers alone. An update that
-    would not shrink is sent as it is.
+    Low-rank factors cost by their rank, a block that did not move two numbers. A longer result is sent as it was.
     """
 
     varies = True

@@ -47,8 +47,7 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) -> Iterator[torch.Generator]:
     """Seed torch's default generator, which is returned, from (seed, purpose) inside, and set it back afterwards.
 
-    Draws without a generator of their own, such as dropout's or those of a user's stage, then repeat. `devices` are the
-    GPUs whose generators are treated alike.
+    So draws without a generator of their own, such as dropout's, repeat. `devices` are GPUs to treat alike.
     """
     import torch
 

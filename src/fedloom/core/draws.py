@@ -38,11 +38,10 @@ class SeededDraws:
 
 
 class SecretDraws:
-    """Draws from a keystream: AES-256 in counter mode, with a key that follows from a secret and a purpose.
+    """Draws from a keystream: AES-256 in counter mode, with a key that is keyed BLAKE2b of the purpose.
 
-    The key is keyed BLAKE2b of the purpose (numbers, texts and None). Whoever lacks the secret cannot tell the draws
-    from random ones, nor those of one purpose from those of another. Raises ValueError for a secret of other than
-    SECRET bytes, UserError without the package cryptography.
+    Without the secret nobody can tell the draws from random ones, nor those of two purposes from each other. Raises
+    ValueError for a secret of other than SECRET bytes, UserError without the package cryptography.
     """
 
     def __init__(self, secret: bytes, *purpose: object) -> None:

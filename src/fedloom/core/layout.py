@@ -35,8 +35,7 @@ _NORMS: dict[str, type[nn.Module]] = {
 class Block:
     """One named tensor of a model: `size` consecutive columns.
 
-    `role` is what the tensor is: norm layers and buffers are recognised by type. `part` is the part of the model it
-    lies in, so that a batch norm inside the encoder has role "norm" and part "encoder" and is found under both.
+    `role` is what the tensor is (norm layers and buffers are recognised by type), `part` the part in which it lies.
     """
 
     name: str

@@ -15,11 +15,10 @@ from fedloom.core.errors import UserError
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package, in whose file each name stands once; they also make its
-    `__all__`.
+    """Return `__getattr__` and `__dir__` of a package, which also make its `__all__`.
 
-    A name is offered by a line `from MODULE import NAME as NAME`. It is imported on first use where the line is below
-    `if TYPE_CHECKING:`, which type checkers read and Python does not.
+    A name is offered by a line `from MODULE import NAME as NAME`, and imported on first use where the line is below `if
+    TYPE_CHECKING:`, which type checkers read and Python does not.
     """
 
     @cache

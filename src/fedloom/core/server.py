@@ -15,9 +15,8 @@ from fedloom.core.settings.section import BelowOne, Checked, NonNegative, Positi
 class ServerRule(Checked):
     """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
 
-    The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round in which no
-    finite row arrives does not reach `apply`, so momentum neither moves nor decays. An update that is zero although
-    clients took part does reach it, and counts as any other update.
+    The vectors hold the shared parameters only. A round without a finite row does not reach `apply`, so momentum
+    neither moves nor decays; an update that is zero although clients took part does.
     """
 
     looks_ahead: ClassVar[bool]

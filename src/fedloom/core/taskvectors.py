@@ -66,9 +66,8 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
     d).
 
     Eq. 2: unified = sgn(sum_t tau_t) * max |tau_t| over the tasks whose sign is that of the sum; 0 where the sum is 0.
-    mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty.
-    Where float32 cannot decide the sign of a sum, float64 does, so that the order of tasks changes nothing.
-    A single task comes back as it is: its mask marks the values that are not zero, its scale is 1.
+    mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty. float64
+    decides signs that float32 cannot, so the order of tasks changes nothing. A single task comes back as it is.
     """
     rows, d = _rows(vectors)
     T, kind = len(rows), _kind(rows[0])

@@ -1,8 +1,7 @@
 """The matrix of updates and what stands beside it: Updates.
 
-A federated round is a K x d matrix: one row per client (or client and task), one column per parameter. The Layout says
-which columns belong to which part of the model and to which task; Updates holds the matrix and everything else that an
-aggregation rule may need.
+A federated round is a K x d matrix: one row per client (or client and task), one column per parameter; the Layout says
+which columns belong to which part of the model and to which task.
 """
 
 from __future__ import annotations

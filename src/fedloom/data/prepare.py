@@ -340,10 +340,9 @@ def npy_header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["
 
 
 def read_table(path: Path, where: str, wanted: Collection[str]) -> dict[str, list[str]]:
-    """Read the wanted columns of a .csv file: name -> cells, without the space around them.
+    """Read the wanted columns of a .csv file, whose first line has the names: name -> stripped cells.
 
-    The first line has the names; cells are separated by commas. DataError for lines of another length, a name that is
-    empty or there twice, one that is absent, and a file without examples.
+    DataError for lines of another length, for names that are empty, double or absent, and without examples.
     """
     if not path.is_file():
         raise DataError(f"{where}: the file does not exist")

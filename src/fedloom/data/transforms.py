@@ -249,8 +249,7 @@ class Dense:
 class Crop:
     """Batches of images (B x 3 x H x W, uint8), always normalised by ImageNet's mean and standard deviation.
 
-    In training, an image gets `pad` black pixels on every side, is cropped to its size at a random place, and is
-    mirrored with probability 1/2 where `flip` is set.
+    In training they are padded by `pad` black pixels, cropped at random, and mirrored half of the time if `flip`.
     """
 
     pad: int

@@ -437,10 +437,9 @@ def ahead(values: Mapping[str, float], constant: Mapping[str, float], directions
 
 
 def uneven(of: Mapping[str, Values], directions: Mapping[str, str]) -> list[str]:
-    """Say which methods learned something at some seeds and nothing at others: so few seeds say little of their means.
+    """Say which methods learned something at some seeds only, from label -> seed -> task -> number.
 
-    `of` is label -> seed -> task -> number. A run that is better than the constant prediction on no task has learned
-    nothing.
+    A run that is better than the constant prediction on no task has learned nothing.
     """
     constant = of.get("constant", {})
     found = []

@@ -465,8 +465,7 @@ def shift(freedom: int) -> float:
 def power(mean: float, freedom: int) -> float:
     """Return the probability that a two-sided t-test at 5 % finds a positive mean of this many standard errors.
 
-    It is P(T > t) of the noncentral t distribution: the chance of a normal numerator, integrated over the chi
-    distribution of the estimated standard error by Simpson's rule.
+    P(T > t) of the noncentral t distribution, integrated over the standard error by Simpson's rule.
     """
     t, normal, scale = bound(LEVEL, freedom), NormalDist(), math.sqrt(freedom)
     width = (scale + 10) / _STEPS

@@ -351,10 +351,9 @@ class OpenedGrid:
         return tabulate(self.grid, self.folder, split).to_text()
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame of all finished runs, with one row per number.
+        """Return a pandas.DataFrame of all finished runs, a row per number. Raises StateError without any.
 
-        Its columns are data, base and addon, the labels of a cell, then those of `Result.to_pandas`. Raises StateError
-        where no run has finished.
+        Its columns are data, base and addon, the labels of a cell, then those of `Result.to_pandas`.
         """
         runs = finished(self.grid, self.folder).items()
         return frame(({"data": cell.data, "base": cell.base, "addon": cell.addon}, run) for cell, run in runs)

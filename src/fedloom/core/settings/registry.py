@@ -1,10 +1,7 @@
 """Named, typed functions that a recipe may call: methods, add-ons, data sets, partitioners, encoders.
 
-A function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one place. What
-stands under a name is registered here, announced by an installed package as an entry point, or, under a name of the
-form `package.module:name`, imported, if `core/settings/trust.py` allowed that. An object in a name's place is the same
-as a function that returns it.
-
+A function's signature is the schema of its recipe section. What stands under a name is registered here, announced by an
+installed package as an entry point, or, as `package.module:name`, imported, if `core/settings/trust.py` allowed it.
 Modules that register must not import torch at module level, so that a recipe can be checked without it.
 """
 

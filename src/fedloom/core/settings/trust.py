@@ -1,9 +1,8 @@
 """Decide which code a recipe may import: data never becomes code that its reader did not allow.
 
-A name of the form `package.module:name` is imported only after this module has allowed it in this process. Where the
-name came from decides how: what the user types is allowed; a recipe file is asked about once in a terminal; a run
-folder is allowed where this user began the run and the source is still the same; a bundle and the network are not.
-`--allow-code` and the environment variable FEDLOOM_ALLOW_CODE allow packages from every origin.
+The origin of a name `package.module:name` decides: what the user types is allowed; a recipe file is asked about once in
+a terminal; a run folder is allowed where this user began the run and the source is the same; a bundle and the network
+are not. `--allow-code` and FEDLOOM_ALLOW_CODE allow packages from every origin.
 """
 
 from __future__ import annotations
@@ -242,8 +241,7 @@ def allowed() -> list[str]:
 def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[str, Any] | None = None) -> None:
     """Allow names of code, by the rule of their origin, or raise RecipeError with all that would be imported.
 
-    `where` names the file, the folder or the sender. `recorded` is what a run's folder says of the sources that its run
-    had: name -> {module, source}; None for folders that say nothing of it.
+    `where` names the sender. `recorded` is what a run's folder says of its sources: name -> {module, source}, or None.
     """
     new = [name for name in dict.fromkeys(names) if not is_allowed(name)]
     if origin is Origin.TYPED:

@@ -42,8 +42,7 @@ def to_yaml(value: Any) -> str:
 def parse(text: str, where: str) -> Any:
     """Convert YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
 
-    Keys that occur twice are errors, and so is what would be larger than `MOST` values or deeper than `DEEPEST` once
-    its aliases are written out.
+    Refused are keys that occur twice, and more than `MOST` values or levels than `DEEPEST` with aliases written out.
     """
     try:
         _check_depth(text)

@@ -460,10 +460,9 @@ class OwnTable:
 
 
 def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
-    """Return the preprocessing that follows from what sites sent: client -> its report, of the same inputs.
+    """Return the preprocessing that follows from what sites sent, client -> report. Raises DataError without enough.
 
-    `noise` is that of a private run; if it is local, sites have added it already. Raises DataError where this does not
-    tell enough.
+    `noise` is that of a private run; if it is local, sites have added it already.
     """
     reports = dict(sorted(reports.items()))
     first = next(iter(reports.values()))

@@ -22,19 +22,9 @@ from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
+from fedloom.engines.flower import received
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain
-from fedloom.engines.flower.received import (
-    ANSWER,
-    TurnResult,
-    limit_of,
-    number_of,
-    open_reply,
-    payload_of,
-    result_of,
-    scores_of,
-    turn_of,
-)
 from fedloom.engines.flower.relay import TURNS, stub
 from fedloom.engines.flower.terms import Beside
 from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
@@ -142,7 +132,7 @@ class ClientManager:
         """Register a node by its hello. Raises RefusedError, or any other error, for an unfit one."""
         if isinstance(answer, RefusedError):
             raise answer
-        tree, _ = open_reply(answer, _HELLO)
+        tree, _ = received.open_reply(answer, _HELLO)
         client = client_name(answer["meta"]["client"])
         if known is not None and client not in known:
             raise RefusedError(f"client {client!r} does not belong to this run")
@@ -368,8 +358,8 @@ class AtNodes:
                 with reading():
                     if isinstance(answer, RefusedError):
                         raise answer
-                    limit = (limits or {}).get(client, ANSWER)
-                    tree, numbers = open_reply(answer, limit, client=client, **expected)
+                    limit = (limits or {}).get(client, received.ANSWER)
+                    tree, numbers = received.open_reply(answer, limit, client=client, **expected)
                     value = read(self.built, client, tree)
             except RefusedError as error:
                 self.failed = f"client {client!r}, {kind}: {error}"
@@ -399,10 +389,10 @@ class AtNodes:
             )
             for job in jobs
         }
-        limits = {client: limit_of(self.built, client) for client in contents}
+        limits = {client: received.limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
         enough = self.config.enough or len(jobs)
-        with closing(self._answers("train.fedloom", contents, round_, limits, payload_of)) as answers:
+        with closing(self._answers("train.fedloom", contents, round_, limits, received.payload_of)) as answers:
             for client, payload, numbers in answers:
                 answered += 1
                 enough -= payload.finite
@@ -417,9 +407,9 @@ class AtNodes:
     ) -> TrainDone:
         tasks = self.built.federation.clients[client].tasks
         mine = {name: self.tasks[name] for name in tasks}
-        trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
-        seconds = number_of(numbers, "seconds")
-        result = result_of(numbers, tasks, "losses" in self.nodes.withheld.get(client, ()))
+        trained = {split: received.scores_of(f"trained/{split}", numbers, mine) for split in splits}
+        seconds = received.number_of(numbers, "seconds")
+        result = received.result_of(numbers, tasks, "losses" in self.nodes.withheld.get(client, ()))
         return TrainDone(client, payload, result, marker(round_, tasks), seconds, trained)
 
     def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
@@ -439,7 +429,7 @@ class AtNodes:
             withheld = isinstance(tree, Mapping) and tree.get("withheld") is True
             for job in by_client[client]:
                 known = {name: self.tasks[name] for name in job.tasks}
-                yield job.key, {} if withheld else scores_of(str(job.key), numbers, known)
+                yield job.key, {} if withheld else received.scores_of(str(job.key), numbers, known)
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         """Do a round of clients and a server, or of peers."""
@@ -465,12 +455,12 @@ class AtNodes:
         federation, round_ = self.built.federation, now.number
         there, peer_messages = list(members), dict[str, list[Tensor]]()
         # a peer sends a few peer messages, each of at most its start and its model; some of them go to all others
-        limits = {name: 8 * limit_of(self.built, name) + 64 * len(names) for name in names}
+        limits = {name: 8 * received.limit_of(self.built, name) + 64 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
 
-        def read(built: Built, client: str, tree: Any) -> TurnResult:
-            return turn_of(built, self.community, client, round_, tree)
+        def read(built: Built, client: str, tree: Any) -> received.TurnResult:
+            return received.turn_of(built, self.community, client, round_, tree)
 
         for turn in TURNS:
             contents = {
@@ -487,7 +477,7 @@ class AtNodes:
                 )
                 for name in there
             }
-            results: dict[str, TurnResult] = {}
+            results: dict[str, received.TurnResult] = {}
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
             for name, result, numbers in self._answers("train.peer", contents, round_, limits, read):
                 results[name] = result

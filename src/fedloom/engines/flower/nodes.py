@@ -202,8 +202,7 @@ def own_data(
 ) -> tuple[Dataset, BuiltClient]:
     """Load a node's data set, with `changes` of its tasks' options, and the client that holds all of it.
 
-    Its own table is preprocessed as `fitted`; before that is known, it has no inputs. Raises DataError for a task that
-    the data set lacks.
+    Its table is preprocessed as `fitted` (None: no inputs yet). Raises DataError for a task that the data set lacks.
     """
     assert config.data is not None
     own = own or own_table(seed, config)
@@ -343,10 +342,9 @@ def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessin
 def federation_of(
     reports: Mapping[str, NodeReport], unified: bool, fitted: Preprocessing | None = None
 ) -> tuple[BuiltFederation, Dataset, Partition]:
-    """Build a federation whose data are at nodes, from their reports. Tasks are in the order of their names.
+    """Build a federation whose data are at nodes, from their reports and the preprocessing `fitted`, with sorted tasks.
 
-    `fitted` is the preprocessing of their tables. Raises DataError that names a client whose report does not fit the
-    others'.
+    Raises DataError that names a client whose report does not fit the others'.
     """
     if not reports:
         raise DataError("no node has reported its data")

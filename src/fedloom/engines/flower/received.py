@@ -1,8 +1,4 @@
-"""Checks of messages between nodes and server.
-
-The server accepts only what an honest node of this client could send. A node answers only requests that the recipe
-makes necessary, and no more often.
-"""
+"""Checks of messages between nodes and server: what an honest node could send, what the recipe makes necessary."""
 
 from __future__ import annotations
 

@@ -73,11 +73,8 @@ class Offer:
         return tuple(change.partition("=")[0].strip() for change in self.changes)
 
     def resolved(self) -> Recipe:
-        """Return the recipe as nodes run it; imports the code that it names.
-
-        Raises RecipeError where code was not allowed: by a site's terms, by FEDLOOM_ALLOW_CODE, or by who made the
-        recipe in this process.
-        """
+        """Return the recipe as nodes run it; imports the code that it names. Raises RecipeError where that was not
+        allowed."""
         if self.source is not None and not self.changes:
             return self.source.at_nodes()
         admit(self.names, Origin.ELSEWHERE, self.where)
@@ -234,9 +231,7 @@ class SitePolicy(Section):
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
-    """Return the kinds of numbers that a node withholds in a run with this privacy.
-
-    Only the site's own terms may loosen the default.
+    """Return the kinds of numbers that a node withholds in a run with this privacy; the site's terms may loosen it.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """

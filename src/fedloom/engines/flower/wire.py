@@ -166,11 +166,10 @@ def signed(home: Path, nonce: str, client: str) -> dict[str, str]:
 
 
 def key_of(head: Mapping[str, Any], nonce: str, client: str) -> str:
-    """Return the public key that a hello was signed with.
+    """Return the public key that a hello was signed with. Raises RefusedError for another signature.
 
-    A client's name belongs to the key that showed it first, or that the recipe lists for it (`runtime.flower.keys`).
-    Flower's own node authentication says which machines may take part. This says which of them is which client, also
-    where Flower's authentication is off: Flower draws node ids anew. Raises RefusedError for another signature.
+    A client's name belongs to the key that showed it first, or that the recipe lists (`runtime.flower.keys`). Flower's
+    own authentication says which machines may take part, and this which of them is which client.
     """
     ed25519 = need("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
     key = str(head.get("key"))

@@ -89,8 +89,7 @@ class Probe:
 class PeerContext:
     """The common settings of all peers, and the clients whose data is in reach (at a peer only its own, see `at`).
 
-    `initial` are the parameters (p) that all start from. `probe` computes features and outputs of models. `held` is the
-    number of peers that hold each task.
+    `initial` are the parameters (p) that all start from, `held` how many peers hold each task.
     """
 
     method: Method

@@ -240,8 +240,7 @@ class FreePeer(Peer):
 class AsynchronousRounds:
     """All peers of an asynchronous run in one process.
 
-    `running` has the results of local rounds that have not ended yet in simulated time. It is no part of the state:
-    training is a pure function of a peer's state, so a resumed run trains again.
+    `running` has results that have not ended in simulated time; they are no part of the state, for training repeats.
     """
 
     def __init__(self, community: Community) -> None:

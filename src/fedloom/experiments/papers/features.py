@@ -126,11 +126,9 @@ class DomainRun(Finished):
 def read(
     folders: Sequence[Path | str], task: str | None = None, device: str | None = None, tell: Tell = lambda *_: None
 ) -> list[DomainRun]:
-    """Open finished runs on the same data; see `open_runs`.
+    """Open finished runs on the same data; see `open_runs` for the errors.
 
     `task` names the classification task to look at, by default the only one; `device` is each run's own by default.
-    Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
-    model is not what it was, or runs have different data.
     """
     runs = []
     for run in open_runs(folders, tell):

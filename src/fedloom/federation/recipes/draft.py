@@ -64,10 +64,9 @@ def look(path: Path) -> Found:
 
 
 def draft(content: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
-    """Return the recipe, to be checked by `load`.
+    """Return the recipe, to be checked by `load`. Raises RecipeError for a column that is not there.
 
     `clients` is a number, of each group where the data has groups, or the column that says whose an example is.
-    Raises RecipeError for a column that is not there.
     """
     data = dict(content.data)
     by_number = clients.isdigit()

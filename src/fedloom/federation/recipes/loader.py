@@ -139,12 +139,11 @@ def read(
     follow: bool = True,
     above: tuple[str, ...] = (),
 ) -> Content:
-    """Return the plain content of a source, with all that it takes of what it is `like`.
+    """Return the plain content of a source (a name of a YAML file below `home`, a file or a mapping) and of its `like`.
 
-    `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages; `benchmark` chooses one of its benchmarks, if it has this one. What came
-    from elsewhere is like nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where
-    a source is not found, is not YAML, or is like itself.
+    `kind` is the word for it in messages; `benchmark` chooses one of its benchmarks; without `follow` it is like
+    nothing; `above` are the sources that are like it. Raises RecipeError where a source is not found, no YAML, or like
+    itself.
     """
     home = home or HOME
     known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()

@@ -201,8 +201,7 @@ class Built:
 def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
     """Return client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
 
-    Where the federation is not whole, only its own clients, and only by their names.
-    Raises RecipeError for an unknown client, where no client would be honest, and for an attack that would do nothing.
+    Raises RecipeError for an unknown client, without an honest client, and for an attack that would do nothing.
     """
     clients = sorted(federation.clients)
     if section is None:

@@ -67,8 +67,7 @@ def _labelled(
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (task, output, label) of each batch, of the examples with a label of the task.
 
-    One pass serves all tasks if the examples have at least half of their labels; else tasks whose labels are at
-    different examples take a pass each, for their decoders may cost more than the encoder.
+    One pass serves all tasks if the examples have at least half of their labels; else these take a pass each.
     """
     full = 2 * sum(len(part.of(task)) for task in tasks) >= len(part) * len(tasks)
     for examples, names in [(part, tuple(tasks))] if full else part.by_labels(tasks):

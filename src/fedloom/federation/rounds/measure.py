@@ -96,8 +96,7 @@ def models_to_measure(built: Built) -> None:
 def unmeasured(built: Built) -> list[str]:
     """Return what no client can measure and the recipe wants measured, in sentences: a split, or a task in one.
 
-    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
-    at a server of nodes, are taken to be there.
+    Raises RecipeError where nothing is left, or no score for early stopping. Labels that are elsewhere count as there.
     """
     recipe, clients = built.recipe, built.federation.clients.values()
     tasks = [task.name for task in built.federation.tasks]
@@ -136,8 +135,7 @@ def unmeasured(built: Built) -> list[str]:
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
     """Return the models that a client may use; among those for one task the last is the one to use.
 
-    `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
-    and that of each task.
+    `shared` remembers what those are loaded from that several have: the model of all (None), and of each task.
     """
     method, shared = built.method, {} if shared is None else shared
     if "peers" in state:
@@ -232,8 +230,7 @@ def counted_tasks(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str
 def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, Any]]]) -> list[Record]:
     """Return records, of no client, of the chosen metrics over the examples of all clients of a task together.
 
-    There are none where clients share their examples, for then each client's number is that of all, nor where one
-    withholds its outputs, as nodes do.
+    None where clients share their examples, or where one withholds its outputs, as nodes do.
     """
     groups: dict[tuple[str, str, str], list[tuple[MeasuredGroup, Mapping[str, Any]]]] = {}
     for g, scores in measured:

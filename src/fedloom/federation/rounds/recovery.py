@@ -56,11 +56,10 @@ def was_lost(before: State, server: State) -> bool:
 
 
 def kept_states(before: State, server: State, clients: State) -> State:
-    """Return the clients' states after a round, from a run's state before it and the server's new one.
+    """Return the clients' states after a round: new where the update was used, else those of before it.
 
-    Of the new states `clients`, those are kept whose updates were used. A client whose update was dropped must train
-    next time as if this round had not been: else its control variate or its personal model would have moved, and the
-    server's model would not.
+    A client whose update was dropped must train next time as if this round had not been: else its control variate or
+    personal model would have moved, and the server's not.
     """
     without = clients if was_lost(before["server"], server) else _recent(server).get("without", ())
     return {**before["clients"], **{client: state for client, state in clients.items() if client not in without}}
@@ -111,8 +110,7 @@ def reject_outliers(
 ) -> State:
     """Return the state after `step`, where it may take the place of `state`, if need be without the rows to blame.
 
-    The log entries and records of a failed attempt are discarded. At a peer its own row is never to blame. `stage` is
-    the one that `step` calls.
+    A failed attempt leaves no entries; at a peer its own row is never to blame. `stage` is the one in `step`.
     """
     recent = _recent(state)
     now = usual(sizes.values())

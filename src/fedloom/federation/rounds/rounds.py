@@ -240,8 +240,7 @@ def run_rounds(
 
     The observers begin, and the initial model is measured. Then, until the last round or until an observer stops the
     run: `advance` (None: `with_server`) trains and aggregates, models are measured, `show` gets the states of which
-    pictures are kept on the way, the observers look at the round, its line is written, and the state is saved. The last
-    state has what its measurement counted too, so that nobody measures it again to show its predictions.
+    pictures are kept, the observers look, the round's line is written, and the state is saved.
     """
     recipe, evaluation, early = built.recipe, built.recipe.evaluation, built.recipe.early_stopping
     observers = [kind(built, folder) for kind in OBSERVERS]

@@ -116,10 +116,9 @@ class EvalJob:
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
-    """Predictions of one model on one client's split.
+    """Predictions of one model on one client's split: confusions for `tasks`, and outputs of `shown` dense tasks.
 
-    Confusions are counted for `tasks`. `shown` are dense tasks whose outputs on `examples` examples, evenly spaced over
-    the split, are wanted.
+    These are for `examples` examples, evenly spaced over the split.
     """
 
     shown: tuple[str, ...] = ()

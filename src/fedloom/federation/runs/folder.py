@@ -80,16 +80,14 @@ def check_parts(path: Path, about: Mapping[str, Any]) -> None:
 class RunFolder:
     """Reads and writes one run folder.
 
-    A round's lines are appended, and synced before the next checkpoint. So a crash between the two leaves too many
-    lines, never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it
-    and of the partition, run.json its own: what is read back is what was written, or it is said.
+    A round's lines are synced before the next checkpoint, so a crash leaves too many lines, never too few, and `resume`
+    cuts them off. Checkpoints have the checksums of the lines before them and of the partition, run.json its own.
     """
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
         """Open an existing directory for this process alone. Raises InUseError if another process is at work there.
 
-        What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint. `warn`
-        hears where that fails.
+        What resuming needs is copied into the folder `copies` with each checkpoint; `warn` hears where that fails.
         """
         self.warn = warn
         self._unmirrored: str | None = None
@@ -223,8 +221,7 @@ class RunFolder:
     def _accept(self, about: Mapping[str, Any], changed: Mapping[str, Any] | None, round_: int) -> None:
         """Put another recipe in the place of the folder's, and write into run.json which keys `changed`, if any did.
 
-        The recipe is written under another name, then run.json, and then the recipe takes its name. So a run that is
-        killed in between has one of the two recipes, and `recorded.replaced` tells which.
+        First it has another name, then run.json is written: which recipe a killed run has, `recorded.replaced` tells.
         """
         checkpoint.write_text(self.path / NEXT, to_yaml(about["recipe"]))
         if changed is not None:
@@ -427,12 +424,11 @@ class RunFolder:
         tell: Callable[[str], None],
         accept: bool | Collection[str] = False,
     ) -> State:
-        """Return the state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
+        """Return the state to go on from, `initial` where nothing was saved; cut off lines of rounds after it.
 
-        An accepted change of the recipe is written into recipe.yaml and run.json; it is an event of the next round.
-
-        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`), or where
-        its checkpoints are gone.
+        An accepted change of the recipe is written, and is an event of the next round. `tell` hears of damaged
+        checkpoints. Raises StateError where the run is not what it was (see `check`), or where its checkpoints are
+        gone.
         """
         if (self.path / NEXT).exists():  # a change that was cut off
             if replaced(self.path):

@@ -285,10 +285,9 @@ _LARGEST = 10_000_000
 
 
 def packed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's line as its file holds it: entries that differ in the client and in numbers alone are one entry.
+    """Return a round's line as its file holds it: entries that differ in the client and in numbers alone are one.
 
-    Instead of `client` that has `clients`, the position of a list of names in the line's `groups`, and a list of
-    numbers where these are not the same for all. `unpacked` is the inverse.
+    It has `clients`, a position in the line's `groups`, and lists of numbers that are not the same. See `unpacked`.
     """
     groups: dict[tuple[str, ...], int] = {}
     lists = {name: _together(line[name], groups) for name in _LISTS if name in line}

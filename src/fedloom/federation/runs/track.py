@@ -1,8 +1,7 @@
 """Others that hear of a run's rounds: trackers of experiments, and an audit file for others to check.
 
-An audit file shows where it was changed: one line per event, each with the hash of the one before. Who can write it
-can write another from its beginning, or cut off its end; so `fedloom flower audit` prints the last hash, which another
-party may keep. Free of torch.
+Each line of an audit file has the hash of the one before, so changes show; but who writes it can begin anew or cut off
+its end, so another party may keep the last hash. Free of torch.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class MLflow(Tracker):
 class Wandb(Tracker):
     """Sends to Weights & Biases, as its own variables say (WANDB_MODE, WANDB_PROJECT, ...); its files are in `wandb`.
 
-    The project is fedloom if none is named. An offline run leaves a folder with all rounds so far at each start: the
-    newest folder is the one for `wandb sync`.
+    The project is fedloom by default. Offline, the newest folder has all rounds: it is the one for `wandb sync`.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, known: str | None) -> None:
@@ -145,11 +143,8 @@ TRACKERS: Mapping[str, Callable[[Mapping[str, Any], Path, str | None], Tracker]]
 class Tracking:
     """Sends a run's rounds to the tracker that its recipe names (`config`); `tell` receives why tracking stops.
 
-    MLflow keeps both values of a step that is sent twice, and wandb may lose what was sent just before a process was
-    killed. So a tracker says which round it has last, and is then sent the rounds that it lacks, from the files of the
-    run folder, and no round twice. An error (the network, a full disk) ends the tracking, not the run.
-
-    Raises UserError if a package that it needs is not installed.
+    A tracker is sent the rounds that it lacks, from the run folder, and none twice, which MLflow would keep; wandb may
+    have lost some. An error ends the tracking, not the run. Raises UserError if a package is not installed.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:

@@ -1,5 +1,4 @@
-"""Layers that split into an extractor for all clients and an eraser of each client's domain shift (FDSE), and the loss
-that holds the output of erasers to the statistics of all clients together.
+"""Layers that split into an extractor for all clients and an eraser of each client's domain shift (FDSE), and its loss.
 
 Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release, whose term differs from
 the divergence of the paper (`released_consistency`).

@@ -79,10 +79,8 @@ def candidates(
 ) -> Graph:
     """Return the graph of a registered topology on named peers, in one round.
 
-    `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. Names are
-    sorted first, so their order does not matter. Fewer than two peers have no link, whatever the topology.
-
-    Raises RecipeError for an unknown topology, an unknown parameter, or one that does not fit the number of peers.
+    `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. The order of
+    names does not matter. Raises RecipeError for an unknown topology or parameter, and for one that does not fit.
     """
     values = resolved(name, params)
     if every < 0 or round < 0:
@@ -111,9 +109,7 @@ def metropolis(graph: Graph) -> Matrix:
     averaging.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, W_ii takes the rest (Xiao, Boyd and Lall, IPSN 2005). W is
-    symmetric and doubly stochastic, so gossip keeps the mean of the models. Peer i needs only its neighbours' degrees.
-
-    Raises ValueError for a directed graph.
+    symmetric and doubly stochastic. Raises ValueError for a directed graph.
     """
     if graph.directed:
         raise ValueError("Metropolis weights need an undirected graph, found a link without its opposite")

@@ -1,11 +1,8 @@
-"""A network and its peers, as a YAML file describes them: churn, loss, bandwidth, stragglers. Free of torch.
+"""A network and its peers, as a YAML file describes them, and a virtual clock. Free of torch.
 
-Every question has one answer: a pure function of the scenario's seed and of what is asked, whatever was asked before.
-
-A virtual clock: how long rounds and messages would take, without waiting for them. Free of torch.
-
-Seconds are simulated. Nothing here draws a random number: what a transfer or a local training takes comes from a
-`Scenario`, so times replay bit for bit."""
+Churn, loss, bandwidth and stragglers are pure functions of the scenario's seed and of what is asked, so that the
+simulated seconds of rounds and messages replay bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -194,11 +191,8 @@ def synchronous(
 ) -> Timing:
     """Return a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 
-    Links work side by side: one message does not wait for another. The round ends when all training and all messages
-    are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
-    What takes infinitely long never arrives, which is an error without a deadline.
-
-    Raises ValueError for a negative time or a sender that does not train.
+    Links work side by side. The round ends when all messages are done, or at the `deadline`. Raises ValueError for a
+    negative time, a sender that does not train, and what never arrives without a deadline.
     """
     if deadline is not None and not deadline > 0:
         raise ValueError(f"deadline: expected a number of seconds above 0, found {deadline}")

@@ -107,10 +107,9 @@ def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
 
 
 def disparity(losses: Tensor) -> Tensor:
-    """Return how badly others' models do here, 1 - exp(-loss), from losses (n): who has seen what the peer has not.
+    """Return how badly others' models do here, 1 - exp(-loss), from losses (n); nan, never chosen, where infinite.
 
-    The loss score of PFedDST (Fan et al., 2025), which asks how the peer's own model does on the others' data. nan
-    where the loss is infinite: such a model cannot be judged, and is not chosen.
+    The loss score of PFedDST (Fan et al., 2025) asks how the peer's own model does on the others' data.
     """
     return 1 - cross_loss(losses.where(losses.isfinite(), math.nan))
 
@@ -141,8 +140,7 @@ def normalised(similarity: Tensor, how: Normalise) -> Tensor:
     """Return similarities on one scale over a peer's candidates: a vector (n), or each row of a matrix but for its
     diagonal.
 
-    "min-max": to [0, 1]. "z-score": mean 0, standard deviation 1 (that of the population). Where all candidates are
-    alike, or there is one, nothing tells them apart: 1/2, or 0. What is not finite is left out, and stays.
+    "min-max": to [0, 1]. "z-score": mean 0, deviation 1. Where all are alike: 1/2, or 0. What is not finite stays.
     """
     if how not in ("none", "min-max", "z-score"):
         raise ValueError(f"normalise: expected 'none', 'min-max' or 'z-score', found {how!r}")

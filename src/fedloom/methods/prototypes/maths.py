@@ -51,10 +51,9 @@ def class_prototypes(features: Tensor, labels: Tensor, classes: int) -> Prototyp
 
 
 def aggregated(prototypes: Sequence[Prototypes], by: Literal["counts", "clients"] = "counts") -> Prototypes:
-    """Return the mean prototype of each class over the clients that have it (FedProto).
+    """Return the mean prototype of each class over the clients that have it (FedProto), or over a client's batches.
 
-    `counts`: weighted by the numbers of examples, as in the paper, so that it is the mean over all their examples;
-    `clients`: all alike, as in the release. It also sums up the batches of one client.
+    `counts`: weighted by the numbers of examples, as in the paper; `clients`: all alike, as in the release.
     """
     means = torch.stack([p.means for p in prototypes])
     counts = torch.stack([p.counts for p in prototypes])
@@ -104,8 +103,7 @@ def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Te
 def first_neighbours(points: Tensor) -> Tensor:
     """Return FINCH's first partition (N cluster numbers from 0) of points (N x F), by cosine; it has no parameter.
 
-    Two points are linked if one is the other's nearest or both have the same nearest; clusters are the connected parts.
-    They are numbered in the order of their first points; among equally near points the first counts.
+    Points are linked if one is the other's nearest or both have the same; of equally near points the first counts.
     """
     n = len(points)
     if n < 2:
