@@ -82,8 +82,7 @@ class WorkerPool:
                 f"{type(error).__name__}: {error}. Remove what cannot be copied, such as open files and locks, "
                 "or set runtime.workers to 1"
             ) from error
-        self.loading = list(self.pipes)
-        """Workers that have not reported yet that they have loaded the setup."""
+        self.loading = list(self.pipes)  # workers that have not reported yet that they have loaded the setup
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Generator[Any, int | None]:
         """Yield results in order of completion. Raises UserError if a worker fails or dies.

@@ -283,8 +283,7 @@ class _CellJob:
         self.needs = dict(prepared.needs)
         self.queue = deque(prepared.todo)
         self.running: dict[Connection, _Running] = {}
-        self.elsewhere: dict[Cell, float] = {}
-        """Cell that another process has -> when to ask for it again."""
+        self.elsewhere: dict[Cell, float] = {}  # cell that another process has -> when to ask for it again
 
     def begin(self) -> None:
         """Start the cells that fit beside those that run; one where none runs, whatever it needs."""

@@ -30,8 +30,7 @@ CSV = (
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
 ONE_SEED = "One seed: no interval, so this decides nothing."
-_LONG = 60
-"""Letters of a label's keys beyond which those of the data set are left out."""
+_LONG = 60  # letters of a label's keys beyond which those of the data set are left out
 _RULE = 2  # letters between two columns
 
 

@@ -121,8 +121,7 @@ class Grid(Section):
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
     """More figures by their names, which `fedloom plot figure --named` asks for."""
-    _origin: Origin = PrivateAttr(Origin.TYPED)
-    """Where names of code in its recipes come from."""
+    _origin: Origin = PrivateAttr(Origin.TYPED)  # where names of code in its recipes come from
 
     def _problems(self) -> Problems:
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}

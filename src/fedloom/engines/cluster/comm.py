@@ -38,8 +38,7 @@ class Comm:
 
     def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
-        self.sent = 0
-        """Bytes that this process sent to others."""
+        self.sent = 0  # bytes that this process sent to others
 
     @staticmethod
     def join() -> Comm:

@@ -42,18 +42,13 @@ from fedloom.federation.runs.reader import WITHHELD, described
 from fedloom.federation.runs.track import Audit
 from fedloom.training.flat import FlatModel
 
-_POLL = 0.05, 1.0
-"""Seconds between two looks for answers: at first, and at most."""
-_LOOK = 5.0
-"""Seconds between two looks at who is connected, while answers are awaited."""
-_STUCK = 60.0
-"""Seconds for which an answer may be impossible to fetch before it is given up."""
-_JOIN = 60.0
-"""Seconds within which a node must say who it is."""
+_POLL = 0.05, 1.0  # seconds between two looks for answers: at first, and at most
+_LOOK = 5.0  # seconds between two looks at who is connected, while answers are awaited
+_STUCK = 60.0  # seconds for which an answer may be impossible to fetch before it is given up
+_JOIN = 60.0  # seconds within which a node must say who it is
 _AGAIN = 30.0, 300.0
 """Seconds after which it is asked once more: where it did not say it, and where it was refused."""
-_HELLO = 1 << 18
-"""Most bytes of a hello."""
+_HELLO = 1 << 18  # most bytes of a hello
 _KEPT = TypeAdapter(frozenset[Beside])
 
 
@@ -66,22 +61,17 @@ class ClientManager:
         self.listed = dict(config.keys)
         self.keys = {**_read(file), **self.listed}
         self._file: Path | None = None
-        self.ids: dict[str, int] = {}
-        """Client -> the id of its node, which Flower draws anew."""
+        self.ids: dict[str, int] = {}  # client -> the id of its node, which Flower draws anew
         self.reports: dict[str, NodeReport | None] = {}
         self.withheld: dict[str, frozenset[Beside]] = {}
         """Client -> the kinds of numbers that its node withholds."""
-        self.noted: list[tuple[str, dict[str, Any]]] = []
-        """Events from before there was an audit file."""
+        self.noted: list[tuple[str, dict[str, Any]]] = []  # events from before there was an audit file
         self.note: Log = lambda what, about: self.noted.append((what, about))
         self._seen: set[str] = set()
         self.log: Log = self._say
-        self._refused: dict[int, float] = {}
-        """Node -> when to ask it again."""
-        self._why: dict[int, str] = {}
-        """Node -> why it was refused last."""
-        self._open: dict[str, int] = {}
-        """Number of a message that nobody waits for any more -> its node."""
+        self._refused: dict[int, float] = {}  # node -> when to ask it again
+        self._why: dict[int, str] = {}  # node -> why it was refused last
+        self._open: dict[str, int] = {}  # number of a message that nobody waits for any more -> its node
 
     def _say(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happens before the first round."""

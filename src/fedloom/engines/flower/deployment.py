@@ -47,8 +47,7 @@ hashes, serialization = (
     need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
 )
 
-_TERMS = {"code": "none", "changes": []}
-"""A site's terms where sites.yaml has none."""
+_TERMS = {"code": "none", "changes": []}  # a site's terms where sites.yaml has none
 
 
 class Sites(Section):

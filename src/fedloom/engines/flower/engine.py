@@ -39,8 +39,7 @@ from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
 
-_KEYS = "keys.json"
-"""The file of a run folder with the keys that clients' names belong to."""
+_KEYS = "keys.json"  # the file of a run folder with the keys that clients' names belong to
 _WITHOUT = "begins without some"
 """The event of a run that begins although not all nodes that it waited for have reported."""
 

@@ -70,8 +70,7 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 _LOG = "the node's log says more"
 _UNFIT = f"the site's data or settings do not fit the run: {_LOG}"
 """The only words about an error of the site's own files that the server gets."""
-_STATISTICS = "statistics.json"
-"""The file in a node's home with what it sent of its table, with noise."""
+_STATISTICS = "statistics.json"  # the file in a node's home with what it sent of its table, with noise
 
 
 @dataclass(frozen=True, eq=False)

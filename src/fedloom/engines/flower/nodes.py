@@ -47,12 +47,9 @@ REPORTS = "nodes.json"
 AT_NODE = "node.json"
 """The file of a run folder at a node that has data of its own."""
 
-_MOST = 10_000_000
-"""Most examples of one split of a client."""
-_VALUES = 1 << 26
-"""Most values of one input."""
-_CHANNELS = 1 << 15
-"""Most channels of a task."""
+_MOST = 10_000_000  # most examples of one split of a client
+_VALUES = 1 << 26  # most values of one input
+_CHANNELS = 1 << 15  # most channels of a task
 
 
 class Sizes(Section):

@@ -183,12 +183,10 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for one in inside for t in _tensors(one)]
 
 
-_BESIDE = 1 << 20
-"""Most bytes of one extra of one row."""
+_BESIDE = 1 << 20  # most bytes of one extra of one row
 ANSWER = 1 << 20
 """Most bytes of an answer's texts and numbers, beside a payload."""
-_LINES = 1000
-"""Most records, and most events, of one turn of a peer."""
+_LINES = 1000  # most records, and most events, of one turn of a peer
 
 
 def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str, float]]:

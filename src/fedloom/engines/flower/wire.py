@@ -151,8 +151,7 @@ def _tensor(name: str, array: Any) -> Tensor:
     return torch.from_numpy(values.reshape(shape, order=order))
 
 
-_KEY = "key"
-"""The file in a node's home with the key by which it is recognised."""
+_KEY = "key"  # the file in a node's home with the key by which it is recognised
 
 
 def public_key(home: Path) -> str:

@@ -18,8 +18,7 @@ from fedloom.data.prepare import SPLITS, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.models.signal import Kind
 
-_SIZE = 64
-"""Images of a folder are resized to so many pixels a side, which the small CNN is for."""
+_SIZE = 64  # images of a folder are resized to so many pixels a side, which the small CNN is for
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
@@ -31,8 +30,7 @@ BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 a table of 35,000 rows per site would train for hours where minutes do."""
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that are parts of a split, and so neither sites nor classes."""
-_MOST = 100
-"""A column of whole numbers with more values than these is no class label."""
+_MOST = 100  # a column of whole numbers with more values than these is no class label
 
 
 @dataclass(frozen=True)

@@ -265,8 +265,7 @@ def packaged(home: Traversable) -> Mapping[str, Packaged]:
     return _FOUND[str(home)]
 
 
-_FOUND: dict[str, dict[str, Packaged]] = {}
-"""Folder -> what `packaged` found."""
+_FOUND: dict[str, dict[str, Packaged]] = {}  # folder -> what `packaged` found
 
 
 def _packaged(file: str, text: str) -> Iterator[tuple[str, Packaged]]:

@@ -207,8 +207,7 @@ class Saving:
         self.folder, self.every = folder, every
         self.best: State | None = None
         """The best state since the last save. It is saved just before the state that names its round."""
-        self._next = 0.0
-        """The time from which on the next state is saved."""
+        self._next = 0.0  # the time from which on the next state is saved
 
     def save(self, state: State) -> None:
         """Save a state."""

@@ -159,8 +159,7 @@ class Worker:
         self.model = self._common = FlatModel.copy_of(setup.module, device)
         self._own = {client: FlatModel.copy_of(module, device) for client, module in setup.modules.items()}
         self.tasks = {task.name: task for task in setup.federation.tasks}
-        self._last: EvalJob | None = None
-        """The job whose model is still loaded, if that of any is."""
+        self._last: EvalJob | None = None  # the job whose model is still loaded, if that of any is
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """Return the client's part of a round, and the scores of the trained model if they are wanted."""

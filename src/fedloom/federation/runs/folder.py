@@ -90,22 +90,15 @@ class RunFolder:
         What resuming needs is copied into the folder `copies` with each checkpoint; `warn` hears where that fails.
         """
         self.warn = warn
-        self._unmirrored: str | None = None
-        """Why the mirror is not up to date; None where it is."""
+        self._unmirrored: str | None = None  # why the mirror is not up to date; None where it is
         self.path = path
         self.mirror = checkpoint.mirror_of(path, copies)
-        self.tracker: Tracking | None = None
-        """Receives each round, once the run goes on."""
-        self.audit: Audit | None = None
-        """Where what happens is written down for others to check, if anywhere."""
-        self._events: list[dict[str, Any]] = []
-        """Events between two sessions, for the next round's line."""
-        self._written: dict[str, tuple[int, Any]] = {}
-        """Log -> (bytes, running checksum) of what it holds."""
-        self._named: int | None = None
-        """The best round that the newest checkpoint names."""
-        self._unsynced: set[str] = set()
-        """Logs with lines that may not be on the disk yet."""
+        self.tracker: Tracking | None = None  # receives each round, once the run goes on
+        self.audit: Audit | None = None  # where what happens is written down for others to check, if anywhere
+        self._events: list[dict[str, Any]] = []  # events between two sessions, for the next round's line
+        self._written: dict[str, tuple[int, Any]] = {}  # log -> (bytes, running checksum) of what it holds
+        self._named: int | None = None  # the best round that the newest checkpoint names
+        self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
         self._lock = ExitStack()
         self._lock.enter_context(locked(path / LOCK, path))
 

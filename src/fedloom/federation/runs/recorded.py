@@ -278,10 +278,8 @@ def sums(folder: Path) -> dict[str, Any]:
 
 MANY = 64
 """From so many clients on, their entries in a line become one."""
-_LISTS = ("train", "metrics", "up", "down")
-"""The lists of a line that have an entry for each client."""
-_LARGEST = 10_000_000
-"""A list never has more entries than this."""
+_LISTS = ("train", "metrics", "up", "down")  # the lists of a line that have an entry for each client
+_LARGEST = 10_000_000  # a list never has more entries than this
 
 
 def packed(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -221,8 +221,7 @@ class Audit:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._lines: list[dict[str, Any]] = []
-        self._size = 0
-        """Bytes of the file that `lines` has read."""
+        self._size = 0  # bytes of the file that `lines` has read
 
     def note(self, what: str, **about: Any) -> None:
         """Append what happened; it is on the disk when this returns. Raises StateError for a file of another end."""

@@ -279,8 +279,7 @@ class MinimumDiameter(ByGram):
         return W
 
 
-_SETS = 100_000
-"""The most sets of rows that `MinimumDiameter` tries: 20 rows with f = 7 have 77,520."""
+_SETS = 100_000  # the most sets of rows that `MinimumDiameter` tries: 20 rows with f = 7 have 77,520
 
 
 @dataclass(frozen=True)
