@@ -261,17 +261,12 @@ def statistics(
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
     """Return the named data set with `key.path=value` parameters, checked as a recipe's data section is."""
-    from pydantic import ValidationError
-
-    from fedloom.core.settings.section import explain, strict
+    from fedloom.core.settings.yaml import checked
     from fedloom.federation.recipes.loader import changed
     from fedloom.federation.recipes.schema import DataSection
 
-    try:
-        checked = strict(DataSection, changed(f"data set {name!r}", {"name": name}, parameters))
-    except ValidationError as error:
-        lines = [f"{path}: {message}" for path, message in explain(error, DataSection)]
-        raise RecipeError("\n".join([f"data set {name!r}:", *lines])) from None
+    what = f"data set {name!r}"
+    section = checked(DataSection, changed(what, {"name": name}, parameters), f"{what}:\n")
     from fedloom.data.combine import loaded
 
-    return loaded(checked.entry, seed, checked.arguments)
+    return loaded(section.entry, seed, section.arguments)

@@ -33,10 +33,10 @@ from fedloom.core.errors import RecipeError, UserError, check_empty, naming
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import to_yaml
+from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
 from fedloom.engines.flower import QUIET
-from fedloom.engines.flower.nodes import NodeConfig, checked
+from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.wire import public_key
 from fedloom.engines.result import Result
 from fedloom.federation.recipes.loader import dump, load, read
@@ -130,12 +130,12 @@ def provision(file: Path, out: Path) -> list[Path]:
     check_empty(out)
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
-    about = checked(Sites, value, f"{file}")
+    about = checked(Sites, value, f"{file}: ", between="; ")
     nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:
         raise RecipeError(f"{file}: sites: the name 'server' is reserved for the server's folder; choose another name")
     for name, node in nodes.items():
-        checked(NodeConfig, node, f"{file}, site {name!r}")
+        checked(NodeConfig, node, f"{file}, site {name!r}: ", between="; ")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
     source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written

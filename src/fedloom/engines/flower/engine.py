@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Section, explain, folder_name, strict
+from fedloom.core.settings.section import Section, folder_name
+from fedloom.core.settings.yaml import section_of
 from fedloom.data.partition import Partition
 from fedloom.engines.api import Engine
 from fedloom.engines.flower.at_nodes import AtNodes, ClientManager
@@ -216,10 +217,7 @@ def _run_id(folder: Path) -> str:
     file = folder / "flower.json"
     if not file.is_file():
         checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))
-    try:
-        return strict(_Run, json_of(file)).run
-    except ValidationError as error:
-        raise StateError(f"{file}, {'; '.join(map(': '.join, explain(error, _Run)))}") from None
+    return section_of(_Run, json_of(file), str(file), StateError).run
 
 
 class LocalGrid:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
-from fedloom.core.settings.section import ClientId, Section, explain, strict
+from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import section_of
+from fedloom.core.settings.yaml import checked, section_of
 from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
@@ -41,7 +41,6 @@ from fedloom.models.signal import Signal
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
-T = TypeVar("T", bound=Section)
 REPORTS = "nodes.json"
 """The file of a run folder that has the reports of nodes with their own data."""
 AT_NODE = "node.json"
@@ -119,7 +118,7 @@ class NodeConfig(Section):
         """Read a file. Raises RecipeError that names what is wrong in it."""
         value = read(path, kind="node", follow=False).value
         admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
-        return checked(NodeConfig, value, str(path))
+        return checked(NodeConfig, value, f"{path}: ", between="; ")
 
 
 class AtNode(Section):
@@ -127,15 +126,6 @@ class AtNode(Section):
 
     config: NodeConfig
     tasks: tuple[dict[str, Any], ...]
-
-
-def checked(kind: type[T], value: Any, where: str) -> T:
-    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
-    try:
-        return strict(kind, value)
-    except ValidationError as error:
-        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
-        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count, explain, strict
+from fedloom.core.settings.section import Count
+from fedloom.core.settings.yaml import checked
 
 TOPOLOGIES = Registry("topology", gives=("networkx:Graph",))
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -97,11 +98,8 @@ def candidates(
 def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters of a topology, with defaults. Raises RecipeError for wrong or unknown ones."""
     entry = TOPOLOGIES[name]
-    try:
-        return dict(strict(entry.params, params))
-    except ValidationError as error:
-        lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
-        raise RecipeError("\n".join(lines)) from None
+    head = f"topology {name!r}, "
+    return dict(checked(entry.params, params, head, between=f"\n{head}"))
 
 
 def metropolis(graph: Graph) -> Matrix:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, explain, found, strict
-from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, found
+from fedloom.core.settings.yaml import checked, parse, to_yaml
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
@@ -104,11 +104,7 @@ class Scenario(Section):
             raise RecipeError(f"{where}: {error}") from None
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {fields}")
-        try:
-            return strict(Scenario, value)
-        except ValidationError as error:
-            lines = [f"{path}: {message}" for path, message in explain(error, Scenario)]
-            raise RecipeError("\n".join([f"{where} is not a valid scenario:", *lines])) from None
+        return checked(Scenario, value, f"{where} is not a valid scenario:\n")
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default written out; `load` reads it back to an equal scenario."""
