@@ -44,8 +44,7 @@ def init(
     clients: Annotated[
         str | None,
         option(
-            "The number of clients, of each domain where a folder has domains; or the column that names them.",
-            "N|NAME",
+            "The number of clients, of each domain where a folder has domains; or the column that names them.", "N|NAME"
         ),
     ] = None,
     method: Annotated[str | None, option("The training method.", autocompletion=shared.complete_method)] = None,

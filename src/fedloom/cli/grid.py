@@ -100,8 +100,7 @@ def tune(
     changes: shared.Changes = None,
     trials: Annotated[int, option("The number of settings to try per method.", min=1)] = 8,
     seeds: Annotated[
-        int,
-        option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90),
+        int, option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90)
     ] = 2,
     out: Annotated[
         Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)

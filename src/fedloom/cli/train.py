@@ -77,8 +77,7 @@ def resume(
         argument("Changes: training.rounds=50 extends the run; keys of runtime may change too.", "KEY=VALUE..."),
     ] = None,
     accept_changes: Annotated[
-        bool,
-        flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that."),
+        bool, flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that.")
     ] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,

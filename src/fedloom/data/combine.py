@@ -328,13 +328,7 @@ def _images(where: str, examples: Examples, channels: Sequence[int], size: int, 
 
 @DATASETS.register("joined-domains", source="F2DC, section 5.1 and release: domains of one classification task")
 def joined_domains(
-    seed: int,
-    *,
-    sets: Sets,
-    root: str | None = None,
-    size: Side = 32,
-    pad: Pad = 4,
-    flip: bool = True,
+    seed: int, *, sets: Sets, root: str | None = None, size: Side = 32, pad: Pad = 4, flip: bool = True
 ) -> Dataset:
     """Join sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
 

@@ -188,11 +188,7 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor
 
 
 def read_folders(
-    images: Path,
-    labels: Mapping[str, Any],
-    tasks: Mapping[str, Task],
-    ignored: Mapping[str, float | None],
-    where: str,
+    images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], ignored: Mapping[str, float | None], where: str
 ) -> tuple[Array, dict[str, Any], dict[str, list[Path]]]:
     """Return the images of a folder, in the order of their names, {task: labels}, and {task: the file of each label}.
 

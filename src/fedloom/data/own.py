@@ -651,12 +651,7 @@ def _no_labels(task: Task, size: Sequence[int]) -> Tensor:
 
 
 def _column(
-    values: Tensor | None,
-    task: Task,
-    size: Sequence[int],
-    where: str,
-    ignore: float | None,
-    files: Sequence[Path] = (),
+    values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None, files: Sequence[Path] = ()
 ) -> Tensor:
     """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants. Without `values`
     none has a label. Raises DataError for labels that the task cannot have; it names the file where `files` do."""

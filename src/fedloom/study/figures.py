@@ -68,11 +68,7 @@ class Panels:
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        results: Mapping[Combination, Side],
-        tasks: Sequence[str] | None,
-        overall: Sequence[str],
+        self, grid: Grid, results: Mapping[Combination, Side], tasks: Sequence[str] | None, overall: Sequence[str]
     ) -> None:
         asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
         wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
@@ -316,10 +312,7 @@ def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[
 
 
 def _over_rounds(
-    result: Side,
-    column: Column,
-    columns: Sequence[Column],
-    histories: Mapping[int, Mapping[int, Mapping[str, float]]],
+    result: Side, column: Column, columns: Sequence[Column], histories: Mapping[int, Mapping[int, Mapping[str, float]]]
 ) -> list[Point]:
     """Return a number in the rounds that every seed measured; `histories` is seed -> round -> task -> value."""
     by_round: dict[int, dict[int, Mapping[str, float]]] = {}

@@ -84,10 +84,7 @@ class Column:
         if not self.task:
             above, name = OVERALL[self.metric]
             return above, f"{name} {ARROWS[self.direction]}"
-        return (
-            self.task + " †" * self.excluded,
-            f"{SPOKEN.get(self.metric, self.metric)} {ARROWS[self.direction]}",
-        )
+        return (self.task + " †" * self.excluded, f"{SPOKEN.get(self.metric, self.metric)} {ARROWS[self.direction]}")
 
 
 @dataclass(frozen=True)

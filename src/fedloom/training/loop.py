@@ -142,12 +142,7 @@ class Additions:
 
 
 def batches(
-    index: Tensor,
-    training: Training,
-    ctx: Ctx,
-    client: str,
-    skip_single: bool = False,
-    groups: Sequence[Tensor] = (),
+    index: Tensor, training: Training, ctx: Ctx, client: str, skip_single: bool = False, groups: Sequence[Tensor] = ()
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (epoch within the round, positions of one batch), in an order that (seed, round, client, epoch) determine.
 

@@ -285,12 +285,7 @@ def _split(
 
 @PARTITIONERS.register("single-and-multi", source="FedHCA2: single-task clients on one data set, multi-task on others")
 def single_and_multi(
-    pool: Pool,
-    seed: int,
-    *,
-    single: dict[str, Count],
-    multi: dict[str, Count],
-    val_fraction: ValFraction = 0.1,
+    pool: Pool, seed: int, *, single: dict[str, Count], multi: dict[str, Count], val_fraction: ValFraction = 0.1
 ) -> Partition:
     """Single-task clients on some domains (data sets) and multi-task clients on others.
 

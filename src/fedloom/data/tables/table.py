@@ -549,11 +549,7 @@ _LEFT_OUT = {
 
 @DATASETS.register("ist", source="International Stroke Trial (Sandercock et al., 2011), doi 10.7488/ds/104, ODC-By")
 def ist(
-    seed: int,
-    *,
-    limit: Count | None = 150,
-    least: Count = 230,
-    lacked: Annotated[int, Field(ge=0, le=4)] = 2,
+    seed: int, *, limit: Count | None = 150, least: Count = 230, lacked: Annotated[int, Field(ge=0, le=4)] = 2
 ) -> Dataset:
     """Stroke patients of the 16 countries with at least 230 in the International Stroke Trial, a client each.
 

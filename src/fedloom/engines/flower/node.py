@@ -40,14 +40,7 @@ from fedloom.engines.flower.nodes import (
     with_own_noise,
 )
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
-from fedloom.engines.flower.terms import (
-    Beside,
-    Offer,
-    SitePolicy,
-    agree_to_statistics,
-    agree_to_withhold,
-    withheld,
-)
+from fedloom.engines.flower.terms import Beside, Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import RefusedError, checksum_of, decode, encode, expect, head_of, reading, signed
 from fedloom.engines.peers.peer import first
 from fedloom.federation.recipes.schema import Recipe, recipe_hash

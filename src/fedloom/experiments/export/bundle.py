@@ -398,13 +398,7 @@ def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: 
 
 
 def card(
-    built: Built,
-    run: Run,
-    about: About,
-    tasks: Sequence[Task],
-    client: str | None,
-    loads: Mapping[str, str],
-    hub: bool,
+    built: Built, run: Run, about: About, tasks: Sequence[Task], client: str | None, loads: Mapping[str, str], hub: bool
 ) -> str:
     """Return the card in Markdown; `about` is what export.json says, `tasks` are those of the model.
 

@@ -310,11 +310,7 @@ def part_of(method: Method) -> type[ClientRound]:
 
 
 def finish(
-    turns: Sequence[ClientRound],
-    base: Tensor,
-    params: Tensor,
-    states: Sequence[State],
-    results: Sequence[LocalResult],
+    turns: Sequence[ClientRound], base: Tensor, params: Tensor, states: Sequence[State], results: Sequence[LocalResult]
 ) -> list[tuple[Payload, LocalResult, State]]:
     """Return what clients of one model and the same tasks send and keep, from parameters before and after (K x p)."""
     method, model, first = turns[0].method, turns[0].model, turns[0]

@@ -86,10 +86,7 @@ _INFO = _open(
 # recipe.yaml, as far as readers of runs look at it
 _SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
 _RECIPE = _open(
-    "Recipe",
-    name=_Maybe[str],
-    seed=_Maybe[Natural],
-    **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None]),
+    "Recipe", name=_Maybe[str], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
 )
 _METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
 _ROUND = _open(

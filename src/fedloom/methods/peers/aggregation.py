@@ -339,8 +339,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, ca.safeguards)
             averse = method.combined_by(mix).stage
             method = replace(
-                method,
-                stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
+                method, stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse
             )
         also = frozenset({"broadcast:others", "broadcast:pull"}) if config.penalty else frozenset[str]()
         if config.weights.kind in ("size", "uniform"):

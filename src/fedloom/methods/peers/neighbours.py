@@ -49,12 +49,7 @@ def _best(similarity: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def soft_weights(
-    own: str,
-    similarity: Mapping[str, float],
-    chosen: Collection[str],
-    *,
-    include_self: bool = True,
-    step: float = 1.0,
+    own: str, similarity: Mapping[str, float], chosen: Collection[str], *, include_self: bool = True, step: float = 1.0
 ) -> dict[str, float]:
     """Return weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
 

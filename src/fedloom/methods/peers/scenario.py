@@ -22,8 +22,7 @@ from fedloom.core.settings.yaml import checked, parse, to_yaml
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
-    tuple[Count, Count | None],
-    Field(description="[first round away, round of return], the latter null for good"),
+    tuple[Count, Count | None], Field(description="[first round away, round of return], the latter null for good")
 ]
 
 
@@ -180,10 +179,7 @@ class Timing:
 
 
 def synchronous(
-    start: float,
-    training: Mapping[str, float],
-    transfers: Mapping[Pair, float],
-    deadline: float | None = None,
+    start: float, training: Mapping[str, float], transfers: Mapping[Pair, float], deadline: float | None = None
 ) -> Timing:
     """Return a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 

@@ -168,11 +168,7 @@ def cluster_prototypes(
 
 
 def cluster_contrast(
-    features: Tensor,
-    labels: Tensor,
-    clusters: ClusterPrototypes,
-    temperature: float = 0.02,
-    over: Over = "known",
+    features: Tensor, labels: Tensor, clusters: ClusterPrototypes, temperature: float = 0.02, over: Over = "known"
 ) -> Tensor:
     """Compute -log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
     mine = labels[:, None] == clusters.labels

@@ -19,14 +19,7 @@ from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
 from fedloom.study.report import predictions, records, words
 from fedloom.study.report.against import Against, Method, bases_of, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import (
-    Curves,
-    Score,
-    Series,
-    UpdateAgreement,
-    curves,
-    scores,
-)
+from fedloom.study.report.records import Curves, Score, Series, UpdateAgreement, curves, scores
 from fedloom.study.results import of_grid as results_of
 from fedloom.study.significance import Ranks, ranked
 from fedloom.study.table import GridTable, tabulate
