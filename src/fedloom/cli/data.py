@@ -135,8 +135,7 @@ def _of_table(
 
 
 def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or that it has several labels
-    (TASK=A+B)."""
+    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or several labels (TASK=A+B)."""
     from fedloom.data.tables.columns import KINDS
     from fedloom.data.tables.read import read
 

@@ -1,6 +1,4 @@
-"""Commands that take models elsewhere and run over many machines: `fedloom export`, `merge`, `predict`, `audit`,
-`doctor` and `flower`.
-"""
+"""Models elsewhere and runs on many machines: `fedloom export`, `merge`, `predict`, `audit`, `doctor` and `flower`."""
 
 from __future__ import annotations
 
@@ -192,8 +190,7 @@ def audit(
 ) -> None:
     """Check the chain of an audit file, and print its lines. The exit code is 2 if a line was changed or removed.
 
-    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or that the file was
-    replaced.
+    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or the file was replaced.
     """
     from fedloom.federation.runs.track import START, verified
 

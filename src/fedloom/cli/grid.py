@@ -258,8 +258,7 @@ def claims(
     """Print the verdict on each claim of a file: yes, no, or cannot tell.
 
     Verdicts come from the CSV files beside it: seeds/GRID.csv (test data) and rules/GRID.csv (validation data, whether
-    the benchmark is sensitive). With --run these files are made first, and so is tuning/GRID.csv; the same command goes
-    on where it was stopped.
+    the benchmark is sensitive). With --run these and tuning/GRID.csv are made first; it goes on where it was stopped.
     """
     from fedloom.study.claims import verdicts
 

@@ -74,9 +74,7 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 
 def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the keys of a recipe's sections, and after data=, partition=, model= and method= the names that may
-    follow.
-    """
+    """Return keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
     from fedloom.federation.recipes.schema import Named, Recipe
 
     before = list(ctx.params.get("changes") or ())

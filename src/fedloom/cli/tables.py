@@ -354,8 +354,7 @@ def features(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Compute features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1,
-    Table 7).
+    """Compute features of runs with domains: effective ranks; accuracies of f+, f-, f*, f~ (F2DC, Figure 1, Table 7).
 
     With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
     """

@@ -145,9 +145,8 @@ def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tup
 def min_norm(G: Tensor, unit: bool = True) -> Tensor:
     """Return coefficients q (K) of the shortest convex combination of the rows, from their Gram matrix.
 
-    With `unit` the rows are first made unit vectors and the combination is multiplied by the rows' mean norm (q still
-    belongs to the rows as they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly
-    zero: q = 0.
+    With `unit` rows are made unit vectors, and the combination is multiplied by their mean norm (q is of the rows as
+    they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly zero: q = 0.
     """
     q = torch.zeros(len(G), dtype=torch.float64)
     some = nonzero(G)
@@ -163,8 +162,7 @@ def min_norm(G: Tensor, unit: bool = True) -> Tensor:
 
 
 def conflict_free(G: Tensor, p: Tensor) -> Tensor:
-    """Compute ConFIG in Gram space: coefficients q (K) of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i
-    X_i.
+    """Compute ConFIG in Gram space: coefficients q of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i X_i.
 
     R are the unit rows, without zero rows; C = R R' is their Gram matrix, and pinv(R) 1 = R' pinv(C) 1. Singular values
     of R below 3e-7 of the largest, which is the resolution of float32 rows, count as zero. A direction that vanishes

@@ -39,8 +39,7 @@ Side = Annotated[int, Field(ge=8)]
 
 
 def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
-    """Make the data set that a function of the registry gives; of a Federation, the one in it. Raises RecipeError where
-    it gives something else."""
+    """Make the data set that a function of the registry gives, or a Federation has. RecipeError for anything else."""
     from fedloom.data.dataset import Dataset
 
     built = entry.make(seed, **params)

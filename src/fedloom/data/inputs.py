@@ -107,8 +107,7 @@ def as_inputs(array: Array, signal: Signal, size: int | None, channels: int | No
 
 
 def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Signal:
-    """Return tokens with the size of their vocabulary: as stated, or the largest in `parts` and one. Raises DataError
-    for tokens outside of it."""
+    """Return tokens with their vocabulary: as stated, or the largest in `parts` and one. DataError for others."""
     low, high = min(int(x.min()) for x in parts), max(int(x.max()) for x in parts)
     size = high + 1 if signal.vocabulary is None else signal.vocabulary
     if low < 0 or high >= size:
@@ -127,8 +126,7 @@ def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:
 
 
 def resized(image: Any, size: tuple[int, int], fit: Fit) -> Any:
-    """Return a Pillow image bilinearly at a size (width, height): `crop` keeps proportions and the centre, `stretch`
-    changes the proportions."""
+    """Resize a Pillow image bilinearly to (width, height): `crop` keeps proportions and the middle of it."""
     bilinear = need("PIL.Image", "vision").Resampling.BILINEAR
     if fit == "crop":
         return need("PIL.ImageOps", "vision").fit(image, size, bilinear)

@@ -61,8 +61,7 @@ class Warp:
     """The map from pixels of an augmented batch to those of its source.
 
     `rows` (B x h) and `cols` (B x w) are continuous source coordinates in pixels, pixel i reaching from i to i + 1;
-    those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether left and right
-    are exchanged.
+    those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether it is mirrored.
     """
 
     rows: Tensor

@@ -48,8 +48,7 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str | None = None) -> str:
-        """Return tasks x metrics of the final model on test data (else val) as text, or a sentence where all is
-        withheld."""
+        """Return tasks x metrics of the final model on test data (else val), or a sentence where all is withheld."""
         trouble = [self.trouble] if self.trouble else []
         if not self.measured:
             return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])

@@ -40,9 +40,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """Return every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is
-    alone.
-    """
+    """Return every pair of tasks in one list of disjoint pairs (the circle method); of an odd number one is alone."""
     circle: list[str | None] = [*tasks, *([None] if len(tasks) % 2 else [])]
     rounds = []
     for _ in range(len(circle) - 1):
@@ -150,8 +148,7 @@ class Atlas(HasTable):
         seeds.
 
         It is over pairs of tasks, whose two gains are averaged; pairs with an unknown value are left out. p is
-        one-sided (a larger cosine, a larger gain), from permutations of the tasks of the cosines, which break any
-        association (Mantel, 1967).
+        one-sided (a larger cosine, a larger gain), from permutations of the cosines' tasks (Mantel, 1967).
         """
         T = len(self.tasks)
         first, second = np.triu_indices(T, 1)
@@ -301,8 +298,7 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
 
 
 def draw(atlas: Atlas, out: Path) -> None:
-    """Draw three panels: which task helps which; cosines of different tasks by layers and rounds; early cosines and
-    gains.
+    """Draw three panels: which task helps which; cosines of tasks by layers and rounds; early cosines and gains.
 
     The ending of the file says the format.
     """
@@ -353,8 +349,7 @@ def clients_of(built: Built) -> dict[str, list[str]]:
 
 
 def make(recipe: Recipe, seeds: int, folder: Path, runner: Runner = SILENT) -> Atlas:
-    """Run what is missing, and write atlas.csv, cosines.csv, atlas.md and atlas.svg. Raises UserError where a run
-    fails."""
+    """Run what is missing; write atlas.csv, cosines.csv, atlas.md and atlas.svg. Raises UserError where a run fails."""
     from fedloom.federation.rounds.build import build
 
     clients = clients_of(build(recipe))

@@ -1,7 +1,6 @@
 """Run the cells of a grid: several at once, each in a process of its own, within a memory budget.
 
-The parent stays free of torch: it schedules, and a child builds what has to be built. Children end with the parent,
-however it ends.
+The parent stays free of torch: it schedules, and children build. They end with the parent, however it ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A method as data: what happens at the client (its turn: which model it trains, what it keeps), on the wire and at the
-server."""
+"""A method as data: what happens at the client (what it trains, what it keeps), on the wire and at the server."""
 
 from __future__ import annotations
 

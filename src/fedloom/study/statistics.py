@@ -323,8 +323,7 @@ class Ranking:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of methods that do not differ significantly, best first, each as large as it can be.
 
-        All in one group where Friedman's test finds no difference at the 5 % level; with two methods, the critical
-        difference alone decides.
+        One group where Friedman's test finds no difference at the 5 % level; of two, the critical difference decides.
         """
         names = list(self.ranks)
         if len(names) > 2 and not self.p < LEVEL:

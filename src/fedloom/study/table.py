@@ -1,6 +1,4 @@
-"""The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns. Free of
-torch.
-"""
+"""The table of a grid: bases with add-ons as lines, the tasks of each data set and Delta as columns. Free of torch."""
 
 from __future__ import annotations
 

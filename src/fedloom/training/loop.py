@@ -35,8 +35,7 @@ loaders = 1
 
 
 def ahead(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield what calls return, in their order, made by `loaders` threads that work one item further ahead than there
-    are threads.
+    """Yield what calls return, in their order, made by `loaders` threads that work one item ahead of their number.
 
     Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error of a
     call is raised where its item would come; leaving the iteration early ends the threads.

@@ -79,8 +79,7 @@ def source(thing: Any) -> dict[str, str | None]:
 
 
 def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:
-    """Return module:name -> origin of the users' classes and functions among `things` and in their fields, once per
-    file."""
+    """Return module:name -> origin of users' classes and functions among `things` and their fields, once per file."""
     result: dict[str, dict[str, str | None]] = {}
     left, seen = [*things], dict[int, Any]()  # with the objects: what is gone may leave its id to another
     for thing in left:  # which grows
@@ -138,8 +137,7 @@ class Code:
 
     @cached_property
     def sha256(self) -> str:
-        """The checksum of the file, or of the package's files; `UNKNOWN` where they cannot all be read, or lie
-        elsewhere."""
+        """The checksum of the file, or of the package's; `UNKNOWN` where they cannot all be read, or lie elsewhere."""
         digest = hashlib.sha256()
         try:
             if self.root is None or not self.root.is_dir():

@@ -174,8 +174,7 @@ def task_dirichlet(
 
     Then the examples of each task are split over the clients that hold it: by Dirichlet(alpha_classes) per class,
     redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is None. An example that has labels of
-    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
-    succeeds.
+    several tasks counts, for this, as an example of one of them, in equal parts. RecipeError where no draw succeeds.
     """
     rng, total = stream(seed, "task-dirichlet"), len(pool.tasks)
     if alpha_tasks == 0:

@@ -61,8 +61,7 @@ def are_classes(labels: Labels) -> bool:
 
 
 def labelled(labels: Labels, index: Indices | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples (N), or which of those at `index`, have a label: not -1. Every example has one where labels
-    are maps or real numbers."""
+    """Return which examples (N), or of those at `index`, have a label: not -1. Maps and real numbers are labels."""
     if are_classes(labels):
         return np.asarray((labels if index is None else labels[index]) >= 0)
     return np.ones(len(labels if index is None else index), bool)
@@ -143,8 +142,7 @@ class Partition:
     def from_json(value: Any, where: str = "partition.json") -> Partition:
         """Rebuild a partition from `to_json`. `where` is the file that it stands in.
 
-        Raises DataError with the file, the client and the field for what `to_json` does not give, and where the hash
-        is another one.
+        DataError names the file, client and field for what `to_json` does not give, and where the hash is another one.
         """
         stated, clients = (value.get(key) if isinstance(value, Mapping) else None for key in ("hash", "clients"))
         if not isinstance(stated, str) or not isinstance(clients, list):

@@ -1,7 +1,6 @@
 """Messages between the processes of a cluster: vectors in parts, and trees of tensors and plain values.
 
-Everything goes point to point, so that the bytes a process sends are known (`Comm.sent`) and sums have one order.
-Nothing is pickled.
+Everything goes point to point, so the bytes a process sends are known and sums have one order. Nothing is pickled.
 """
 
 from __future__ import annotations

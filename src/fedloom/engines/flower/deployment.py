@@ -1,8 +1,7 @@
 """The files of a deployment, and a deployment on one machine.
 
 An app of Flower comes from a recipe (`new`), and start kits for a server and its sites from sites.yaml (`provision`):
-keys, certificates, terms, and one command to start each. `deployment` starts kits on one machine, and stops everything
-that it started.
+keys, certificates, terms, and one command to start each. `deployment` starts kits on one machine, and stops them.
 """
 
 from __future__ import annotations

@@ -261,9 +261,7 @@ class LocalGrid:
 
 
 def _identify() -> None:
-    """Set the id of a task: from 1.41 on, Flower makes messages outside its own processes only if the id of a task is
-    set.
-    """
+    """Set the id of a task, without which Flower from 1.41 on makes no messages outside its own processes."""
     try:
         identity: Any = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     except ImportError:  # an older version

@@ -73,8 +73,7 @@ class Offer:
         return tuple(change.partition("=")[0].strip() for change in self.changes)
 
     def resolved(self) -> Recipe:
-        """Return the recipe as nodes run it; imports the code that it names. Raises RecipeError where that was not
-        allowed."""
+        """Return the recipe as nodes run it; import the code that it names. RecipeError where that is not allowed."""
         if self.source is not None and not self.changes:
             return self.source.at_nodes()
         admit(self.names, Origin.ELSEWHERE, self.where)

@@ -253,8 +253,7 @@ def judge(
 ) -> State:
     """Compute similarities to the senders of `messages` (at least one), by their signals and the `own` ones.
 
-    Returns the new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's
-    state.
+    Returns the state's new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope".
     """
     # groups need similarities between all pairs (N x N, the peer itself first); else one row is enough
     config, groups, me = context.config.similarity, context.config.choose.groups, context.client
@@ -329,8 +328,7 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
 
 
 def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -> Tensor | None:
-    """Return the buffers of a model that is measured: those sent with it, and the peer's own where the sender has no
-    such block."""
+    """Return the buffers of a measured model: those sent with it, and the peer's own where the sender has none."""
     told, every = message.tensors.get("buffers"), context.method.shared_buffers(context.layout)
     if told is None or own is None:
         return own if told is None else told

@@ -402,8 +402,7 @@ def card(
 ) -> str:
     """Return the card in Markdown; `about` is what export.json says, `tasks` are those of the model.
 
-    `loads` are the files of `loader`. `hub`: with what was measured as a `model-index`, which the Hugging Face hub
-    shows.
+    `loads` are the files of `loader`. `hub`: with the scores as a `model-index`, which the hub shows.
     """
     names, table = {task.name for task in tasks}, built.dataset.table
     owners = {"client": about.client, "task": about.task}

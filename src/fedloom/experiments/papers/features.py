@@ -314,8 +314,7 @@ def grad_cam(model: MultiTask, layer: nn.Module, x: Tensor, task: str, classes: 
 
 
 def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
-    """Return f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over all of a domain's test
-    examples.
+    """Return f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over a domain's test examples.
 
     They are those of the feature module that is passed last, and take the place of its output; its mask is without
     noise. f~ is what the run measures unless it has noise in evaluation, or leaves its modules out (scope identity).

@@ -142,8 +142,7 @@ def read(
     """Return the plain content of a source (a name of a YAML file below `home`, a file or a mapping) and of its `like`.
 
     `kind` is the word for it in messages; `benchmark` chooses one of its benchmarks; without `follow` it is like
-    nothing; `above` are the sources that are like it. Raises RecipeError where a source is not found, no YAML, or like
-    itself.
+    nothing; `above` are the sources that are like it. RecipeError where one is not found, no YAML, or like itself.
     """
     home = home or HOME
     known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()

@@ -406,8 +406,7 @@ class Recipe(Section):
 
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits over what determines results: not the name, the engine, the workers or the
-    checkpoints.
+    """Return 16 hexadecimal digits over what determines results: not the name, engine, workers or checkpoints.
 
     Also takes a resolved recipe as a mapping, as a run folder holds it.
     """

@@ -285,8 +285,7 @@ def _about(
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest
-    such W.
+    """Return (W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest.
 
     For each group (first dimension), from inner products: G of the rows (K x K), H of the result's rows with them,
     `square` of the result's rows with themselves. Only `members` (K) get a weight.

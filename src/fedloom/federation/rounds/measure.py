@@ -36,8 +36,7 @@ MODELS = 30
 CELLS = 150_000
 """At most so many numbers in all matrices of a task."""
 SEEN = "seen"
-"""The key of a finished run's state under which are the confusions of its last measurement: the key of a group ->
-{task: counts}."""
+"""The key of a finished run's state with the last measurement's confusions: the key of a group -> {task: counts}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,8 +334,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
 def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a round for a progress bar: 'training loss', and 'val accuracy' or the like -> the mean.
 
-    Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
-    else on test data.
+    Of each task's primary metric, the mean over clients and the tasks that it judges, on validation, else on test data.
     """
     primary = {t.name: t.primary for t in built.federation.tasks}
     values: dict[str, dict[str, list[float]]] = {}

@@ -8,8 +8,7 @@ is the median of the norms of a round's updates that are not zero, and the media
 REMEMBERED ones.
 
 The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual
-updates. If that fails too, or no row is to blame, the round is lost: nothing of it is kept. After TRIES lost rounds in
-a row a run stops.
+updates. If that fails too, or no row is to blame, the round is lost. After TRIES lost rounds in a row a run stops.
 
 Values beside an update go into sums too, and nobody knows where these will act. So a row is dropped where an
 auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its

@@ -261,8 +261,7 @@ class RunFolder:
         self._events.append(dict(event))
 
     def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append a round's line of metrics once more, with those of the records that it has not; a line where there was
-        none."""
+        """Append a round's line of metrics once more, with the records that it has not; a line where there was none."""
         names = ("client", "task", "metric", "model", "split")
         path = self.path / _METRICS
         if _is_torn(path):
@@ -420,8 +419,7 @@ class RunFolder:
         """Return the state to go on from, `initial` where nothing was saved; cut off lines of rounds after it.
 
         An accepted change of the recipe is written, and is an event of the next round. `tell` hears of damaged
-        checkpoints. Raises StateError where the run is not what it was (see `check`), or where its checkpoints are
-        gone.
+        checkpoints. Raises StateError where the run is not what it was (`check`), or checkpoints are gone.
         """
         if (self.path / NEXT).exists():  # a change that was cut off
             if replaced(self.path):

@@ -2,8 +2,7 @@
 
 Each model becomes a mean of all models, weighted by cosine similarity (FDSE's erasers).
 
-Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks between clients with
-different subsets (FedPMT)."""
+Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks (FedPMT)."""
 
 from __future__ import annotations
 

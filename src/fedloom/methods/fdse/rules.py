@@ -192,8 +192,7 @@ class Erase:
     Depthwise and other grouped convolutions stay. Where a layer has no norm behind it, or one that keeps no running
     statistics, it gets batch norm. The running statistics of eraser norms never leave a client.
 
-    Raises RecipeError for an encoder with frozen parameters (LoRA), with linear layers on tokens (transformers), or
-    without such layers.
+    RecipeError for an encoder with frozen parameters (LoRA), linear layers on tokens (transformers), or no such layers.
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:

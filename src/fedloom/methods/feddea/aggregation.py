@@ -148,8 +148,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     (0,1), (0,2), ..: shared (pairs x blocks: how many are activated by both); bins (rows x `bins`: activated dimensions
     along the flat vector, in equal pieces). For each group of blocks (the whole scope first, then its parts) three
     values follow from these counts: overlap = 2 |A & B| / (|A| + |B|), which is |A & B| / k if both have k; expected,
-    its expectation if the two sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or
-    B|.
+    its expectation if both sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or B|.
     """
 
     traits = Traits("matrix", writes=frozenset(), presence="block")

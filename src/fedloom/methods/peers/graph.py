@@ -103,8 +103,7 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metropolis(graph: Graph) -> Matrix:
-    """Return Metropolis-Hastings weights W (N x N, rows and columns in the order of `graph.peers`) for gossip
-    averaging.
+    """Return Metropolis-Hastings weights W (N x N, in the order of `graph.peers`) for gossip averaging.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, W_ii takes the rest (Xiao, Boyd and Lall, IPSN 2005). W is
     symmetric and doubly stochastic. Raises ValueError for a directed graph.

@@ -222,8 +222,7 @@ class Arrival:
 class Events:
     """Asynchronous events in the order of their times: a priority queue, and the time of the event last taken.
 
-    Events of the same time are ordered by (receiver, sender, number), so that it does not matter which pair's event was
-    put in first.
+    Events of the same time are ordered by (receiver, sender, number), whichever pair's event was put in first.
     """
 
     def __init__(self, now: float = 0.0) -> None:

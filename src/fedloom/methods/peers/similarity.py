@@ -39,8 +39,7 @@ def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -
     "unit" maps it to (cos + 1) / 2 in [0, 1], as the release does; "cosine" is the equation, in [-1, 1]. An update
     that is zero is orthogonal to all. Give rows over `shared_columns`, or sketches of them.
 
-    The rows are updates, as in the release, or gradients of the loss (eq. 4.2); the recipe key `similarity.gradient`
-    chooses.
+    The rows are updates, as in the release, or gradients of the loss (eq. 4.2); the key `similarity.gradient` chooses.
     """
     if scale not in ("unit", "cosine"):
         raise ValueError(f"scale: expected 'unit' or 'cosine', found {scale!r}")
@@ -137,8 +136,7 @@ def per_task(losses: Tensor, weights: Tensor, relative: bool = True) -> Tensor:
 
 
 def normalised(similarity: Tensor, how: Normalise) -> Tensor:
-    """Return similarities on one scale over a peer's candidates: a vector (n), or each row of a matrix but for its
-    diagonal.
+    """Return similarities on one scale over a peer's candidates: a vector (n), or rows of a matrix but its diagonal.
 
     "min-max": to [0, 1]. "z-score": mean 0, deviation 1. Where all are alike: 1/2, or 0. What is not finite stays.
     """
@@ -170,8 +168,7 @@ def combined(
     weights: Mapping[str, float],
     normalise: Normalise | Mapping[str, Normalise] = "none",
 ) -> Tensor:
-    """Return the convex combination of named similarities, each normalised first (eq. 4.7; the thesis' alpha is that of
-    overlap).
+    """Return the convex combination of named similarities, each normalised first (eq. 4.7, with overlap's alpha).
 
     Weights are divided by their sum; a similarity of weight 0 need not be there, and does not count where it is nan.
     The release has "none": overlap and (cos + 1) / 2 are in [0, 1] already. The thesis has one of the others. A peer's
@@ -289,8 +286,7 @@ class Sketch(Checked):
         return np.random.PCG64(derive_seed(self.seed, "sketch", self.kind))
 
     def error(self, delta: float) -> float:
-        """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any two vectors: sqrt(2 / (m
-        delta)).
+        """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any vectors: sqrt(2 / (m delta)).
 
         Chebyshev's inequality, for each pair, not for all at once. Over seeds the variance of <Sx, Sy> is
         (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m, at most 2 |x|^2 |y|^2 / m (Weinberger et al., Lemma 2). For

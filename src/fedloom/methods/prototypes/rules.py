@@ -81,8 +81,7 @@ class CollectPrototypes(LocalRule):
     """Provides the mean features of each class as seen in training, and the number of examples behind them.
 
     They cover the last pass over the training data: the round's last batches with, together, at most as many examples
-    as the client has. Without `last_epoch` they cover the whole round. State: the number of examples, which is counted
-    once.
+    as the client has. Without `last_epoch` they cover the whole round. State: the number of examples, counted once.
     """
 
     last_epoch: bool = True
