@@ -56,9 +56,7 @@ def init(
     preprocess: Annotated[
         Literal["federated", "local"], option("Scale inputs with the counts of all sites, or each site with its own.")
     ] = "federated",
-    out: Annotated[Path, shared.out_option("The recipe to write.", metavar="FILE.yaml", dir_okay=False)] = Path(
-        "recipe.yaml"
-    ),
+    out: Annotated[Path, shared.out_file("The recipe to write.", "FILE.yaml")] = Path("recipe.yaml"),
 ) -> None:
     """Write a recipe for your own data; the command prompts for anything not given."""
     from fedloom.core.settings.yaml import to_yaml
@@ -186,7 +184,7 @@ def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
 @data.command()
 def preview(
     name: NameArgument,
-    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
+    out: Annotated[Path, shared.out_file("The picture to write.", "FILE.png")],
     parameters: Parameters = None,
     count: Annotated[int, option("The number of examples.", min=1)] = 6,
     split: Annotated[Literal["train", "test"], option("Which examples.")] = "train",

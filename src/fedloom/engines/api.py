@@ -251,10 +251,8 @@ def _extended(
         was, now = (learning_rate(t.of(None), last, 0) for t in (before.training, after.training))
         raise StateError(
             f"{folder}: {ROUNDS} cannot change from {last} to {after.training.rounds}, because training.schedule "
-            f"({what}) spans "
-            f"all rounds: the finished rounds would have had other learning rates (round {last}: {now:.3g}, not "
-            f"{was:.3g}). "
-            f"Start a new run from its model: fedloom run --from {folder}"
+            f"({what}) spans all rounds: the finished rounds would have had other learning rates (round {last}: "
+            f"{now:.3g}, not {was:.3g}). Start a new run from its model: fedloom run --from {folder}"
         )
     return after, changed
 

@@ -218,13 +218,11 @@ class Atlas(HasTable):
         ]
         left_out = f"Left out, because not every seed has a number: {'; '.join(self.left_out)}."
         return (
-            f"Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
+            "Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
             f"the other task too, compared with averages among themselves; {len(self.seeds)} seeds, mean (95 % "
-            "t-interval); p "
-            f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
-            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one "
-            "seed, while all "
-            f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
+            f"t-interval); p after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
+            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, "
+            f"while all tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
             *([CORRECTED.format(ratio=self.ratio)] if self.ratio else []),
             *([left_out] if self.left_out else []),

@@ -55,9 +55,8 @@ class Cluster(Engine):
         for section in recipe.named:
             if section.is_held:
                 raise RecipeError(
-                    f"runtime.engine: the processes of a cluster cannot receive a {section.section} that is a "
-                    "Python object. "
-                    "Name it in the recipe as package.module:name, or use runtime.engine=process"
+                    f"runtime.engine: the processes of a cluster cannot receive a {section.section} that is a Python "
+                    "object. Name it in the recipe as package.module:name, or use runtime.engine=process"
                 )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: asynchronous peers need runtime.engine=process")

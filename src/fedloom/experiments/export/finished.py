@@ -194,8 +194,7 @@ def task_models(folder: str | Path) -> TaskModels:
         )
         raise StateError(
             f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
-            "clients "
-            "that hold one task each (partition=one-task)"
+            "clients that hold one task each (partition=one-task)"
         )
     label = f"{recipe.name}, {run.label}, seed {recipe.seed}"
     notes = [f"clients with several tasks are left out: {', '.join(sorted(several))}"] if several else []
