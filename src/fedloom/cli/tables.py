@@ -378,8 +378,7 @@ def relatedness(
     out: Annotated[
         Path | None,
         shared.out_folder(
-            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
-            "DIR",
+            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.", "DIR"
         ),
     ] = None,
     examples: Annotated[int, option("The largest number of examples per task.", min=2)] = 200,

@@ -25,20 +25,10 @@ _POLICY = (
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "Δ": r"$\Delta$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "†": r"$\dagger$",
-    "‡": r"$\ddagger$",
-    "ρ": r"$\rho$",  # noqa: RUF001
-    "μ": r"$\mu$",
-}
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    "…": r"\ldots{}", "±": r"$\pm$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "μ": r"$\mu$",  # noqa: RUF001
+    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†": r"$\dagger$", "‡": r"$\ddagger$",
+}  # fmt: skip
 
 
 class Best(str):

@@ -262,19 +262,12 @@ def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..
     for key in inspect.signature(function).parameters.values():
         declared = parts[key.name][1] if key.name in parts else None
         own = getattr(declared, "__annotations__", {})
-        keys += (
-            [
-                inspect.Parameter(
-                    one.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=inspect.Parameter.empty if one.default is MISSING else one.default,
-                    annotation=one.type,
-                )
-                for one in sorted(fields(declared), key=lambda one: one.name not in own)
-            ]
-            if declared
-            else [key]
-        )
+        if not declared:
+            keys.append(key)
+            continue
+        for one in sorted(fields(declared), key=lambda one: one.name not in own):
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            keys.append(inspect.Parameter(one.name, key.KEYWORD_ONLY, default=default, annotation=one.type))
     if order:
         keys.sort(key=lambda key: (key.kind, order.index(key.name) if key.name in order else len(order)))
     with_parts.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))

@@ -78,7 +78,7 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
         data["domain"] = clients + content.suffix
     grouped = content.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
-    return _recipe(name, data, partition, MODELS[content.signal], method, rounds)
+    return _recipe(rounds, name=name, data=data, partition=partition, model=MODELS[content.signal], method=method)
 
 
 def draft_of_table(
@@ -89,29 +89,15 @@ def draft_of_table(
     data = {"name": "table", "path": str(path.resolve()), **content.section}
     frame, site = content.table.frame, content.table.site
     sites = clients or (1 if site is None else frame[site].nunique())
-    recipe = _recipe(name, data, partition, "mlp", method, rounds, RATE)
+    recipe = _recipe(rounds, RATE, name=name, data=data, partition=partition, model="mlp", method=method)
     fits = (size for size in BATCHES if len(frame) / sites <= STEPS * size)
     recipe["training"]["batch_size"] = next(fits, BATCHES[-1])
     return recipe
 
 
-def _recipe(
-    name: str,
-    data: Mapping[str, Any],
-    partition: Mapping[str, Any],
-    model: str,
-    method: str,
-    rounds: int,
-    rate: float = 0.001,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "data": data,
-        "partition": partition,
-        "model": model,
-        "method": method,
-        "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": rate}},
-    }
+def _recipe(rounds: int, rate: float = 0.001, **sections: Any) -> dict[str, Any]:
+    optimizer = {"name": "adam", "lr": rate}
+    return {**sections, "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": optimizer}}
 
 
 def _folder(path: Path) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -176,6 +177,13 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
         groups = {scope: range(len(sizes))} | {
             p: [i for i, q in enumerate(parts) if q == p] for p in dict.fromkeys(parts) if p != scope
         }
+
+        def of(members: Sequence[int]) -> dict[str, list[float]]:
+            own = [sum(counts[i][a] for i in members) for a in range(k)]
+            both = [sum(shared[i][j] for i in members) for j in range(len(pairs))]
+            each = [(own[a], own[b], n) for (a, b), n in zip(pairs, both, strict=True)]
+            return agreement(sum(sizes[i] for i in members), each)
+
         edges = [i * part.d // self.bins for i in range(self.bins + 1)]
         bins = [active[:, a:b].sum(1).tolist() for a, b in pairwise(edges)]
         return {
@@ -189,20 +197,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
             "active": _turned(counts, k),
             "shared": _turned(shared, len(pairs)),
             "bins": _turned(bins, k),
-            "groups": {
-                name: agreement(
-                    sum(sizes[i] for i in members),
-                    [
-                        (
-                            sum(counts[i][a] for i in members),
-                            sum(counts[i][b] for i in members),
-                            sum(shared[i][j] for i in members),
-                        )
-                        for j, (a, b) in enumerate(pairs)
-                    ],
-                )
-                for name, members in groups.items()
-            },
+            "groups": {name: of(members) for name, members in groups.items()},
         }
 
     def _activated(self, updates: Updates, part: Layout) -> Tensor:
