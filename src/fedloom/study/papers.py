@@ -408,16 +408,9 @@ class RunLosses:
             for task, values in final.values.items():
                 if final.round and "loss" in values:
                     by_task.setdefault(task, {})[final.round] = values["loss"]
-        return RunLosses(
-            losses,
-            by_task,
-            int(run.recipe["training"]["rounds"]),
-            best,
-            math.nan if best is None else losses[best],
-            last,
-            losses[last],
-            min(losses.keys() - finite.keys(), default=None),
-        )
+        least, failed = math.nan if best is None else losses[best], min(losses.keys() - finite.keys(), default=None)
+        configured = int(run.recipe["training"]["rounds"])
+        return RunLosses(losses, by_task, configured, best, least, last, losses[last], failed)
 
 
 @dataclass(frozen=True)

@@ -225,11 +225,8 @@ class Registry:
         elif inspect.isroutine(inner):
             returns = _returned(inner)
             fits = bool(returns) and all(_is_one(one, wanted) for one in returns)
-            what = (
-                f"a function that returns {' or '.join(map(_called, returns))}"
-                if returns
-                else ("a function whose return is not annotated")
-            )
+            words = f"that returns {' or '.join(map(_called, returns))}" if returns else "whose return is not annotated"
+            what = f"a function {words}"
         else:
             fits, what = isinstance(thing, tuple(wanted)), f"an object of {type(thing).__qualname__}"
         if not fits:

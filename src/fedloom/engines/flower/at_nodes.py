@@ -371,14 +371,10 @@ class AtNodes:
         if not jobs:
             return
         round_, answered = jobs[0].round, 0
-        contents = {
-            job.client: self._content(
-                job.client,
-                round_,
-                {"message": message_tree(job.message), "state": job.state, "evaluate_trained": evaluate_trained},
-            )
-            for job in jobs
-        }
+        contents = {}
+        for job in jobs:
+            own = {"message": message_tree(job.message), "state": job.state, "evaluate_trained": evaluate_trained}
+            contents[job.client] = self._content(job.client, round_, own)
         limits = {client: received.limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
         enough = self.config.enough or len(jobs)
@@ -453,20 +449,11 @@ class AtNodes:
             return received.turn_of(built, self.community, client, round_, tree)
 
         for turn in TURNS:
-            contents = {
-                name: self._content(
-                    name,
-                    round_,
-                    {
-                        "turn": turn,
-                        "names": names,
-                        "peer_messages": peer_messages.get(name, []),
-                        "state": states[name]["client"],
-                        "evaluate_trained": trained,
-                    },
-                )
-                for name in there
-            }
+            contents = {}
+            for name in there:
+                own = {"peer_messages": peer_messages.get(name, []), "state": states[name]["client"]}
+                every = {"turn": turn, "names": names, "evaluate_trained": trained}
+                contents[name] = self._content(name, round_, every | own)
             results: dict[str, received.TurnResult] = {}
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
             for name, result, numbers in self._answers("train.peer", contents, round_, limits, read):

@@ -109,17 +109,9 @@ class Mix:
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
-        ctx = Ctx(
-            self.own.round,
-            context.seed,
-            rows_of(method, self.federation, sorted([me, *self.chosen])),
-            len(self.graph.peers),
-            context.rounds,
-            log=env.log,
-            record=env.record,
-            peer=me,
-            held=context.held,
-        )
+        targets = rows_of(method, self.federation, sorted([me, *self.chosen]))
+        now = self.own.round, context.seed, targets, len(self.graph.peers), context.rounds
+        ctx = Ctx(*now, log=env.log, record=env.record, peer=me, held=context.held)
         server = server_step(
             replace(method, stage=stage, codec=method.codec if by_task else Raw()),
             context.layout,

@@ -46,20 +46,12 @@ def initial_peers(built: Built) -> State:
     """Return the state of a run of peers before its first round. All start from the same model."""
     initial = built.layout.flatten(built.module).detach()
     free = built.recipe.peers is not None and built.recipe.peers.mode == "asynchronous"
-    return {
-        "round": 0,
-        "peers": {
-            name: {
-                **first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed),
-                **({"pace": at_rest()} if free else {}),
-            }
-            for name in built.federation.clients
-        },
-        "clock": 0.0,
-        **({"events": Events().state()} if free else {}),
-        "early": None,
-        "stopped": False,
-    }
+    peers: State = {}
+    for name in built.federation.clients:
+        own = first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
+        peers[name] = {**own, **({"pace": at_rest()} if free else {})}
+    events = {"events": Events().state()} if free else {}
+    return {"round": 0, "peers": peers, "clock": 0.0, **events, "early": None, "stopped": False}
 
 
 def synchronous_round(
@@ -173,15 +165,9 @@ class FreePeer(Peer):
         if (latest := self.latest) is not None:
             version = {"payload": latest.payload.tree(), "base": latest.start}
             version |= {"round": latest.round, "made": latest.ended}
-        pace = {
-            "done": self.done,
-            "running": self.running,
-            "asked": self.asked,
-            "seen": self.mailbox.seen,
-            "inbox": [as_tensor(data) for data in self.mailbox.kept()],
-            "version": version,
-        }
-        return {**self.state, "pace": pace}
+        pace = {"done": self.done, "running": self.running, "asked": self.asked, "seen": self.mailbox.seen}
+        inbox = [as_tensor(data) for data in self.mailbox.kept()]
+        return {**self.state, "pace": {**pace, "inbox": inbox, "version": version}}
 
     def _post(self, receiver: str, data: bytes) -> None:
         """Put a message among the events, at the time when it will arrive."""

@@ -158,18 +158,9 @@ class Built:
     def setup(self) -> Setup:
         """The part that workers need."""
         r = self.recipe
-        return Setup(
-            self.method,
-            self.module,
-            self.federation,
-            r.training.model_copy(update={"stacked": self.stacked}),
-            r.evaluation,
-            r.seed,
-            r.runtime,
-            self.deployed,
-            self.attacks,
-            self.modules,
-        )
+        training = r.training.model_copy(update={"stacked": self.stacked})
+        how = training, r.evaluation, r.seed, r.runtime
+        return Setup(self.method, self.module, self.federation, *how, self.deployed, self.attacks, self.modules)
 
     @property
     def deployed(self) -> bool:

@@ -391,19 +391,9 @@ def _methods(
                 for row in results.rows[data]
             }
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
-        yield Method(
-            data,
-            side.label,
-            "" if named is None else together(*named),
-            delta if delta is not None and not math.isnan(delta.mean) else None,
-            tuple(seeds),
-            changes,
-            base not in grid.reference_rows,
-            lowest[key],
-            *costs[key],
-            side.ratio,
-            unsettled,
-        )
+        known = delta if delta is not None and not math.isnan(delta.mean) else None
+        over = data, side.label, "" if named is None else together(*named), known, tuple(seeds), changes
+        yield Method(*over, base not in grid.reference_rows, lowest[key], *costs[key], side.ratio, unsettled)
 
 
 def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:

@@ -105,21 +105,9 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         name: {**about, **({"labels": labels[name]} if name in labels else {})}
         for name, about in run.info["clients"].items()
     }
-    return RunReport(
-        run,
-        run.folder,
-        f"{run.recipe['name']}: {run.label}",
-        _facts(run),
-        _outline(run),
-        clients,
-        curves(run),
-        scores(run),
-        records.agreement_of(run),
-        predictions.of_run(run),
-        compared,
-        others,
-        base is None and compared is not None,
-    )
+    about = run, run.folder, f"{run.recipe['name']}: {run.label}", _facts(run), _outline(run), clients
+    shown = curves(run), scores(run), records.agreement_of(run), predictions.of_run(run)
+    return RunReport(*about, *shown, compared, others, base is None and compared is not None)
 
 
 def of_grid(grid: Grid, folder: Path) -> GridReport:
@@ -166,21 +154,8 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     lines = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
-    return GridReport(
-        folder,
-        grid.title or grid.name,
-        facts,
-        text,
-        table,
-        problem,
-        about,
-        lines,
-        own,
-        shown,
-        methods,
-        ranks,
-        grid.smallest,
-    )
+    head = folder, grid.title or grid.name, facts, text, table, problem, about
+    return GridReport(*head, lines, own, shown, methods, ranks, grid.smallest)
 
 
 def _shared(several: Sequence[Series]) -> Series:
