@@ -14,7 +14,7 @@ Shown = TypeVar("Shown")
 
 
 class Silent:
-    """What every report does; this one says nothing but warnings."""
+    """A report that says nothing but warnings, which all others build on."""
 
     def event(self, text: str) -> None:
         """Note something that a person should see."""
