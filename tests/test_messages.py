@@ -14,7 +14,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 WRITTEN = Path(__file__).with_name("messages.txt")
-SAYS = {"warn", "echo", "carry", "tell", "fail", "problem", "event", "argument", "option", "flag", "out_option"}
+SAYS = {"warn", "echo", "carry", "tell", "fail", "problem", "event", "checked"} | {
+    *("argument", "option", "flag", "out_file", "out_folder"),
+}
 """Functions that print a sentence, collect one for an error, or have the help of a command's option."""
 YIELDS = {"_problems", "unfit"}
 """Generators of what does not fit."""

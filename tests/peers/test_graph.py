@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -25,6 +26,10 @@ PARAMS = {
 }
 RANDOM = ("random-k", "erdos-renyi", "small-world")
 every_kind = pytest.mark.parametrize("name", PARAMS)
+
+
+def is_connected(graph: Graph) -> bool:
+    return networkx.is_strongly_connected(networkx.DiGraph([*graph.links]))
 
 
 def test_known_graphs() -> None:
@@ -51,7 +56,7 @@ def test_random_graphs_are_what_they_say() -> None:
         both = candidates("random-k", SIX, k=2, directed=False, seed=seed)
         assert not both.directed
         assert picks.links <= both.links
-        assert candidates("small-world", SIX, k=2, p=0.9, seed=seed).connected()
+        assert is_connected(candidates("small-world", SIX, k=2, p=0.9, seed=seed))
     assert not candidates("erdos-renyi", SIX, p=0.0).links
     assert candidates("erdos-renyi", SIX, p=1.0) == candidates("full", SIX)
     hundred = [f"p{i:03d}" for i in range(100)]
@@ -90,7 +95,6 @@ def test_time_varying_graphs(name: str) -> None:
 def test_fewer_than_two_peers_have_no_link(name: str, peers: list[str]) -> None:
     graph = candidates(name, peers, **PARAMS[name])
     assert graph == Graph(tuple(peers), frozenset())
-    assert graph.connected()
     np.testing.assert_array_equal(metropolis(graph), np.eye(len(peers)))
 
 
@@ -107,13 +111,6 @@ def test_metropolis_weights() -> None:
         assert (W >= 0).all()
     with pytest.raises(ValueError, match="undirected"):
         metropolis(candidates("ring", SIX, directed=True))
-
-
-def test_among_keeps_the_links_between_those_left() -> None:
-    graph = candidates("ring", SIX).among({"p0", "p1", "p3", "other"})
-    assert graph == Graph(("p0", "p1", "p3"), frozenset({("p0", "p1"), ("p1", "p0")}))
-    assert graph.senders("p3") == ()
-    assert not candidates("ring", SIX, directed=True).among(SIX[1:]).connected()
 
 
 def test_edge_list(tmp_path: Path) -> None:

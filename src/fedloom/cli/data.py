@@ -44,8 +44,7 @@ def init(
     clients: Annotated[
         str | None,
         option(
-            "The number of clients, of each domain where a folder has domains; or the column that names them.",
-            "N|NAME",
+            "The number of clients, of each domain where a folder has domains; or the column that names them.", "N|NAME"
         ),
     ] = None,
     method: Annotated[str | None, option("The training method.", autocompletion=shared.complete_method)] = None,
@@ -57,9 +56,7 @@ def init(
     preprocess: Annotated[
         Literal["federated", "local"], option("Scale inputs with the counts of all sites, or each site with its own.")
     ] = "federated",
-    out: Annotated[Path, shared.out_option("The recipe to write.", metavar="FILE.yaml", dir_okay=False)] = Path(
-        "recipe.yaml"
-    ),
+    out: Annotated[Path, shared.out_file("The recipe to write.", "FILE.yaml")] = Path("recipe.yaml"),
 ) -> None:
     """Write a recipe for your own data; the command prompts for anything not given."""
     from fedloom.core.settings.yaml import to_yaml
@@ -139,8 +136,7 @@ def _of_table(
 
 
 def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or that it has several labels
-    (TASK=A+B)."""
+    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or several labels (TASK=A+B)."""
     from fedloom.data.tables.columns import KINDS
     from fedloom.data.tables.read import read
 
@@ -191,7 +187,7 @@ def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
 @data.command()
 def preview(
     name: NameArgument,
-    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
+    out: Annotated[Path, shared.out_file("The picture to write.", "FILE.png")],
     parameters: Parameters = None,
     count: Annotated[int, option("The number of examples.", min=1)] = 6,
     split: Annotated[Literal["train", "test"], option("Which examples.")] = "train",
@@ -270,17 +266,12 @@ def statistics(
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
     """Return the named data set with `key.path=value` parameters, checked as a recipe's data section is."""
-    from pydantic import ValidationError
-
-    from fedloom.core.settings.section import explain, strict
+    from fedloom.core.settings.yaml import checked
     from fedloom.federation.recipes.loader import changed
     from fedloom.federation.recipes.schema import DataSection
 
-    try:
-        checked = strict(DataSection, changed(f"data set {name!r}", {"name": name}, parameters))
-    except ValidationError as error:
-        lines = [f"{path}: {message}" for path, message in explain(error, DataSection)]
-        raise RecipeError("\n".join([f"data set {name!r}:", *lines])) from None
+    what = f"data set {name!r}"
+    section = checked(DataSection, changed(what, {"name": name}, parameters), f"{what}:\n")
     from fedloom.data.combine import loaded
 
-    return loaded(checked.entry, seed, checked.arguments)
+    return loaded(section.entry, seed, section.arguments)

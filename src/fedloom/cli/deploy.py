@@ -1,6 +1,4 @@
-"""Commands that take models elsewhere and run over many machines: `fedloom export`, `merge`, `predict`, `audit`,
-`doctor` and `flower`.
-"""
+"""Models elsewhere and runs on many machines: `fedloom export`, `merge`, `predict`, `audit`, `doctor` and `flower`."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ flower = typer.Typer(
 
 def export(
     run: Annotated[Path, argument("The folder of a finished run.", "RUN")],
-    out: Annotated[
-        Path | None, shared.out_option("The folder to write.", show_default="export in the run", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("The folder to write.", default="export in the run")] = None,
     client: Annotated[str | None, option("Export the model and the tasks of this client.", "ID")] = None,
     task: Annotated[str | None, option("Export only this task's head and decoder.", "T")] = None,
     licence: Annotated[str, option("The licence that the card names.", "ID", name="--license")] = "unknown",
@@ -56,7 +52,7 @@ def merge(
     base: Annotated[
         Path, option("The model that all of them started from, or a run that started from it.", "EXPORT|RUN")
     ],
-    out: Annotated[Path, shared.out_option("The folder to write.", file_okay=False)],
+    out: Annotated[Path, shared.out_folder("The folder to write.")],
     rule: Annotated[
         str, option("mean, emr, or an add-on that combines rows: ties, consensus, ...", "NAME[={...}]")
     ] = "mean",
@@ -75,8 +71,7 @@ def predict(
     ],
     files: Annotated[list[Path], argument("A table; or images, volumes, .npy arrays, folders of them.", "FILE...")],
     out: Annotated[
-        Path | None,
-        shared.out_option("The table or picture to write.", show_default="predictions.csv or .png", dir_okay=False),
+        Path | None, shared.out_file("The table or picture to write.", default="predictions.csv or .png")
     ] = None,
     client: Annotated[str | None, option("Predict every row with this client's model (only for a run).", "ID")] = None,
     as_json: shared.Json = False,
@@ -135,7 +130,7 @@ def predict(
 @flower.command()
 def new(
     recipe: shared.RecipeArgument,
-    out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR")],
+    out: Annotated[Path, shared.out_folder("The folder to write, new or empty.", "DIR")],
     changes: shared.Changes = None,
     publisher: Annotated[str, option("The publisher's name in Flower.")] = "fedloom",
 ) -> None:
@@ -151,9 +146,7 @@ def new(
 
 @flower.command()
 def demo(
-    out: Annotated[
-        Path | None, shared.out_option("Keep all files here, in a new folder.", metavar="DIR", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("Keep all files here, in a new folder.", "DIR")] = None,
     rounds: Annotated[int, option("The number of rounds.", min=1)] = 3,
 ) -> None:
     """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
@@ -166,7 +159,7 @@ def demo(
 @flower.command()
 def provision(
     file: Annotated[Path, argument("The recipe, the server's address, the sites.", "SITES.yaml")],
-    out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR", file_okay=False)],
+    out: Annotated[Path, shared.out_folder("The folder to write, new or empty.", "DIR")],
 ) -> None:
     """Write a start kit for the server and one per site: keys, certificate, terms, and one command to start."""
     need("flwr", "flower")
@@ -206,8 +199,7 @@ def audit(
 ) -> None:
     """Check the chain of an audit file, and print its lines. The exit code is 2 if a line was changed or removed.
 
-    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or that the file was
-    replaced.
+    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or the file was replaced.
     """
     from fedloom.federation.runs.track import START, verified
 

@@ -42,9 +42,7 @@ def grid(
             autocompletion=shared.complete_change,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, shared.out_option("The grid's folder.", show_default="grids/NAME", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("The grid's folder.", default="grids/NAME")] = None,
     jobs: shared.Jobs = None,
     memory: Annotated[
         str | None, option("Memory for all cells, such as 8GB.", "SIZE", show_default="80 % of what is free")
@@ -100,12 +98,9 @@ def tune(
     changes: shared.Changes = None,
     trials: Annotated[int, option("The number of settings to try per method.", min=1)] = 8,
     seeds: Annotated[
-        int,
-        option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90),
+        int, option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90)
     ] = 2,
-    out: Annotated[
-        Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("The folder of the trials.", default="tuning/NAME")] = None,
     jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -173,9 +168,7 @@ def tournament(
     most: Annotated[
         int | None, option("The number of seeds after which the tournament ends in any case.", min=2, show_default="10")
     ] = None,
-    out: Annotated[
-        Path | None, shared.out_option("The tournament's folder.", show_default="tournaments/NAME", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("The tournament's folder.", default="tournaments/NAME")] = None,
     jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -199,8 +192,7 @@ def tournament(
         standings,
         as_json,
         f"its table: {folder / 'standings.csv'}; all trials: {folder / 'curves.csv'}; its page: fedloom report "
-        f"{folder / 'final'}; "
-        f"one more method: fedloom study tournament {folder} --methods NAME",
+        f"{folder / 'final'}; one more method: fedloom study tournament {folder} --methods NAME",
     )
 
 
@@ -208,9 +200,7 @@ def atlas(
     benchmark: shared.RecipeArgument,
     changes: shared.Changes = None,
     seeds: Annotated[int, option("The number of seeds, counted from 0.", min=2)] = 3,
-    out: Annotated[
-        Path | None, shared.out_option("The atlas' folder.", show_default="atlases/NAME", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("The atlas' folder.", default="atlases/NAME")] = None,
     jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -252,15 +242,14 @@ def claims(
     ),
     kind: shared.Kind = "text",
     as_json: shared.Json = False,
-    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
+    out: shared.Out = None,
     jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Print the verdict on each claim of a file: yes, no, or cannot tell.
 
     Verdicts come from the CSV files beside it: seeds/GRID.csv (test data) and rules/GRID.csv (validation data, whether
-    the benchmark is sensitive). With --run these files are made first, and so is tuning/GRID.csv; the same command goes
-    on where it was stopped.
+    the benchmark is sensitive). With --run these and tuning/GRID.csv are made first; it goes on where it was stopped.
     """
     from fedloom.study.claims import verdicts
 

@@ -79,7 +79,7 @@ def picture(
     folders: Annotated[
         list[Path], argument("The folders of finished runs; a grid stands for the runs of its first seed.", "RUN...")
     ],
-    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
+    out: Annotated[Path, shared.out_file("The picture to write.", "FILE.png")],
     count: Annotated[int, option("The number of test examples.", min=1)] = 4,
     rounds: Annotated[
         bool, flag("--over-rounds", "Draw one run's predictions on the same images after several rounds.")
@@ -158,6 +158,10 @@ def shown(state: Now) -> RenderableType:
     return Group(Text(state.title, style="bold"), bar, Text(state.facts()), table, *events)
 
 
+def _also(what: str) -> Any:
+    return option(f"Also write {what}.", "DIR", file_okay=False)
+
+
 def report(
     source: Annotated[
         str,
@@ -166,21 +170,11 @@ def report(
             "RUN|GRID|DIR",
         ),
     ],
-    out: Annotated[
-        Path | None, shared.out_option("The file to write.", show_default="report.html in the folder", dir_okay=False)
-    ] = None,
-    png: Annotated[
-        Path | None, option("Also write every figure to this folder, for papers.", "DIR", file_okay=False)
-    ] = None,
-    svg: Annotated[
-        Path | None, option("Also write every figure to this folder as SVG.", "DIR", file_okay=False)
-    ] = None,
-    pdf: Annotated[
-        Path | None, option("Also write every figure to this folder as PDF.", "DIR", file_okay=False)
-    ] = None,
-    csv: Annotated[
-        Path | None, option("Also write the numbers behind every figure to this folder as CSV.", "DIR", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_file("The file to write.", default="report.html in the folder")] = None,
+    png: Annotated[Path | None, _also("every figure to this folder, for papers")] = None,
+    svg: Annotated[Path | None, _also("every figure to this folder as SVG")] = None,
+    pdf: Annotated[Path | None, _also("every figure to this folder as PDF")] = None,
+    csv: Annotated[Path | None, _also("the numbers behind every figure to this folder as CSV")] = None,
     base: Annotated[
         str | None, option("The baseline: for a run, another run's folder; for a grid, a cell.", "RUN|CELL")
     ] = None,
@@ -227,7 +221,7 @@ def recipes(
         bool, flag("--schema", "Print the JSON Schema of recipes instead, for editors and programs.")
     ] = False,
     as_json: shared.Json = False,
-    out: Annotated[Path | None, shared.out_option("Write the schema to this file.", dir_okay=False)] = None,
+    out: Annotated[Path | None, shared.out_file("Write the schema to this file.")] = None,
 ) -> None:
     """List recipes for a start; with TEXT, --free or --papers all packaged recipes, with what they need.
 
@@ -264,9 +258,7 @@ def recipes(
     shared.answer(rows, as_json, shared.table_of(shown), about)
 
 
-def schema(
-    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
-) -> None:
+def schema(out: shared.Out = None) -> None:
     """Print the JSON Schema of recipes, with which editors complete and check them."""
     from fedloom.federation.recipes.loader import schema as made
 

@@ -37,9 +37,14 @@ def flag(name: str, about: str) -> Any:
     return typer.Option(name, help=about)
 
 
-def out_option(about: str, **more: Any) -> Any:
-    """Return the option that every command has for the file or folder that it writes."""
-    return typer.Option("--out", "-o", help=about, **more)
+def out_file(about: str, metavar: str | None = None, default: str | None = None) -> Any:
+    """Return the option that every command has for the file that it writes; `default` is in words."""
+    return typer.Option("--out", "-o", help=about, metavar=metavar, show_default=default or True, dir_okay=False)
+
+
+def out_folder(about: str, metavar: str | None = None, default: str | None = None) -> Any:
+    """Return the option that every command has for the folder that it writes; `default` is in words."""
+    return typer.Option("--out", "-o", help=about, metavar=metavar, show_default=default or True, file_okay=False)
 
 
 # Completion after TAB in a shell; no torch is loaded.
@@ -74,9 +79,7 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 
 def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the keys of a recipe's sections, and after data=, partition=, model= and method= the names that may
-    follow.
-    """
+    """Return keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
     from fedloom.federation.recipes.schema import Named, Recipe
 
     before = list(ctx.params.get("changes") or ())
@@ -110,9 +113,11 @@ def _that_begin(with_: str, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith(with_)]
 
 
-RecipeArgument = Annotated[
-    str, argument("A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete_recipe)
-]
+_RECIPE = argument(
+    "A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=complete_recipe
+)
+RecipeArgument = Annotated[str, _RECIPE]
+PerhapsRecipe = Annotated[str | None, _RECIPE]
 Changes = Annotated[
     list[str] | None,
     argument("Changes, for example training.rounds=5 method=fedprox.", "KEY=VALUE...", autocompletion=complete_change),
@@ -125,6 +130,7 @@ AllowCode = Annotated[
         "--allow-code",
     ),
 ]
+Out = Annotated[Path | None, out_file("Write to this file instead.")]
 Json = Annotated[bool, flag("--json", "Print JSON, for programs; null where a number is absent.")]
 Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], option("The output format.", name="--format")]
 Device = Annotated[str | None, option("The device, such as cpu or cuda.", show_default="the run's")]
@@ -163,10 +169,7 @@ def renamed(command: Callable[..., None], former: str, now: str) -> Callable[...
 
 
 def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
-    """Print the result of a command: all of it as JSON, or, for people, `shown`; by default its rows as a table.
-
-    `result` consists of mappings, sequences, dataclasses, texts and numbers.
-    """
+    """Print the result of a command: as JSON, or, for people, `shown`; by default its rows as a table."""
     if as_json:
         from fedloom.study.output import json_text
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedloom.study.output import HasTable
 
 
-Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
 Source = Annotated[
     str,
     argument(
@@ -63,7 +62,7 @@ def compare(
     ] = None,
     kind: shared.Kind = "text",
     as_json: shared.Json = False,
-    out: Out = None,
+    out: shared.Out = None,
     split: shared.SplitOption = "test",
     metric: Annotated[str | None, option("The metric to compare by.", show_default="each task's own")] = None,
     tests: Annotated[
@@ -194,7 +193,7 @@ def _of_recipe(source: str, split: Literal["test", "val"], metric: str | None, t
 
 def figure(
     source: Source,
-    out: Annotated[Path, shared.out_option("The file to write: .png, .svg or .pdf.", metavar="FILE", dir_okay=False)],
+    out: Annotated[Path, shared.out_file("The file to write: .png, .svg or .pdf.", "FILE")],
     split: shared.SplitOption = "test",
     at: AtOption = None,
     named: Annotated[str | None, option("The name of one of the grid's `figures`.", "NAME")] = None,
@@ -267,11 +266,10 @@ def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
 RunArgument = Annotated[Path, argument("The folder of a finished run.", "RUN")]
 PictureOut = Annotated[
     Path | None,
-    shared.out_option(
+    shared.out_file(
         "The file to write: .png, .svg or .pdf for the picture, .csv or .md for the numbers.",
-        metavar="FILE",
-        show_default="print tables",
-        dir_okay=False,
+        "FILE",
+        default="print tables",
     ),
 ]
 
@@ -342,9 +340,7 @@ def _show(result: Any, out: Path | None, draw: Callable[[], Chart], as_json: boo
 
 def features(
     folders: Annotated[list[Path], argument("The folders of finished runs on the same domains.", "RUN...")],
-    out: Annotated[
-        Path | None, shared.out_option("Write figures and CSV files there too.", metavar="DIR", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("Write figures and CSV files there too.", "DIR")] = None,
     examples: Annotated[
         int, option("The largest number of test examples per domain, for spectra and t-SNE.", min=2)
     ] = 500,
@@ -354,8 +350,7 @@ def features(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Compute features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1,
-    Table 7).
+    """Compute features of runs with domains: effective ranks; accuracies of f+, f-, f*, f~ (F2DC, Figure 1, Table 7).
 
     With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
     """
@@ -382,10 +377,8 @@ def relatedness(
     ] = None,
     out: Annotated[
         Path | None,
-        shared.out_option(
-            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
-            metavar="DIR",
-            file_okay=False,
+        shared.out_folder(
+            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.", "DIR"
         ),
     ] = None,
     examples: Annotated[int, option("The largest number of examples per task.", min=2)] = 200,

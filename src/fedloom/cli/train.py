@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    recipe: Annotated[
-        str | None,
-        argument(
-            "A packaged recipe (see `fedloom recipes`) or a YAML file.", "RECIPE", autocompletion=shared.complete_recipe
-        ),
-    ] = None,
+    recipe: shared.PerhapsRecipe = None,
     changes: shared.Changes = None,
-    out: Annotated[
-        Path | None, shared.out_option("Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, shared.out_folder("Run folder.", default="runs/NAME-METHOD-sSEED")] = None,
     start: Annotated[
         Path | None, option("Start from this run's model; without RECIPE, use its recipe too.", "RUN", name="--from")
     ] = None,
@@ -77,8 +70,7 @@ def resume(
         argument("Changes: training.rounds=50 extends the run; keys of runtime may change too.", "KEY=VALUE..."),
     ] = None,
     accept_changes: Annotated[
-        bool,
-        flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that."),
+        bool, flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that.")
     ] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
@@ -99,7 +91,7 @@ def demo(
     data: Annotated[
         Literal["ist", "digits"], option("Stroke patients of 16 countries, or handwritten digits.")
     ] = "ist",
-    out: Annotated[Path, shared.out_option("The grid's folder.", file_okay=False)] = Path("grids/demo"),
+    out: Annotated[Path, shared.out_folder("The grid's folder.")] = Path("grids/demo"),
     quiet: shared.Quiet = False,
     tests: Annotated[bool, flag("--tests", "Also print paired tests of every method and task.")] = False,
 ) -> None:
@@ -139,7 +131,7 @@ def _gains(folder: Path) -> list[str]:
 def pretrain(
     recipe: shared.RecipeArgument,
     epochs: Annotated[int, option("The number of passes over all training examples.", min=1)],
-    out: Annotated[Path, shared.out_option("The file to write.", metavar="FILE.safetensors", dir_okay=False)],
+    out: Annotated[Path, shared.out_file("The file to write.", "FILE.safetensors")],
     changes: shared.Changes = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,

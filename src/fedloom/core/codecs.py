@@ -44,10 +44,7 @@ class Codec(Checked):
         raise NotImplementedError
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed] | None:
-        """Pack rows (K x d) of as many senders, each alone, all with the blocks `present` (1 x blocks; None: all).
-
-        None: this codec packs them one at a time.
-        """
+        """Pack rows (K x d) of as many senders, each alone, with the blocks `present` (None: all); None: it cannot."""
         return None
 
     def unpack_each(self, packed: Sequence[Packed]) -> Tensor:
@@ -55,10 +52,7 @@ class Codec(Checked):
         raise NotImplementedError
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        """Return packed tensors from a sender, if `pack` could have made them of rows like these; values are finite.
-
-        Raises ValueError that names the tensor. By default the codec tries to unpack them.
-        """
+        """Return packed tensors from a sender, if `pack` could have made them. Raises ValueError naming the tensor."""
         X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
         Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
         known: Packed = packed
@@ -153,10 +147,7 @@ class Raw(Codec):
 
 @dataclass(frozen=True)
 class Sparse(Codec):
-    """The values that are not zero, and one bit per coordinate that says where they are. Lossless.
-
-    An update that would not shrink is sent as it is.
-    """
+    """The values that are not zero, and a bit per coordinate that says where. Lossless; sent as it is if longer."""
 
     varies = True
 
@@ -197,10 +188,9 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class Cropped(Codec):
-    """Each block as a matrix without its last rows and columns that are zero, and how many are left of both. Lossless.
+    """Each block as a matrix without its last zero rows and columns, and how many are left of both. Lossless.
 
-    So low-rank factors cost by their rank, and a block that did not move costs its two numbers alone. An update that
-    would not shrink is sent as it is.
+    Low-rank factors cost by their rank, a block that did not move two numbers. A longer result is sent as it was.
     """
 
     varies = True

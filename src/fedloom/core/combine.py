@@ -321,10 +321,9 @@ class PerBlock(Around):
 
 @dataclass(frozen=True)
 class PartlyShared(Inner):
-    """`shared` makes one update of the selected columns, for all clients; `own` keeps a row per client in the others.
+    """`shared` makes one update of the selected columns for all clients; `own` keeps a row per client in the others.
 
-    Unlike in a Split, the one update also reaches absent clients, so that they keep the same model in these columns.
-    Stages added to the method go into `shared`.
+    Unlike in a Split, absent clients get the one update too. Stages added to the method go into `shared`.
     """
 
     selector: Selector

@@ -47,8 +47,7 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 def seeded(seed: int, *purpose: object, devices: Sequence[torch.device] = ()) -> Iterator[torch.Generator]:
     """Seed torch's default generator, which is returned, from (seed, purpose) inside, and set it back afterwards.
 
-    Draws without a generator of their own, such as dropout's or those of a user's stage, then repeat. `devices` are the
-    GPUs whose generators are treated alike.
+    So draws without a generator of their own, such as dropout's, repeat. `devices` are GPUs to treat alike.
     """
     import torch
 
@@ -63,10 +62,7 @@ def new_secret() -> bytes:
 
 
 def draws(key: int | bytes, *purpose: object) -> Draws:
-    """Return the draws of a purpose, which depend on no other draw.
-
-    Of a number, a public seed, they come from torch's generator; of bytes, a secret, from a cipher.
-    """
+    """Return the draws of a purpose, which depend on no other: from torch for a number, from a cipher for bytes."""
     from fedloom.core.draws import SecretDraws, SeededDraws
 
     return SecretDraws(key, *purpose) if isinstance(key, bytes) else SeededDraws(generator(key, *purpose))

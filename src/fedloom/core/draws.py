@@ -38,11 +38,10 @@ class SeededDraws:
 
 
 class SecretDraws:
-    """Draws from a keystream: AES-256 in counter mode, with a key that follows from a secret and a purpose.
+    """Draws from a keystream: AES-256 in counter mode, with a key that is keyed BLAKE2b of the purpose.
 
-    The key is keyed BLAKE2b of the purpose (numbers, texts and None). Whoever lacks the secret cannot tell the draws
-    from random ones, nor those of one purpose from those of another. Raises ValueError for a secret of other than
-    SECRET bytes, UserError without the package cryptography.
+    Without the secret nobody can tell the draws from random ones, nor those of two purposes from each other. Raises
+    ValueError for a secret of other than SECRET bytes, UserError without the package cryptography.
     """
 
     def __init__(self, secret: bytes, *purpose: object) -> None:
@@ -55,10 +54,7 @@ class SecretDraws:
         self._stream = cipher.encryptor()
 
     def normal(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return n independent standard normal numbers, computed in float64 by the transform of Box and Muller.
-
-        No number is beyond 8.6, which a normal number is once in 10^17 draws.
-        """
+        """Return n independent standard normal numbers (Box and Muller, in float64), none beyond 8.6."""
         drawn = torch.empty(n, dtype=dtype)
         for part in drawn.split(BLOCK):
             half = (len(part) + 1) // 2

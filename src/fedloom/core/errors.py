@@ -88,10 +88,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def parsing(what: str) -> Iterator[None]:
-    """Turn whatever a library raises while it parses an untrusted file into a DataError that begins with `what`.
-
-    For the library's call alone: parsers of damaged files raise nearly anything.
-    """
+    """Turn whatever a library's parser raises for an untrusted file into a DataError that begins with `what`."""
     try:
         yield
     except MemoryError:

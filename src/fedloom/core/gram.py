@@ -18,10 +18,7 @@ _EPS = 2.0**-52
 
 
 def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
-    """Return inner products of the rows (K x K, float64, on the CPU), over all columns or over some slices of them.
-
-    Works chunk by chunk, so no float64 copy of the matrix is made; a mixing is applied to the result.
-    """
+    """Return inner products of the rows (K x K, float64, on the CPU), over all columns or some slices, by chunks."""
     return inner_products(updates, None, columns)[0]
 
 
@@ -60,10 +57,7 @@ def nonzero(G: Tensor) -> Tensor:
 
 
 def cancels(G: Tensor, w: Tensor) -> bool:
-    """Return whether sum_i w_i X_i (w >= 0) is zero within a millionth of sum_i w_i |X_i|.
-
-    A Gram matrix or float32 updates cannot resolve the direction of a shorter sum.
-    """
+    """Return whether sum_i w_i X_i (w >= 0) is within a millionth of sum_i w_i |X_i|: too short for a direction."""
     parts = float(w @ G.diagonal().clamp(min=0).sqrt())
     return float(w @ G @ w) <= (1e-6 * parts) ** 2
 
@@ -151,9 +145,8 @@ def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tup
 def min_norm(G: Tensor, unit: bool = True) -> Tensor:
     """Return coefficients q (K) of the shortest convex combination of the rows, from their Gram matrix.
 
-    With `unit` the rows are first made unit vectors and the combination is multiplied by the rows' mean norm (q still
-    belongs to the rows as they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly
-    zero: q = 0.
+    With `unit` rows are made unit vectors, and the combination is multiplied by their mean norm (q is of the rows as
+    they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly zero: q = 0.
     """
     q = torch.zeros(len(G), dtype=torch.float64)
     some = nonzero(G)
@@ -169,8 +162,7 @@ def min_norm(G: Tensor, unit: bool = True) -> Tensor:
 
 
 def conflict_free(G: Tensor, p: Tensor) -> Tensor:
-    """Compute ConFIG in Gram space: coefficients q (K) of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i
-    X_i.
+    """Compute ConFIG in Gram space: coefficients q of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i X_i.
 
     R are the unit rows, without zero rows; C = R R' is their Gram matrix, and pinv(R) 1 = R' pinv(C) 1. Singular values
     of R below 3e-7 of the largest, which is the resolution of float32 rows, count as zero. A direction that vanishes

@@ -35,8 +35,7 @@ _NORMS: dict[str, type[nn.Module]] = {
 class Block:
     """One named tensor of a model: `size` consecutive columns.
 
-    `role` is what the tensor is: norm layers and buffers are recognised by type. `part` is the part of the model it
-    lies in, so that a batch norm inside the encoder has role "norm" and part "encoder" and is found under both.
+    `role` is what the tensor is (norm layers and buffers are recognised by type), `part` the part in which it lies.
     """
 
     name: str
@@ -329,10 +328,7 @@ class Layout:
                 self._checked(tensors, b).copy_(vector[s].view(b.shape))
 
     def bind(self, module: nn.Module) -> Tensor:
-        """Make a model's blocks views of one vector (d), which is returned: writing to it changes the model.
-
-        Raises ValueError where the blocks differ in dtype or device, or are not all of the model's blocks.
-        """
+        """Make a model's blocks views of one vector (d), which is returned. Raises ValueError where they cannot be."""
         tensors = _tensors(module)
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:

@@ -15,11 +15,10 @@ from fedloom.core.errors import UserError
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package, in whose file each name stands once; they also make its
-    `__all__`.
+    """Return `__getattr__` and `__dir__` of a package, which also make its `__all__`.
 
-    A name is offered by a line `from MODULE import NAME as NAME`. It is imported on first use where the line is below
-    `if TYPE_CHECKING:`, which type checkers read and Python does not.
+    A name is offered by a line `from MODULE import NAME as NAME`, and imported on first use where the line is below `if
+    TYPE_CHECKING:`, which type checkers read and Python does not.
     """
 
     @cache
@@ -79,8 +78,7 @@ def _installed(module: str) -> ModuleType:
 def _mend_torchvision() -> None:
     """Make a torchvision built for CUDA importable beside a CPU build of torch.
 
-    Its extension then fails to load and two operators stay undeclared. This breaks torchvision and also timm, peft and
-    torchmetrics, because each of them imports torchvision if it is there.
+    Its extension then fails to load and two operators stay undeclared, which breaks timm, peft and torchmetrics too.
     """
     try:
         _installed("torchvision")

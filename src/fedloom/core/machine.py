@@ -52,9 +52,8 @@ def out_of_memory(error: BaseException) -> bool:
 def keep_memory() -> None:
     """Keep freed memory in this process, up to 2 GB at once, for the next large tensor, and search less for garbage.
 
-    Without it a large tensor is new to the process each time, and a round of large models spends most of its time on
-    touching fresh pages. Only the C library of Linux (glibc) is asked; elsewhere nothing happens. A quarter of a round
-    of 10,000 clients was Python's search for objects that hold each other, of which a round makes none.
+    Else a round of large models spends most of its time on touching fresh pages, and a quarter of a round of 10,000
+    clients is Python's search for garbage. Memory is kept on Linux (glibc) only.
     """
     if 0 < gc.get_threshold()[0] < 20_000:
         gc.set_threshold(20_000, 20)
@@ -71,10 +70,7 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(file: Path, what: Path) -> Iterator[None]:
-    """Lock a file for this process alone; `what` is what the lock stands for. Systems without such locks have none.
-
-    Raises InUseError if another process holds the lock.
-    """
+    """Lock a file, which stands for `what`, for this process, where the system can. Raises InUseError."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system

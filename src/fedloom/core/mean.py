@@ -129,10 +129,7 @@ class Mean(Stage):
 
 @dataclass(frozen=True)
 class TaskMeans(Stage):
-    """A model for each task: the weighted mean of its rows (client, task) alone, as a row ("*", task).
-
-    Tasks that no client sent have no row.
-    """
+    """A model for each task that a client sent: the weighted mean of its rows (client, task), as a row ("*", task)."""
 
     traits = Traits("matrix", reads={"X", "coef", "weight"}, writes={"X", "tasks"}, reduces=True, presence="block")
 
@@ -146,10 +143,7 @@ class TaskMeans(Stage):
 
 
 def rows_of_tasks(updates: Updates) -> dict[str, list[int]]:
-    """Return the positions of the rows of each task, tasks in the order of their names.
-
-    Raises ValueError for a row that has no task.
-    """
+    """Return the positions of the rows of each task, by name. Raises ValueError for a row that has no task."""
     if nameless := [client for client, task in updates.rows if task is None]:
         raise ValueError(f"rows are (client, task), but a row of {nameless[0]!r} has no task")
     tasks = sorted({str(task) for _, task in updates.rows})
@@ -160,9 +154,8 @@ def rows_of_tasks(updates: Updates) -> dict[str, list[int]]:
 class SupportMean(Stage):
     """Per coordinate, the mean over the clients that trained it: u_i = sum_k p_k X_ki / sum_{k: i in support_k} p_k.
 
-    A control for unified models: plain averaging divides a decoder's update by the number of all clients, although only
-    the clients of its task changed it. Support is `updates.support` (K x blocks: which blocks received a gradient) if
-    the round provides it, otherwise the coordinates that are not exactly zero.
+    A control for unified models: plain averaging divides a decoder's update by the number of all clients. Without
+    `updates.support`, the support are the coordinates that are not zero.
     """
 
     traits = Traits(

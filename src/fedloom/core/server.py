@@ -15,9 +15,8 @@ from fedloom.core.settings.section import BelowOne, Checked, NonNegative, Positi
 class ServerRule(Checked):
     """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
 
-    The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round in which no
-    finite row arrives does not reach `apply`, so momentum neither moves nor decays. An update that is zero although
-    clients took part does reach it, and counts as any other update.
+    The vectors hold the shared parameters only. A round without a finite row does not reach `apply`, so momentum
+    neither moves nor decays; an update that is zero although clients took part does.
     """
 
     looks_ahead: ClassVar[bool]
@@ -27,11 +26,7 @@ class ServerRule(Checked):
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
 
     def init(self, model: Tensor) -> State:
-        """State of one recipient's model before its first update.
-
-        Tensors of the model's size hold a value for each parameter, which changes only in rounds in which some client
-        that has the parameter took part.
-        """
+        """Return the state of a model before its first update; tensors of its size hold a value per parameter."""
         return {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:

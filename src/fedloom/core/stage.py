@@ -115,10 +115,7 @@ class Stage(Checked):
         return Traits()
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield the reasons why it could not work: with the rows of all clients, without values; None at a peer.
-
-        There are `most` rows at most. Stages inside answer for themselves (see `every`).
-        """
+        """Yield why it could not work with the rows of all clients (no values; None at a peer), at most `most`."""
         return iter(())
 
     def init(self, layout: Layout) -> State:
@@ -317,12 +314,10 @@ def combined_by(stage: Stage, other: Stage) -> Stage:
 
 
 def check_closed(stages: Sequence[Stage], where: str) -> None:
-    """Refuse a sequence of stages that would silently do nothing.
+    """Refuse a sequence of stages that would silently do nothing. Raises ValueError that names the two stages.
 
     A written field must be read before it is written again and before the end (X is always read at the end). After a
     stage that leaves one row, a rule that compares rows has nothing to compare.
-
-    Raises ValueError that names the two stages.
     """
     stages = [s for stage in stages for s in _flat(stage)]
     pending: dict[str, Stage] = {}

@@ -62,13 +62,11 @@ def _check_mask(mask: Tensor, d: int) -> None:
 
 
 def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (unified vector (d), masks (T x d, bool, or `packed`), scales (T)) of task vectors (T x d, or T of size
-    d).
+    """Return (unified vector (d), masks (T x d, bool or `packed`), scales (T)) of task vectors (T x d, or T of size d).
 
     Eq. 2: unified = sgn(sum_t tau_t) * max |tau_t| over the tasks whose sign is that of the sum; 0 where the sum is 0.
-    mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty.
-    Where float32 cannot decide the sign of a sum, float64 does, so that the order of tasks changes nothing.
-    A single task comes back as it is: its mask marks the values that are not zero, its scale is 1.
+    mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty. float64
+    decides signs that float32 cannot, so the order of tasks changes nothing. A single task comes back as it is.
     """
     rows, d = _rows(vectors)
     T, kind = len(rows), _kind(rows[0])
@@ -225,8 +223,7 @@ def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
 
 
 def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
-    """Return S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5; in
-    [0, 1].
+    """Return S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5.
 
     A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros pull S
     to 0.5. With zeros="out" a pair is compared on the coordinates where neither is zero; if there are none, S is 0.5.

@@ -1,7 +1,6 @@
 """Validation of untrusted input: the schema and parsers for everything that a node or peer may send.
 
-Nothing received is used before it was read here. Floating-point tensors are cast before they are tested, because a
-finite float64 may be infinite as float32.
+Floating-point tensors are cast before they are tested: a finite float64 may be infinite as float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The matrix of updates and what stands beside it: Updates.
 
-A federated round is a K x d matrix: one row per client (or client and task), one column per parameter. The Layout says
-which columns belong to which part of the model and to which task; Updates holds the matrix and everything else that an
-aggregation rule may need.
+A federated round is a K x d matrix: one row per client (or client and task), one column per parameter; the Layout says
+which columns belong to which part of the model and to which task.
 """
 
 from __future__ import annotations
@@ -241,10 +240,7 @@ class Summed:
         return self.looked
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-        """Return the sums, as `Updates.summed` does, once: they take the place of the total.
-
-        Raises ValueError where the rows of a run do not count in proportion to their shares.
-        """
+        """Return the sums, as `Updates.summed`, once. Raises ValueError where rows do not count by their shares."""
         total = self.total.pop()
         for first, end, p in runs:
             counted = p != 0
@@ -346,10 +342,8 @@ class Updates:
         auxiliary: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Updates:
-        """Build Updates from a plain K x d matrix; rows, and all values beside them, are sorted by key.
-
-        Without `n` every row counts the same; without `layout` there is one block called "x".
-        """
+        """Build Updates from a plain K x d matrix, sorted by key; without `n` rows count the same, without `layout` as
+        "x"."""
         X = torch.as_tensor(X)
         X = X if X.is_floating_point() else X.float()
         if X.ndim != 2:
@@ -397,10 +391,7 @@ class Updates:
         return self.data.new_empty(rows, self.layout.d)
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-        """Return sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
-
-        p' (W D) = (p' W) D, so a mixing that is not computed yet costs nothing here.
-        """
+        """Return sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run."""
         if self.mixing is not None:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
         if isinstance(self.given, Distributed):

@@ -39,8 +39,7 @@ Side = Annotated[int, Field(ge=8)]
 
 
 def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
-    """Make the data set that a function of the registry gives; of a Federation, the one in it. Raises RecipeError where
-    it gives something else."""
+    """Make the data set that a function of the registry gives, or a Federation has. RecipeError for anything else."""
     from fedloom.data.dataset import Dataset
 
     built = entry.make(seed, **params)
@@ -332,13 +331,7 @@ def _images(where: str, examples: Examples, channels: Sequence[int], size: int, 
 
 @DATASETS.register("joined-domains", source="F2DC, section 5.1 and release: domains of one classification task")
 def joined_domains(
-    seed: int,
-    *,
-    sets: Sets,
-    root: str | None = None,
-    size: Side = 32,
-    pad: Pad = 4,
-    flip: bool = True,
+    seed: int, *, sets: Sets, root: str | None = None, size: Side = 32, pad: Pad = 4, flip: bool = True
 ) -> Dataset:
     """Join sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
 

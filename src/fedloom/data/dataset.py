@@ -1,7 +1,4 @@
-"""Labelled examples, in memory or read when wanted, and a data set as a train and a test part.
-
-Knows nothing of federation.
-"""
+"""Labelled examples, in memory or read when wanted, and a data set as a train and a test part; no federation."""
 
 from __future__ import annotations
 
@@ -263,8 +260,7 @@ class JoinedExamples:
         return x, {f"{name}-{task}": labels for task, labels in y.items()}
 
     def piece(self, index: Tensor) -> tuple[str, Examples, Tensor]:
-        """Return (name of the piece that examples come from, the piece, their positions in it). Raises DataError for
-        examples of several."""
+        """Return (name of the examples' piece, the piece, their positions in it); DataError for examples of several."""
         numbers = self.domain[index].unique().tolist()
         names = [list(self.pieces)[number] for number in numbers]
         if len(names) != 1:

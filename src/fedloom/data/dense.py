@@ -162,9 +162,8 @@ def _classes(array: Array, label: DenseLabel, where: str) -> Array:
 def boundaries(classes: Array, gap: int = 2) -> Array:
     """Return edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore).
 
-    An edge is one pixel wide, where the right or the lower neighbour has another class. Hand-drawn segments often leave
-    a thin gap between them. Classes therefore first grow by `gap` pixels into what is ignored; what remains is ignored,
-    and there is no edge towards it.
+    An edge is one pixel wide, where the right or the lower neighbour has another class. Classes first grow by `gap`
+    pixels into what is ignored, for hand-drawn segments leave thin gaps; what remains is ignored.
     """
     grown = classes.copy()
     for _ in range(gap):

@@ -56,11 +56,10 @@ def digits(
 ) -> Dataset:
     """1,797 real handwritten digits (8 x 8): up to four tasks and five domains.
 
-    Tasks, all on the same images: `digit` (10 classes), `parity` (even, odd), `large` (greater than four) and
-    `holes` (0: 1 2 3 4 5 7, 1: 0 6 9, 2: 8). Domains are ways to render an image: `plain`, `inverted` (dark on light),
-    `noisy` (Gaussian, sigma 0.25), `thickened` (grey dilation) and `textured` (difference to stripes, in the manner of
-    MNIST-M). Each image is rendered in exactly one of the domains asked for, drawn from `seed`, so domains share no
-    image.
+    Tasks, all on the same images: `digit` (10 classes), `parity` (even, odd), `large` (greater than four) and `holes`
+    (0: 1 2 3 4 5 7, 1: 0 6 9, 2: 8). Domains are ways to render an image: `plain`, `inverted` (dark on light), `noisy`
+    (Gaussian, sigma 0.25), `thickened` (grey dilation) and `textured` (difference to stripes, in the manner of
+    MNIST-M). Each image is rendered in one of the domains asked for, drawn from `seed`, so domains share no image.
 
     Images are float32 in 0..1, N x 1 x size x size (enlarged bilinearly), normalised per batch by the mean and standard
     deviation of the train part. The split is stratified by digit and domain. Raises RecipeError where a task or a

@@ -160,8 +160,7 @@ def doubtful_axes(shape: Sequence[int], signal: Signal | None, setting: str) -> 
 
 
 def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Signal:
-    """Return tokens with the size of their vocabulary: as stated, or the largest in `parts` and one. Raises DataError
-    for tokens outside of it."""
+    """Return tokens with their vocabulary: as stated, or the largest in `parts` and one. DataError for others."""
     low, high = min(int(x.min()) for x in parts), max(int(x.max()) for x in parts)
     size = high + 1 if signal.vocabulary is None else signal.vocabulary
     if low < 0 or high >= size:
@@ -251,8 +250,7 @@ def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:
 
 
 def resized(image: Any, size: tuple[int, int], fit: Fit) -> Any:
-    """Return a Pillow image bilinearly at a size (width, height): `crop` keeps proportions and the centre, `stretch`
-    changes the proportions."""
+    """Resize a Pillow image bilinearly to (width, height): `crop` keeps proportions and the middle of it."""
     bilinear = need("PIL.Image", "vision").Resampling.BILINEAR
     if fit == "crop":
         return need("PIL.ImageOps", "vision").fit(image, size, bilinear)
@@ -312,11 +310,7 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor
 
 
 def read_folders(
-    images: Path,
-    labels: Mapping[str, Any],
-    tasks: Mapping[str, Task],
-    ignored: Mapping[str, float | None],
-    where: str,
+    images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], ignored: Mapping[str, float | None], where: str
 ) -> tuple[Array, dict[str, Any], dict[str, list[Path]]]:
     """Return the images of a folder, in the order of their names, {task: labels}, and {task: the file of each label}.
 

@@ -42,20 +42,11 @@ FOCAL, CENTRE = (518.857901, 519.469611), (325.582449, 253.736166)
 """Of the colour camera in pixels, x and y, at 640 x 480; source: the data set's toolbox."""
 
 THIRTEEN = {
-    "bed": (4,),
-    "books": (23,),
-    "ceiling": (22,),
-    "chair": (5,),
-    "floor": (2, 20),
+    "bed": (4,), "books": (23,), "ceiling": (22,), "chair": (5,), "floor": (2, 20),
     "furniture": (3, 10, 12, 15, 17, 24, 32, 39),
     "objects": (18, 19, 21, 26, 27, 28, 29, 30, 31, 33, 34, 35, 36, 37, 38, 40),
-    "picture": (11,),
-    "sofa": (6,),
-    "table": (7, 14),
-    "tv": (25,),
-    "wall": (1, 8),
-    "window": (9, 13, 16),
-}
+    "picture": (11,), "sofa": (6,), "table": (7, 14), "tv": (25,), "wall": (1, 8), "window": (9, 13, 16),
+}  # fmt: skip
 """The 13 classes and those of the 40 (from 1) that they hold; source: the published class13Mapping."""
 
 

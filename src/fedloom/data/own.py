@@ -22,8 +22,9 @@ from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RunWarning, unknown
-from fedloom.core.settings.section import client_name, explain, strict
+from fedloom.core.settings.section import client_name
 from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import checked
 from fedloom.data.dataset import Batch, Dataset, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import (
@@ -402,11 +403,8 @@ def _rule(partition: Any) -> Any:
         if problem := PARTITIONERS.problem(partition["name"]):
             raise DataError(f"Federation, partition: {problem}")
         entry = PARTITIONERS[partition["name"]]
-        try:
-            params = dict(strict(entry.params, {k: v for k, v in partition.items() if k != "name"}))
-        except ValidationError as error:
-            problems = "; ".join(f"{path}: {message}" for path, message in explain(error, entry.params))
-            raise DataError(f"Federation, partition {entry.name!r}: {problems}") from None
+        given = {k: v for k, v in partition.items() if k != "name"}
+        params = dict(checked(entry.params, given, f"Federation, partition {entry.name!r}: ", DataError, "; "))
         return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
     rule = PARTITIONERS.of("own", partition).make if callable(partition) else lambda pool, seed: partition
     return lambda pool, seed: as_partition(rule(pool, seed), pool, seed)
@@ -720,12 +718,7 @@ def _no_labels(task: Task, size: Sequence[int]) -> Tensor:
 
 
 def _column(
-    values: Tensor | None,
-    task: Task,
-    size: Sequence[int],
-    where: str,
-    ignore: float | None,
-    files: Sequence[Path] = (),
+    values: Tensor | None, task: Task, size: Sequence[int], where: str, ignore: float | None, files: Sequence[Path] = ()
 ) -> Tensor:
     """Return the labels of one task of inputs of this size (N x ...), of the type that the task wants. Without `values`
     none has a label. Raises DataError for labels that the task cannot have; it names the file where `files` do."""

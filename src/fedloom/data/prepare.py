@@ -1,7 +1,4 @@
-"""Parts that data sets share: registry, types of keys, splits, statistics, caches, arrays on disk, dense labels.
-
-Free of torch.
-"""
+"""Parts that data sets share: registry, keys, splits, statistics, caches, arrays on disk, labels. Free of torch."""
 
 from __future__ import annotations
 
@@ -427,8 +424,7 @@ def npy_header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["
 DenseKind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
 
 Reader = Callable[[int, Collection[str]], Mapping[str, Array | None]]
-"""Reads one example by its position, and its labels of some tasks: `"image"` (H x W x 3, uint8) and an array or None
-per task.
+"""Reads one example by its position: `"image"` (H x W x 3, uint8) and an array of labels or None per task.
 
 Labels are raw, as `fedloom.data.transforms` describes, with the image's height and width: semseg and human_parts are
 H x W integers in 0..255 (255 = ignore), saliency and edge H x W of 0, 1 and 255 (or bool), depth H x W floating point

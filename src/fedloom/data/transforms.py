@@ -61,8 +61,7 @@ class Warp:
     """The map from pixels of an augmented batch to those of its source.
 
     `rows` (B x h) and `cols` (B x w) are continuous source coordinates in pixels, pixel i reaching from i to i + 1;
-    those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether left and right
-    are exchanged.
+    those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether it is mirrored.
     """
 
     rows: Tensor
@@ -249,8 +248,7 @@ class Dense:
 class Crop:
     """Batches of images (B x 3 x H x W, uint8), always normalised by ImageNet's mean and standard deviation.
 
-    In training, an image gets `pad` black pixels on every side, is cropped to its size at a random place, and is
-    mirrored with probability 1/2 where `flip` is set.
+    In training they are padded by `pad` black pixels, cropped at random, and mirrored half of the time if `flip`.
     """
 
     pad: int

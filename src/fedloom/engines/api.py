@@ -230,10 +230,7 @@ ROUNDS = "training.rounds"
 def _extended(
     folder: Path, before: Recipe, overrides: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Recipe, list[str]]:
-    """Return the recipe of a run that continues with changes, and the changed keys.
-
-    Raises StateError for a key that may not change, and where the schedule of the learning rate forbids it.
-    """
+    """Return the recipe of a run that goes on with changes, and the changed keys. Raises StateError for others."""
     old = before.model_dump(mode="json")
     after = load(with_keywords(old, options), overrides)
     changed = sorted(differs("", old, after.model_dump(mode="json")))
@@ -254,19 +251,14 @@ def _extended(
         was, now = (learning_rate(t.of(None), last, 0) for t in (before.training, after.training))
         raise StateError(
             f"{folder}: {ROUNDS} cannot change from {last} to {after.training.rounds}, because training.schedule "
-            f"({what}) spans "
-            f"all rounds: the finished rounds would have had other learning rates (round {last}: {now:.3g}, not "
-            f"{was:.3g}). "
-            f"Start a new run from its model: fedloom run --from {folder}"
+            f"({what}) spans all rounds: the finished rounds would have had other learning rates (round {last}: "
+            f"{now:.3g}, not {was:.3g}). Start a new run from its model: fedloom run --from {folder}"
         )
     return after, changed
 
 
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
-    """Plan a run without doing it: parameters by role, the partition, bytes of one full round, memory.
-
-    Takes what `run` takes, and refuses a device that is not there.
-    """
+    """Plan a run without doing it: parameters, partition, bytes of a round, memory. It takes what `run` takes."""
     resolved = recipe_of(recipe, model, method, **options)
     without_method(resolved.method)
     for device in resolved.runtime.devices:
@@ -314,10 +306,7 @@ class Engine:
     """The engine that runs jobs in this process or in a pool of workers. No subclass has state between two runs."""
 
     def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
-        """Do the whole run, a `fresh` one or the rest of the folder's, in other processes; returns how it ended.
-
-        Returns None if this process shall do it. Raises UserError as `fedloom.engines.api.run` does.
-        """
+        """Do the whole run, or its rest, in other processes, and return how it ended; None: this process does it."""
         return None
 
     def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:

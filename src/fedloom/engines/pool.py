@@ -82,14 +82,12 @@ class WorkerPool:
                 f"{type(error).__name__}: {error}. Remove what cannot be copied, such as open files and locks, "
                 "or set runtime.workers to 1"
             ) from error
-        self.loading = list(self.pipes)
-        """Workers that have not reported yet that they have loaded the setup."""
+        self.loading = list(self.pipes)  # workers that have not reported yet that they have loaded the setup
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Generator[Any, int | None]:
         """Yield results in order of completion. Raises UserError if a worker fails or dies.
 
-        The caller may send how many results it holds back until an earlier job is done; no job begins while these are
-        HELD times the workers.
+        The caller may send how many results it holds back; no job begins while these are HELD times the workers.
         """
         self.load()
         todo = list(reversed(jobs))
@@ -246,8 +244,7 @@ TRIED = 2
 class Adaptive:
     """An executor that moves jobs from this process to a pool once that is expected to end the run sooner.
 
-    The pool's seconds are compared with those of this process. Where the pool is slower, as on cores that other work
-    uses, jobs come back for good. Results do not depend on where a job runs.
+    Where the pool proves slower, as on cores that other work uses, jobs come back for good.
     """
 
     repeats: ClassVar[bool] = True

@@ -42,10 +42,7 @@ def prepare() -> None:
 
 
 def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) -> BaseProcess:
-    """Start a child that runs a function of a module, in this process's environment.
-
-    It ignores Ctrl-C: this process receives the signal, and stops the child.
-    """
+    """Start a child that runs a function of a module, in this process's environment. It ignores Ctrl-C."""
     process = context().Process(target=_begin, args=(dict(os.environ), function, *arguments), daemon=daemon)  # type: ignore[attr-defined]
     with _safe_path(), _undisturbed(), _no_main():
         process.start()

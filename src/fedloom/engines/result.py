@@ -19,7 +19,7 @@ from fedloom.core.errors import StateError, parsing, unknown
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import Final, Run
+from fedloom.federation.runs.reader import Final, Run, frame
 from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.build import is_whole
 
@@ -48,10 +48,7 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str | None = None) -> str:
-        """Return tasks x metrics of the final model, as text, with the model, the data and the split they belong to.
-
-        The split is test, or val if nothing was measured on test. One sentence where all nodes withheld their scores.
-        """
+        """Return tasks x metrics of the final model on test data (else val), or a sentence where all is withheld."""
         trouble = [self.trouble] if self.trouble else []
         if not self.measured:
             return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
@@ -83,9 +80,7 @@ class Result:
 
         Columns: seed, round, client (None: all), task, metric, split, model, value.
         """
-        import pandas  # it takes half a second to import
-
-        return pandas.DataFrame(self.run.rows())
+        return frame([({}, self.run)])
 
     def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
         """Return the final model that a client uses, in evaluation mode; without a client, the model that all share.
@@ -121,10 +116,7 @@ class Result:
 
 
 def model_key(models: Collection[str], client: str | None, task: str | None) -> str | None:
-    """Return the key in `trained_models` of the model that a client uses for a task; None where there is none.
-
-    Without a client: of the model that all clients share.
-    """
+    """Return the key in `trained_models` of the model that a client (None: all) uses for a task; None without."""
     own = [] if client is None else [f"{client}/task/{task}", client]
     return next((key for key in [*own, f"task/{task}", ""] if key in models), None)
 
@@ -148,9 +140,7 @@ def model_file(folder: Path | str) -> Path:
 
 
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """Return a finished run's models as state dictionaries.
-
-    The key "" is the global model; other keys are names of clients, or task/NAME if each task has a model.
+    """Return a finished run's models as state dictionaries: "" is the global one, others are clients or task/NAME.
 
     Raises StateError if the run has not saved a model yet, or if only its nodes have the models.
     """

@@ -40,9 +40,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """Return every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is
-    alone.
-    """
+    """Return every pair of tasks in one list of disjoint pairs (the circle method); of an odd number one is alone."""
     circle: list[str | None] = [*tasks, *([None] if len(tasks) % 2 else [])]
     rounds = []
     for _ in range(len(circle) - 1):
@@ -130,10 +128,7 @@ class Atlas(HasTable):
 
     @cached_property
     def effects(self) -> dict[tuple[int, int], tuple[Paired, float]]:
-        """(task, with which other) -> its change over seeds, and p after Holm's correction over all pairs.
-
-        A pair with a change that is no number is not among them.
-        """
+        """Return (task, with which other) -> change over seeds and p after Holm's correction over all pairs."""
         known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
         tests = {
             pair: against_zero(each, ratio=self.ratio) for pair, each in known.items() if all(map(math.isfinite, each))
@@ -153,8 +148,7 @@ class Atlas(HasTable):
         seeds.
 
         It is over pairs of tasks, whose two gains are averaged; pairs with an unknown value are left out. p is
-        one-sided (a larger cosine, a larger gain), from permutations of the tasks of the cosines, which break any
-        association (Mantel, 1967).
+        one-sided (a larger cosine, a larger gain), from permutations of the cosines' tasks (Mantel, 1967).
         """
         T = len(self.tasks)
         first, second = np.triu_indices(T, 1)
@@ -224,13 +218,11 @@ class Atlas(HasTable):
         ]
         left_out = f"Left out, because not every seed has a number: {'; '.join(self.left_out)}."
         return (
-            f"Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
+            "Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
             f"the other task too, compared with averages among themselves; {len(self.seeds)} seeds, mean (95 % "
-            "t-interval); p "
-            f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
-            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one "
-            "seed, while all "
-            f"tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
+            f"t-interval); p after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
+            f"Do early cosines predict gains? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, "
+            f"while all tasks train one encoder, against gains of the other seeds: {outcome}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
             *([CORRECTED.format(ratio=self.ratio)] if self.ratio else []),
             *([left_out] if self.left_out else []),
@@ -304,8 +296,7 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
 
 
 def draw(atlas: Atlas, out: Path) -> None:
-    """Draw three panels: which task helps which; cosines of different tasks by layers and rounds; early cosines and
-    gains.
+    """Draw three panels: which task helps which; cosines of tasks by layers and rounds; early cosines and gains.
 
     The ending of the file says the format.
     """
@@ -356,10 +347,7 @@ def clients_of(built: Built) -> dict[str, list[str]]:
 
 
 def make(recipe: Recipe, seeds: int, folder: Path, runner: Runner = SILENT) -> Atlas:
-    """Run what is missing, and write atlas.csv, cosines.csv, atlas.md and atlas.svg.
-
-    Raises UserError where a run fails.
-    """
+    """Run what is missing; write atlas.csv, cosines.csv, atlas.md and atlas.svg. Raises UserError where a run fails."""
     from fedloom.federation.rounds.build import build
 
     clients = clients_of(build(recipe))

@@ -1,8 +1,7 @@
 """Run the grids of a file of claims (`fedloom study claims --run`), and one claim again (`--redo`).
 
-Of each grid: tune training alone and on all data, judge the benchmark by them, then tune the methods that a verdict is
-about and the other references, run them with one seed more until each claim is decided, and keep trials and seeds as
-CSV beside the file.
+Of each grid: judge the benchmark by training alone and on all data, tune the methods of the claims and the references,
+run them with more seeds until each claim is decided, and keep trials and seeds as CSV beside the file.
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ def claimed(
 
 
 def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Path], runner: Runner) -> None:
-    """Run one grid in its folder; `file` gives the CSV file of each kind.
+    """Run one grid in its folder; `file` gives the CSV file of each kind. Files are written when all is there.
 
-    The rows of the rule come first: where no data set is sensitive, no other row is tuned or run. The files are written
-    when all is there, so that a grid which stops in between leaves those of before. Raises StateError where a run
-    fails, and for a grid in which no client trains alone.
+    The rows of the rule come first: no others run where no data set is sensitive. Raises StateError where a run fails,
+    and for a grid in which no client trains alone.
     """
     if ALONE not in grid.bases:
         raise StateError(f"{grid.name}: no base {ALONE}; a benchmark is judged by clients that train alone")
@@ -113,10 +111,7 @@ def _claimed(grid: Grid, effort: Effort, folder: Path, file: Callable[[str], Pat
 
 
 def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
-    """Run a grid and return the number of every seed.
-
-    Raises StateError where a run fails, and where two methods that the family compares had other data or examples.
-    """
+    """Run a grid and return the number of every seed. Raises StateError where it fails or compares other data."""
     for cell, reason in runner.run(grid, folder).failed.items():
         raise StateError(f"{cell} failed: {reason}")
     sides, _ = read(grid, folder, split)
@@ -130,11 +125,9 @@ def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
 def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, changes: Sequence[str] = ()) -> Verdicts:
     """Run both methods of one claim again, with the settings that were chosen for them, and return the verdict.
 
-    `changes` are seeds, such as seeds=[20,21,22], and what the grid needs to know (`Effort.given`); without seeds they
-    are those of the file of seeds, or else the grid's own. The tasks that count are those of that file. p is not
-    corrected for the other comparisons of the family. Raises StateError for a number that no claim has, where settings
-    are unknown, where the grid needs a change, for any other change, for fewer than two seeds, for one of the tuning or
-    the rule, and where a run fails.
+    `changes` are seeds, such as seeds=[20,21,22] (by default those of the file of seeds, or the grid's), and what the
+    grid needs to know (`Effort.given`). p is not corrected for the family. Raises StateError for an unknown number,
+    settings or change, for fewer than two seeds or one of the tuning or the rule, and where a run fails.
     """
     claims = load_claims(file)
     if not 1 <= number <= len(claims.claims):

@@ -22,16 +22,7 @@ from torch import Tensor
 from fedloom.core.errors import RecipeError, StateError, UserError, choices
 from fedloom.core.settings.yaml import section_of
 from fedloom.engines.api import START, Source, recipe_of, run
-from fedloom.experiments.tune import (
-    Budget,
-    Scores,
-    changes_against_first,
-    described,
-    key,
-    refuse_used,
-    search_of,
-    stored,
-)
+from fedloom.experiments import tune
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -71,7 +62,7 @@ def compare(
     base: str | None = None,
     split: str = "test",
     metric: str | None = None,
-    budget: Budget | Mapping[str, Any] | None = None,
+    budget: tune.Budget | Mapping[str, Any] | None = None,
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Comparison:
@@ -107,10 +98,10 @@ def compare(
             "methods are tuned, and compared with local, where none is named; named methods run with their own settings"
         )
         raise RecipeError(f"compare: {wrong[0]}={given[wrong[0]]!r} found, expected none: {ways}")
-    if not isinstance(budget, Budget):
-        budget = section_of(Budget, {} if budget is None else budget, "compare: budget", RecipeError)
+    if not isinstance(budget, tune.Budget):
+        budget = section_of(tune.Budget, {} if budget is None else budget, "compare: budget", RecipeError)
     if methods is None:
-        refuse_used("compare", every, budget.seeds)
+        tune.refuse_used("compare", every, budget.seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     say = partial(print, file=sys.stderr, flush=True)
     try:
@@ -149,7 +140,7 @@ class _Question:
     options: Mapping[str, Any]
     home: Path
     seeds: Sequence[int]
-    budget: Budget
+    budget: tune.Budget
     tell: Callable[[str], None]
     done: int = 0
     total: int = 0
@@ -202,22 +193,22 @@ class _Question:
 
         def measured(trial: Changes, number: int, seed: int) -> dict[str, float]:
             place = self.home / "trials" / f"{name}-{number}-s{seed}"
-            run = Run.read(self._run(f"{name} with {described(trial)}, seed {seed}", of(trial, seed), place))
+            run = Run.read(self._run(f"{name} with {tune.described(trial)}, seed {seed}", of(trial, seed), place))
             if not _validated(run):
                 raise _UnvalidatedError
             directions.update({row.task: row.direction for row in run.judged})
             final = {} if run.info["status"] in IN_VAIN else run.final("val").values
             return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
 
-        def ran(proposed: list[Changes]) -> Scores:
+        def ran(proposed: list[Changes]) -> tune.Scores:
             for number, trial in enumerate(proposed):
-                if key(trial) not in means:
+                if tune.key(trial) not in means:
                     each = [measured(trial, number, seed) for seed in seeds]
-                    means[key(trial)] = {task: fmean(of[task] for of in each) for task in directions}
-            return changes_against_first(means, directions)
+                    means[tune.key(trial)] = {task: fmean(of[task] for of in each) for task in directions}
+            return tune.changes_against_first(means, directions)
 
         try:
-            curve = search_of(of, trials).curve(name, ran)
+            curve = tune.search_of(of, trials).curve(name, ran)
         except _UnvalidatedError:
             notes.append(f"{name}: not tuned: no validation data, so its settings are the recipe's own.")
             self.total -= trials * len(seeds) - 1
@@ -226,8 +217,8 @@ class _Question:
         if not curve.is_known:
             notes.append(f"{name}: not tuned: no number on validation data, so its settings are the recipe's own.")
             return {}
-        notes.append(f"{name}: {described(curve.best)}, the best of {len(curve.scores)} settings on validation data"
-                     + (", at the end of the learning rates tried." if curve.at_edge else "."))  # fmt: skip
+        settings, edge = tune.described(curve.best), ", at the end of the learning rates tried" * curve.at_edge
+        notes.append(f"{name}: {settings}, the best of {len(curve.scores)} settings on validation data{edge}.")
         return curve.best
 
     def _recipe(self, changes: Changes, seed: int) -> Recipe:
@@ -239,7 +230,7 @@ class _Question:
 
     def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
         """Return the folder of a finished run, running it where that has not happened."""
-        with stored(label):
+        with tune.stored(label):
             is_there = place.exists() and is_over(place)
             if is_there and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
@@ -302,10 +293,7 @@ def _sites(runs: Mapping[int, Run]) -> dict[str, dict[int, str]]:
 
 
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
-    """Return a sentence for each task and each client: how `best` compares with training alone, and what to do next.
-
-    A change of less than 1 % of the number of training alone does not count (`judge`).
-    """
+    """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
     alone, together = columns["local"], columns[best]
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]

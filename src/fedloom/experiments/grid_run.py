@@ -1,7 +1,6 @@
 """Run the cells of a grid: several at once, each in a process of its own, within a memory budget.
 
-The parent stays free of torch: it schedules, and a child builds what has to be built. Children end with the parent,
-however it ends.
+The parent stays free of torch: it schedules, and children build. They end with the parent, however it ends.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedloom import errors
 from fedloom.core.errors import InUseError, RecipeError, StateError, UserError
 from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
 from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.progress import Drawn, Printed, Progress, Silent, suited
 from fedloom.federation.runs.reader import clock
 from fedloom.federation.runs.recorded import began, changed, read_info
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, same_family, save, select, state_of
@@ -48,11 +46,8 @@ Result = TypeVar("Result")
 _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.part", "run.json.part"}
 
 
-class Watch:
-    """The observer of a grid: it counts cells and rounds, and tells the time left from the rounds run so far.
-
-    It prints warnings alone, which the user must know, however quiet they want the grid.
-    """
+class Watch(Silent):
+    """The observer of a grid: it counts cells and rounds, tells the time left, and prints warnings alone."""
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""
@@ -89,18 +84,8 @@ class Watch:
         spent = time.monotonic() - self.began_at
         return f"{clock(spent / run * (self.rounds - self.done))} left" if run > 0 else ""
 
-    def event(self, text: str) -> None:
-        """Note an event."""
 
-    def warn(self, text: str) -> None:
-        """Print what the user must know."""
-        errors.warn(text)
-
-    def stop(self) -> None:
-        """End."""
-
-
-class CellLines(Watch):
+class CellLines(Printed, Watch):
     """A plain line on stderr for each cell that ends."""
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
@@ -108,30 +93,20 @@ class CellLines(Watch):
         left = f", {self.left}" if self.left else ""
         self.event(f"[{self.over}/{self.cells}] {cell}: {how}  {clock(seconds)} spent{left}")
 
-    def event(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
-
-class Bar(Watch):
-    """One bar over all rounds of all cells, with the cells that run; events scroll by above it."""
+class Bar(Drawn, Watch):
+    """One bar over all rounds of all cells, with the cells that run."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TextColumn, TimeElapsedColumn
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[names]}", markup=False),
-            console=Console(stderr=True),
-        )
+        left, names = TextColumn("{task.fields[left]}"), TextColumn("{task.fields[names]}", markup=False)
+        super().__init__(TimeElapsedColumn(), left, names)
 
     def start(self, cells: int, rounds: int) -> None:
         super().start(cells, rounds)
-        self._task = self._bar.add_task("cells", total=rounds, left="", names="")
-        self._bar.start()
+        self._task = self._bars.add_task("cells", total=rounds, left="", names="")
+        self._bars.start()
         self._show()
 
     def began(self, cell: Cell) -> None:
@@ -148,26 +123,15 @@ class Bar(Watch):
             self.event(f"{cell}: {how}")
         self._show()
 
-    def event(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
-
-    def warn(self, text: str) -> None:
-        self.event(f"warning: {text}")
-
-    def stop(self) -> None:
-        self._bar.stop()
-
     def _show(self) -> None:
         names = ", ".join(f"{cell} ({max(0, rounds)})" for cell, rounds in self.running.items())
         about: dict[str, Any] = {"description": f"cells {self.over}/{self.cells}", "left": self.left, "names": names}
-        self._bar.update(self._task, completed=self.done, **about)
+        self._bars.update(self._task, completed=self.done, **about)
 
 
 def progress(quiet: bool = False) -> Watch:
-    """Return a bar where stderr is a terminal, lines where it is not, nothing where `quiet`."""
-    if quiet:
-        return Watch()
-    return Bar() if sys.stderr.isatty() else CellLines()
+    """Return what suits stderr."""
+    return suited(quiet, Watch, Bar, CellLines)
 
 
 @dataclass(frozen=True)
@@ -286,8 +250,7 @@ class _CellJob:
         self.needs = dict(prepared.needs)
         self.queue = deque(prepared.todo)
         self.running: dict[Connection, _Running] = {}
-        self.elsewhere: dict[Cell, float] = {}
-        """Cell that another process has -> when to ask for it again."""
+        self.elsewhere: dict[Cell, float] = {}  # cell that another process has -> when to ask for it again
 
     def begin(self) -> None:
         """Start the cells that fit beside those that run; one where none runs, whatever it needs."""

@@ -42,9 +42,7 @@ CSV = (
 
 
 class Tournament(Section):
-    """The settings of a tournament: with this file in its folder the tournament can continue, and more methods can
-    join.
-    """
+    """The settings of a tournament: with this file in its folder it can continue, and more methods can join."""
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     recipe: dict[str, Any]
@@ -200,8 +198,7 @@ def all_methods() -> tuple[str, ...]:
 def planned(
     benchmark: str, changes: Sequence[str], out: Path | None, entered: Sequence[str], given: Mapping[str, int]
 ) -> tuple[Tournament, Path]:
-    """Return (the tournament on a benchmark, or the one of a folder with who joins it and what is given anew; its
-    folder).
+    """Return (the tournament on a benchmark, or that of a folder with who joins it and what is given anew; its folder).
 
     Raises UserError for names that do not exist, and for another benchmark than the folder's.
     """
@@ -231,8 +228,7 @@ def planned(
 def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Standings:
     """Run what is missing, and give the standings, which are written to the folder as well.
 
-    What was run before is not run again. A method whose run fails is left out, with the reason; raises UserError where
-    that is training alone.
+    What was run before is not run again. A method whose run fails is left out; UserError where that is training alone.
     """
     save(tournament, folder)
     budget = Budget(trials=tournament.tries, seeds=tournament.tuning)
@@ -279,9 +275,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
 
 
 def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Move away the runs of methods and references with other settings than in the folder's grid: (name, where they
-    are now).
-    """
+    """Move away runs of methods and references with other settings than the folder's grid: (name, where they are)."""
     if not (folder / FILE).is_file():
         return
     before, earlier = load_grid(folder / FILE), folder / "earlier"

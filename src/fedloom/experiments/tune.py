@@ -325,10 +325,7 @@ def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, 
 
 
 def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: Mapping[str, str]) -> dict[str, float]:
-    """Return each trial's mean change over tasks, in percent of the first trial with finite numbers; -inf without.
-
-    A task that is a finite number in no trial does not count.
-    """
+    """Return each trial's mean change over tasks, in percent of the first finite trial; -inf without."""
     known = {task for values in means.values() for task, value in values.items() if math.isfinite(value)}
     finite = {name: {t: values[t] for t in known} for name, values in means.items()
               if known and all(math.isfinite(values.get(t, math.nan)) for t in known)}  # fmt: skip
@@ -340,10 +337,7 @@ def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: 
 
 
 def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
-    """Return a grid by its name or file; a recipe's becomes a grid of its method alone, with the changes of its cells.
-
-    Raises RecipeError where there is neither.
-    """
+    """Return a grid by name or file; a recipe's has its method alone. Raises RecipeError where there is neither."""
     if not Path(source).exists() and source not in (known := (*loader.names(), *names())):
         raise RecipeError(f"no recipe or grid {source!r}: neither a file nor a packaged one.{nearest(source, known)}")
     beside = Path(source).is_file() and "bases" not in (parse(Path(source).read_text("utf-8"), source) or {})
@@ -408,10 +402,7 @@ def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
 
 
 def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
-    """Return data set -> combination -> the settings that a file of `curves_csv` marks as chosen.
-
-    Raises StateError where it is no such file.
-    """
+    """Return data set -> combination -> chosen settings of a file of `curves_csv`. Raises StateError for others."""
     found: dict[str, dict[str, Changes]] = {}
     try:
         for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))):

@@ -1,5 +1,4 @@
-"""A method as data: what happens at the client (its turn: which model it trains, what it keeps), on the wire and at the
-server."""
+"""A method as data: what happens at the client (what it trains, what it keeps), on the wire and at the server."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class Own(Received):
 class Beside(Received):
     """A client trains the received model, and then a model of its own with these rules, which is never sent.
 
-    Its own model starts as the first received one. Its rules get the broadcast "anchor", the model received in the
-    round.
+    It starts as the first received one. Its rules get the received model as the broadcast "anchor".
     """
 
     beside: tuple[LocalRule, ...] = ()  # type: ignore[misc]
@@ -129,10 +127,7 @@ class Apart(Received):
 
 @dataclass(frozen=True)
 class InOnePlace(Received):
-    """No client trains: the examples of all lie in one place and train one model ("all"), or one a task ("task").
-
-    That is no federation at all, but what one is compared with.
-    """
+    """No federation: the examples of all lie in one place and train one model ("all"), or one per task ("task")."""
 
     pool: Pooled = "all"  # type: ignore[misc]
 

@@ -168,9 +168,8 @@ def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, 
 class PublicOutputs:
     """Parameters `public_outputs`: of each task the outputs (n x ...) of some model on the n public inputs.
 
-    They are 0 at first, and nothing computes with them: local rules read and write them. Their role is "public", so
-    that a method whose other parameters are private shares predictions in their place. RecipeError without a public
-    set.
+    They are 0 at first; only local rules read and write them. Their role is "public", so that a method whose other
+    parameters are private shares predictions in their place. RecipeError without a public set.
     """
 
     any_model = True

@@ -225,12 +225,7 @@ def timm(
 
 @ENCODERS.register("tiny-vit", source="Dosovitskiy et al. (2021), shrunk; through timm")
 def tiny_vit(
-    input_shape: tuple[int, ...],
-    *,
-    width: Count = 64,
-    depth: Count = 4,
-    num_heads: Count = 4,
-    patch: Literal[4, 8] = 4,
+    input_shape: tuple[int, ...], *, width: Count = 64, depth: Count = 4, num_heads: Count = 4, patch: Literal[4, 8] = 4
 ) -> Encoder:
     """Build a small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
 

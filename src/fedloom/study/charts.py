@@ -111,8 +111,7 @@ def lines(
     their last intervals are drawn, side by side. `strong` lines are thick and in the colour of letters, `dashed` ones
     thin; a line that lies on an earlier one has dashes, so that both show. Lines of one group in `groups` (name ->
     group) share a colour and differ in dashes. `stars` are single points. `log` names the logarithmic axes: "x", "y" or
-    "xy". With `zero` the axis upwards begins at 0. Names have the colours of their places in `palette`, where it names
-    them all.
+    "xy". With `zero` the axis upwards begins at 0. Names have the colours of `palette`, where it names them all.
     """
     strong, dashed = set(strong), set(dashed)
     names = list(dict.fromkeys([*several, *bands, *stars]))
@@ -273,8 +272,7 @@ def intervals(
     """Draw a dot with its interval for each name -> (number, low, high), the first on top.
 
     Ends that are nan are left out. `small` are further numbers by name, as of seeds, and `texts` stand beside the
-    intervals. If `signed`, 0 is marked, and numbers below it have another colour; with a `palette`, as in `lines`, each
-    name has its own.
+    intervals. If `signed`, 0 is marked, and numbers below it have another colour; `palette` is as in `lines`.
     """
     rows: list[Row] = []
     for name, (v, low, high) in several.items():

@@ -103,10 +103,7 @@ class Sensitivity:
 
 
 def sensitivities(grid: Grid, folder: Path) -> tuple[list[Sensitivity], list[str]]:
-    """Return the results for each data set of a grid with the base `Local` and references, and why others have none.
-
-    Raises StateError where all have none.
-    """
+    """Return the results for each data set of a grid, and why others have none. StateError where all lack one."""
     seeds = of_seeds(grid, folder, "val")
     judged: list[Sensitivity] = []
     unjudged: list[str] = []
@@ -121,10 +118,7 @@ def sensitivities(grid: Grid, folder: Path) -> tuple[list[Sensitivity], list[str
 
 
 def sensitivity(lines: Seeds, data: str) -> Sensitivity:
-    """Return the result for one data set, from the validation numbers of every seed.
-
-    Raises StateError where a row of the rule is absent.
-    """
+    """Return the result for one data set, by validation numbers. Raises StateError where a row is absent."""
     names = lines.methods(data)
     for base in (ALONE, "constant", "centralised"):
         if base not in names:

@@ -15,7 +15,7 @@ from fedloom.core.errors import StateError, choices
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
-from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, human_bytes
+from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, frame, human_bytes
 from fedloom.study.output import Best, HasTable, Records, Table, Value, span
 from fedloom.study.results import MOVING, Column, Results, Side, at_constant, note, same_data, troubles
 from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
@@ -30,8 +30,7 @@ CSV = (
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
 ONE_SEED = "One seed: no interval, so this decides nothing."
-_LONG = 60
-"""Letters of a label's keys beyond which those of the data set are left out."""
+_LONG = 60  # letters of a label's keys beyond which those of the data set are left out
 _RULE = 2  # letters between two columns
 
 
@@ -109,10 +108,7 @@ class Comparison(HasTable):
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
-        rows = [{"method": c.label, **row} for c in self.columns for run in c.runs.values() for row in run.rows()]
-        import pandas  # it takes half a second to import
-
-        return pandas.DataFrame(rows)
+        return frame(({"method": c.label}, run) for c in self.columns for run in c.runs.values())
 
     def __str__(self) -> str:
         return self.to_markdown()

@@ -40,6 +40,7 @@ from fedloom.study.statistics import LEVEL, Estimate, p_text
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> chart."""
 Point = tuple[float, Estimate]
+Names = list[str] | None
 ALSO = tuple(name for name in OVERALL if name != "delta_m")
 WIDEST = 6
 """Panels in a row, at most."""
@@ -68,11 +69,7 @@ class Panels:
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        results: Mapping[Combination, Side],
-        tasks: Sequence[str] | None,
-        overall: Sequence[str],
+        self, grid: Grid, results: Mapping[Combination, Side], tasks: Sequence[str] | None, overall: Sequence[str]
     ) -> None:
         asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
         wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
@@ -156,14 +153,7 @@ def of_ranks(ranks: Ranks) -> Chart:
 
 @FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
 def sweep(
-    grid: Grid,
-    folder: Path,
-    split: str,
-    *,
-    parameter: str,
-    label: str = "",
-    tasks: list[str] | None = None,
-    log: bool = False,
+    grid: Grid, folder: Path, split: str, *, parameter: str, label: str = "", tasks: Names = None, log: bool = False
 ) -> Chart:
     """Draw Delta and each task's metric over a key of the cells' recipes, one line per base.
 
@@ -203,13 +193,7 @@ def sweep(
     "convergence", source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement; F2DC, Figure 5"
 )
 def convergence(
-    grid: Grid,
-    folder: Path,
-    split: str,
-    *,
-    only: list[str] | None = None,
-    tasks: list[str] | None = None,
-    clients: bool = False,
+    grid: Grid, folder: Path, split: str, *, only: Names = None, tasks: Names = None, clients: bool = False
 ) -> Chart:
     """Draw each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
 
@@ -275,7 +259,7 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
 
 
 @FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
-def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
+def best_loss(grid: Grid, folder: Path, split: str, *, only: Names = None) -> Chart:
     """Draw the best validation loss of each cell, the least on top, with a dot for each seed; `split` plays no part.
 
     `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
@@ -284,7 +268,7 @@ def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = 
 
 
 @FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
-def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None, tasks: bool = False) -> Chart:
+def losses(grid: Grid, folder: Path, split: str, *, only: Names = None, tasks: bool = False) -> Chart:
     """Draw the validation loss over rounds, one line per seed, and with `tasks` that of each task; without `split`.
 
     `only` is as in `best-loss`.
@@ -293,7 +277,7 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
-def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
+def early_stopping(grid: Grid, folder: Path, split: str, *, only: Names = None) -> Chart:
     """Draw the rounds configured, run and until the best loss, and the savings of early stopping; without `split`.
 
     `only` is as in `best-loss`.
@@ -316,10 +300,7 @@ def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[
 
 
 def _over_rounds(
-    result: Side,
-    column: Column,
-    columns: Sequence[Column],
-    histories: Mapping[int, Mapping[int, Mapping[str, float]]],
+    result: Side, column: Column, columns: Sequence[Column], histories: Mapping[int, Mapping[int, Mapping[str, float]]]
 ) -> list[Point]:
     """Return a number in the rounds that every seed measured; `histories` is seed -> round -> task -> value."""
     by_round: dict[int, dict[int, Mapping[str, float]]] = {}
@@ -331,7 +312,7 @@ def _over_rounds(
 
 
 @FIGURES.register("radar", source="MaTU, Figure 4")
-def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Chart:
+def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: Names = None) -> Chart:
     """Draw each task's metric in percent of a reference cell's: a bar per task and cell, for each data set.
 
     `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its bars are at 100 %. A
@@ -363,13 +344,7 @@ KEY = "partition.tasks_per_client"
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
 def tasks_per_client(
-    grid: Grid,
-    folder: Path,
-    split: str,
-    *,
-    tasks: list[str] | None = None,
-    reference: str = "",
-    only: list[str] | None = None,
+    grid: Grid, folder: Path, split: str, *, tasks: Names = None, reference: str = "", only: Names = None
 ) -> Chart:
     """Draw megabytes that a client sends per round, and the mean over tasks, by tasks per client.
 
@@ -398,13 +373,7 @@ def tasks_per_client(
 
 @FIGURES.register("data-sets", source="MaTU, Figure 6")
 def data_sets(
-    grid: Grid,
-    folder: Path,
-    split: str,
-    *,
-    tasks: list[str] | None = None,
-    reference: str = "",
-    only: list[str] | None = None,
+    grid: Grid, folder: Path, split: str, *, tasks: Names = None, reference: str = "", only: Names = None
 ) -> Chart:
     """Draw the mean over tasks in each data set of the grid, as bars: one colour per cell.
 
@@ -431,15 +400,7 @@ def data_sets(
 class _Means:
     """Means over the tasks of each cell's runs, which must have one metric."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        folder: Path,
-        split: str,
-        tasks: Sequence[str] | None,
-        reference: str,
-        only: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, grid: Grid, folder: Path, split: str, tasks: Names, reference: str, only: Names) -> None:
         self.grid, self.split = grid, split
         self.results, _ = read(grid, folder, split)
         ran = {data for data, *_ in self.results}
@@ -466,10 +427,7 @@ class _Means:
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
     def of(self, where: Combination, name: str) -> Estimate | None:
-        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent").
-
-        Clients that count as one client for each task (`by-task`) send what these send together.
-        """
+        """Return a mean over tasks ("mean"), that in percent of the reference's ("share"), or megabytes ("sent")."""
         result = self.results.get(where)
         if result is None:
             return None

@@ -16,13 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 
 from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
 from fedloom.core.settings import renamed
-from fedloom.core.settings.section import Problems, Section, differs, explain, found, strict
+from fedloom.core.settings.section import Problems, Section, differs, found
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.core.settings.yaml import checked, parse, to_yaml
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Named, Recipe, recipe_hash
@@ -121,8 +121,7 @@ class Grid(Section):
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
     """More figures by their names, which `fedloom plot figure --named` asks for."""
-    _origin: Origin = PrivateAttr(Origin.TYPED)
-    """Where names of code in its recipes come from."""
+    _origin: Origin = PrivateAttr(Origin.TYPED)  # where names of code in its recipes come from
 
     def _problems(self) -> Problems:
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
@@ -282,14 +281,10 @@ def load_grid(
         raise RecipeError(f"{where} is a recipe, and no grid: run it first, with `fedloom run {where}`")
     if benchmark is not None and benchmark not in benchmarks:
         value = _on_recipe(value, benchmark, where, benchmarks)
-    try:
-        grid = strict(Grid, value)
-        own, all_cells = _split(changes)
-        own = renamed.grid(own)
-        grid = strict(Grid, {**value, **own, "set": {**grid.set, **all_cells}})
-    except ValidationError as error:
-        lines = [f"{path}: {message}" for path, message in explain(error, Grid)]
-        raise RecipeError("\n".join([f"{where} is not a valid grid:", *lines])) from None
+    head = f"{where} is not a valid grid:\n"
+    grid = checked(Grid, value, head)
+    own, all_cells = _split(changes)
+    grid = checked(Grid, {**value, **renamed.grid(own), "set": {**grid.set, **all_cells}}, head)
     beside = Path(where).parent if Path(where).is_file() else Path()
     rows = {}
     for label, row in grid.data.items():
@@ -392,10 +387,7 @@ def parts_of(grid: Grid, cell: Cell) -> list[Changes]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """Return the cells with one of `labels` of each kind (data set, base, add-on) that occurs in `labels`.
-
-    Raises RecipeError for an unknown label.
-    """
+    """Return the cells with one of `labels` of each kind that occurs in them. Raises RecipeError for an unknown one."""
     bases = [base for base, _ in grid.combinations]
     kinds: dict[str, Collection[str]] = {"data": grid.data, "base": bases, "addon": grid.addons}
     for label in labels:

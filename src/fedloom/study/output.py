@@ -1,7 +1,4 @@
-"""A table of texts with the numbers behind it, written as text, Markdown, LaTeX, HTML, CSV or JSON.
-
-Every command that prints a table, and every page that shows one, makes one of these.
-"""
+"""A table of texts with the numbers behind it, for commands and pages, in text, Markdown, LaTeX, HTML, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -28,20 +25,10 @@ _POLICY = (
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "Δ": r"$\Delta$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "†": r"$\dagger$",
-    "‡": r"$\ddagger$",
-    "ρ": r"$\rho$",  # noqa: RUF001
-    "μ": r"$\mu$",
-}
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    "…": r"\ldots{}", "±": r"$\pm$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "μ": r"$\mu$",  # noqa: RUF001
+    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†": r"$\dagger$", "‡": r"$\ddagger$",
+}  # fmt: skip
 
 
 class Best(str):
@@ -183,10 +170,7 @@ class Records:
 
 
 def filled(kind: str, **shown: Any) -> str:
-    """Fill the template of a kind of page, with the style and the palette that all pages have.
-
-    Characters that cannot be written as UTF-8, as in a folder's name of other bytes, become question marks.
-    """
+    """Fill the template of a kind of page, with style and palette; what is no UTF-8 becomes question marks."""
     palette = "".join(f"--c{at}: {color}; " for at, color in enumerate(COLORS))
     style = f":root {{ {palette}}}\n{text_of('page.css')}"
     template = environment().get_template(f"{kind}.html")

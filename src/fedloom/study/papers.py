@@ -159,10 +159,7 @@ class Overlaps(HasTables):
 
 
 def overlaps_of(run: str | Path | Run, scope: str | None = None) -> Overlaps:
-    """Read the activated dimensions that a run recorded, over the encoder where there is one.
-
-    Raises StateError where the run recorded nothing of the kind, or nothing of that scope.
-    """
+    """Read the activated dimensions that a run recorded, by default over the encoder. Raises StateError without any."""
     run = run if isinstance(run, Run) else Run.read(run)
     known = {f.name for f in fields(Activated)} - {"round"}
     lines = [
@@ -411,16 +408,9 @@ class RunLosses:
             for task, values in final.values.items():
                 if final.round and "loss" in values:
                     by_task.setdefault(task, {})[final.round] = values["loss"]
-        return RunLosses(
-            losses,
-            by_task,
-            int(run.recipe["training"]["rounds"]),
-            best,
-            math.nan if best is None else losses[best],
-            last,
-            losses[last],
-            min(losses.keys() - finite.keys(), default=None),
-        )
+        least, failed = math.nan if best is None else losses[best], min(losses.keys() - finite.keys(), default=None)
+        configured = int(run.recipe["training"]["rounds"])
+        return RunLosses(losses, by_task, configured, best, least, last, losses[last], failed)
 
 
 @dataclass(frozen=True)
@@ -483,10 +473,7 @@ def _number(value: float, digits: int = 4) -> str:
 
 
 def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> GridLosses:
-    """Read the finished runs of cells with these labels (see `select`); in each data set the least loss first.
-
-    Raises StateError where nothing has finished or no validation loss was measured.
-    """
+    """Read the finished runs with these labels (`select`), the least loss first. Raises StateError without any."""
     wanted = {(cell.data, cell.base, cell.addon) for cell in select(grid, only)}
     runs = {where: result.runs for where, result in read(grid, folder, split)[0].items() if where in wanted}
     if not runs:

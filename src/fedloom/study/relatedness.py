@@ -154,10 +154,7 @@ def sign(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
 
 
 def cosine(vectors: Tensor) -> Tensor:
-    """Compute cosines of task vectors (T x d): T x T, float64; 0 for a vector that is zero.
-
-    Take differences to the common starting point. Whole weights have cosines near 1 whatever the tasks are.
-    """
+    """Compute cosines of task vectors (T x d; no whole weights): T x T, float64; 0 for a vector that is zero."""
     T, d = vectors.shape
     G = torch.zeros(T, T, dtype=torch.float64, device=vectors.device)
     step = max(1, _VALUES // max(T, 1))

@@ -1,7 +1,4 @@
-"""The results of methods on data sets, read from run folders once, for all tables, tests and figures.
-
-Every seed of every method of a grid as one line per task: the evidence behind verdicts, as CSV. Free of torch.
-"""
+"""The results of methods on data sets, read from run folders once, and every seed as a line per task. Free of torch."""
 
 from __future__ import annotations
 
@@ -42,19 +39,10 @@ ABOUT_0 = 0.05
 DELTA = "Δ %"
 MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
 SPOKEN = {
-    "miou": "mIoU",
-    "maxf": "maxF",
-    "odsf": "odsF",
-    "merr": "mErr",
-    "rmse": "RMSE",
-    "pr-auc": "PR-AUC",
-    "balanced-accuracy": "balanced accuracy",
-    "brier": "Brier score",
-    "calibration": "calibration error",
-    "r2": "R²",
-    "edge_f_plain": "F",
-    "auc": "AUC",
-}
+    "miou": "mIoU", "maxf": "maxF", "odsf": "odsF", "merr": "mErr", "rmse": "RMSE", "edge_f_plain": "F",
+    "auc": "AUC", "pr-auc": "PR-AUC", "balanced-accuracy": "balanced accuracy", "brier": "Brier score",
+    "calibration": "calibration error", "r2": "R²",
+}  # fmt: skip
 """Metric -> how papers write it."""
 OVERALL = {
     "delta_m": ("", DELTA),
@@ -87,10 +75,7 @@ class Column:
         if not self.task:
             above, name = OVERALL[self.metric]
             return above, f"{name} {ARROWS[self.direction]}"
-        return (
-            self.task + " †" * self.excluded,
-            f"{SPOKEN.get(self.metric, self.metric)} {ARROWS[self.direction]}",
-        )
+        return (self.task + " †" * self.excluded, f"{SPOKEN.get(self.metric, self.metric)} {ARROWS[self.direction]}")
 
 
 @dataclass(frozen=True)
@@ -150,10 +135,7 @@ class Side:
         return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
 
     def owned(self, split: str) -> dict[str, Values]:
-        """Return client -> the values of its personal model; empty where all clients share one model.
-
-        A client is called by its tasks, or by its own name where another client has the same tasks.
-        """
+        """Return client (its tasks, or its name where these occur twice) -> the values of its personal model."""
         by_client: dict[str, dict[int, Mapping[str, float]]] = {}
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
@@ -252,21 +234,21 @@ def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
             yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
 
 
-def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
-    """Return (each combination's finished runs, the cells that have not finished); refused cells are in neither.
-
-    Raises StateError where no run has finished.
-    """
-    runs: dict[Combination, dict[int, Run]] = {}
-    missing, refused = [], refused_in(folder)
-    for cell in cells(grid):
-        path = cell.folder(folder)
-        if is_over(path):
-            runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
-        elif cell.combination not in refused:
-            missing.append(cell)
-    if not runs:
+def finished(grid: Grid, folder: Path) -> dict[Cell, Run]:
+    """Return the finished runs of a grid. Raises StateError where there is none."""
+    found = {cell: Run.read(path) for cell in cells(grid) if is_over(path := cell.folder(folder))}
+    if not found:
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    return found
+
+
+def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
+    """Return (finished runs by combination, the cells to run). Raises StateError where none has finished."""
+    found, refused = finished(grid, folder), refused_in(folder)
+    missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
+    runs: dict[Combination, dict[int, Run]] = {}
+    for cell, run in found.items():
+        runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = run
     by_domain = grid.show == "domains"
     results = {}
     for (data, base, addon), by_seed in runs.items():
@@ -286,10 +268,7 @@ def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
 
 
 def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
-    """Return round -> each task's own metric (of this client, or the mean), or each domain's of the only task.
-
-    A task whose own metric takes long has it in fewer rounds than others.
-    """
+    """Return round -> each task's own metric, where measured (of a client, or the mean), or each domain's."""
     if by_domain:
         return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
     primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
@@ -358,10 +337,7 @@ def change(values: Values, base: Values, directions: Mapping[str, str], ratio: f
 
 
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
-    """Return the number over seeds in a column other than Delta; None where no seed has one.
-
-    An average or a spread is over the tasks (or domains) among `columns`, the columns of the data set.
-    """
+    """Return the number over seeds in a column other than Delta, an average over `columns`; None without a seed."""
     each = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
     known = [number for number in each if number is not None]
     return Estimate.of(known) if known else None
@@ -449,10 +425,9 @@ def ahead(values: Mapping[str, float], constant: Mapping[str, float], directions
 
 
 def uneven(of: Mapping[str, Values], directions: Mapping[str, str]) -> list[str]:
-    """Say which methods learned something at some seeds and nothing at others: so few seeds say little of their means.
+    """Say which methods learned something at some seeds only, from label -> seed -> task -> number.
 
-    `of` is label -> seed -> task -> number. A run that is better than the constant prediction on no task has learned
-    nothing.
+    A run that is better than the constant prediction on no task has learned nothing.
     """
     constant = of.get("constant", {})
     found = []
@@ -596,10 +571,7 @@ def falling(by_round: Sequence[float]) -> float:
 
 
 def fall_of(runs: Mapping[int, Run]) -> float:
-    """Return the percent by which a method's training loss falls per tenth of the rounds: mean of seeds and tasks.
-
-    nan where no run has the losses of two rounds, as of a method that trains nothing.
-    """
+    """Return the percent by which training loss falls per tenth of the rounds: mean of seeds and tasks, or nan."""
     each = [falling(by_round) for run in runs.values() for by_round in losses(run).values()]
     known = [fall for fall in each if not isnan(fall)]
     return fmean(known) if known else nan

@@ -439,10 +439,7 @@ def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequenc
 def client_gains(
     one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]
 ) -> dict[TaskMetric, list[list[float]]]:
-    """Return task -> for each seed, the gains of the clients that have a number of it with both.
-
-    Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
-    """
+    """Return task -> for each seed, the gains of the clients with both; no task whose gains are all the same."""
     by_row: dict[TaskMetric, list[list[float]]] = defaultdict(list)
     for seed in seeds:
         for row in rows:

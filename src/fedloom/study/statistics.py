@@ -220,10 +220,7 @@ class Paired:
 
 
 def paired(values: Sequence[float], base: Sequence[float], ratio: float = 0.0) -> Paired:
-    """Test the differences values - base, as `against_zero` does.
-
-    Raises ValueError for less than two pairs or numbers not finite.
-    """
+    """Test the differences values - base, as `against_zero`. Raises ValueError for less than two finite pairs."""
     if len(values) != len(base):
         raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
     noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
@@ -326,8 +323,7 @@ class Ranking:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of methods that do not differ significantly, best first, each as large as it can be.
 
-        All in one group where Friedman's test finds no difference at the 5 % level; with two methods, the critical
-        difference alone decides.
+        One group where Friedman's test finds no difference at the 5 % level; of two, the critical difference decides.
         """
         names = list(self.ranks)
         if len(names) > 2 and not self.p < LEVEL:
@@ -439,10 +435,7 @@ class Tested:
 def family(
     gains: Mapping[Key, Sequence[float]], ratios: Mapping[Key, float], reasons: Mapping[Key, str], smallest: float
 ) -> dict[Key, Tested]:
-    """Test each comparison's gains over seeds, which are percentages, and judge them with Holm's correction over all.
-
-    `ratios` are as in `against_zero`, `reasons` and `smallest` as in `judge`.
-    """
+    """Test each comparison's gains in percent over seeds, and judge them with Holm's correction over all."""
     found = {  # rounded as numbers of about 100 are
         key: against_zero(of, NOISE * 100, ratios[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
         for key, of in gains.items()
@@ -471,8 +464,7 @@ def shift(freedom: int) -> float:
 def power(mean: float, freedom: int) -> float:
     """Return the probability that a two-sided t-test at 5 % finds a positive mean of this many standard errors.
 
-    It is P(T > t) of the noncentral t distribution: the chance of a normal numerator, integrated over the chi
-    distribution of the estimated standard error by Simpson's rule.
+    P(T > t) of the noncentral t distribution, integrated over the standard error by Simpson's rule.
     """
     t, normal, scale = bound(LEVEL, freedom), NormalDist(), math.sqrt(freedom)
     width = (scale + 10) / _STEPS

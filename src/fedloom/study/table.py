@@ -1,6 +1,4 @@
-"""The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns. Free of
-torch.
-"""
+"""The table of a grid: bases with add-ons as lines, the tasks of each data set and Delta as columns. Free of torch."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.core.errors import StateError
-from fedloom.federation.runs.reader import Run, TaskMetric
-from fedloom.study.grid import Cell, Grid, cells, is_over, open_folder, refused_in, together
+from fedloom.federation.runs.reader import TaskMetric, frame
+from fedloom.study.grid import Cell, Grid, cells, open_folder, refused_in, together
 from fedloom.study.output import Absent, Best, HasTable, Made, Records, Table
 from fedloom.study.results import (
     DELTA,
@@ -24,6 +21,7 @@ from fedloom.study.results import (
     about_model,
     change,
     estimate,
+    finished,
     made_by,
     note,
     of_grid,
@@ -339,14 +337,6 @@ def _ranked(estimates: Mapping[str, Estimate], cell: str, direction: str) -> str
     return f"{estimates[cell]} ({1 + sum(sign * other.mean < mine for other in estimates.values())})"
 
 
-def _finished(grid: Grid, folder: Path) -> list[tuple[Cell, Run]]:
-    """Return the finished runs of a grid. Raises StateError where there is none."""
-    found = [(cell, Run.read(path)) for cell in cells(grid) if is_over(path := cell.folder(folder))]
-    if not found:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
-    return found
-
-
 @dataclass(frozen=True)
 class OpenedGrid:
     """A grid, and the folder in which it ran."""
@@ -359,19 +349,12 @@ class OpenedGrid:
         return tabulate(self.grid, self.folder, split).to_text()
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame of all finished runs, with one row per number.
+        """Return a pandas.DataFrame of all finished runs, a row per number. Raises StateError without any.
 
-        Its columns are data, base and addon, the labels of a cell, then those of `Result.to_pandas`. Raises StateError
-        where no run has finished.
+        Its columns are data, base and addon, the labels of a cell, then those of `Result.to_pandas`.
         """
-        rows = [
-            {"data": cell.data, "base": cell.base, "addon": cell.addon, **row}
-            for cell, run in _finished(self.grid, self.folder)
-            for row in run.rows()
-        ]
-        import pandas  # it takes half a second to import
-
-        return pandas.DataFrame(rows)
+        runs = finished(self.grid, self.folder).items()
+        return frame(({"data": cell.data, "base": cell.base, "addon": cell.addon}, run) for cell, run in runs)
 
     def _repr_markdown_(self) -> str:
         """Return the table as Markdown, for notebooks."""

@@ -1,8 +1,7 @@
 """The progress of runs, from their files alone, and a server that shows it to one user. Free of torch.
 
-The server answers only requests with its token, which is in the address that it prints and in the links of its pages,
-because other users of the machine can reach its port, too. (A cookie would be sent to all ports of the machine.)
-A request whose Host or Origin is another one is refused, so that no site can reach it through a name that leads here.
+Requests need the token in the address that it prints, for other users of the machine can reach the port, and the
+server's own Host and Origin, so that no site can reach it through a name that leads here.
 """
 
 from __future__ import annotations
@@ -290,10 +289,7 @@ def _report(folder: Path, base: Path | None, stamp: tuple[Any, ...]) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """A server of a folder on the loopback address, for requests with its token; port 0 takes a free one.
-
-    Raises UserError where the folder is none, or the port is taken.
-    """
+    """A server of a folder on the loopback address, for requests with its token. Raises UserError for a taken port."""
 
     def __init__(self, root: Path, port: int) -> None:
         if not root.is_dir():

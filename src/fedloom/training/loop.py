@@ -24,18 +24,8 @@ from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.core.states import check_state
 from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
+from fedloom.training import flat
 from fedloom.training.config import Training
-from fedloom.training.flat import (
-    FeatureRecorder,
-    FlatModel,
-    Stepper,
-    build,
-    export_state,
-    import_state,
-    learning_rate,
-    local_epochs,
-    set_rate,
-)
 from fedloom.training.rules import LocalRule, Phase, View, check_places, ends
 
 _NOTHING = contextlib.nullcontext()
@@ -45,8 +35,7 @@ loaders = 1
 
 
 def ahead(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield what calls return, in their order, made by `loaders` threads that work one item further ahead than there
-    are threads.
+    """Yield what calls return, in their order, made by `loaders` threads that work one item ahead of their number.
 
     Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error of a
     call is raised where its item would come; leaving the iteration early ends the threads.
@@ -152,12 +141,7 @@ class Additions:
 
 
 def batches(
-    index: Tensor,
-    training: Training,
-    ctx: Ctx,
-    client: str,
-    skip_single: bool = False,
-    groups: Sequence[Tensor] = (),
+    index: Tensor, training: Training, ctx: Ctx, client: str, skip_single: bool = False, groups: Sequence[Tensor] = ()
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (epoch within the round, positions of one batch), in an order that (seed, round, client, epoch) determine.
 
@@ -174,7 +158,7 @@ def batches(
             dealt = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
         return [batch for batch in dealt if len(batch) > 1 or not skip_single]
 
-    epochs = range(local_epochs(training)) if training.steps is None else count()
+    epochs = range(flat.local_epochs(training)) if training.steps is None else count()
     return islice(((epoch, batch) for epoch in epochs for batch in one_pass(epoch)), training.steps)
 
 
@@ -201,7 +185,7 @@ def task_losses(
 
 
 def train(
-    model: FlatModel,
+    model: flat.FlatModel,
     work: Work,
     training: Training,
     ctx: Ctx,
@@ -218,7 +202,7 @@ def train(
 
 
 def _train(
-    model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
+    model: flat.FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
 ) -> LocalResult:
     names, trained, index, groups = tuple(work.tasks), model.layout.trained(work.tasks), work.index, work.groups
     applied = _Applied(model, trained, names, training, added, memory) if added.rules else None
@@ -243,8 +227,8 @@ def _train(
             now = later.pop(0)
             model.module.train()
             now.freeze_others(model)
-        lr = learning_rate(training, ctx.round, epoch) * (1.0 if applied is None else applied.view.scale)
-        set_rate(now.optimizer, lr)
+        lr = flat.learning_rate(training, ctx.round, epoch) * (1.0 if applied is None else applied.view.scale)
+        flat.set_rate(now.optimizer, lr)
         if x.ndim == 4:
             x = laid_out(model, x, training.channels_last)
         model.grad.zero_()
@@ -273,7 +257,7 @@ def _train(
     totals = torch.stack([sums[name].double() for name in seen]).tolist() if seen else ()  # one transfer per client
     result.losses = {name: total / max(counts[name], 1) for name, total in zip(seen, totals, strict=True)}
     if training.keep_optimizer:
-        result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
+        result.optimizer = {str(i): flat.export_state(turn.optimizer) for i, turn in enumerate(turns)}
     return result
 
 
@@ -282,7 +266,7 @@ class _Applied:
 
     def __init__(
         self,
-        model: FlatModel,
+        model: flat.FlatModel,
         trained: Layout,
         tasks: tuple[str, ...],
         training: Training,
@@ -303,7 +287,7 @@ class _Applied:
             module=model.module,
             buffers=model.buffers,
             received=received,
-            features=FeatureRecorder(model) if any(rule.features for rule in self.rules) else None,
+            features=flat.FeatureRecorder(model) if any(rule.features for rule in self.rules) else None,
             validate=added.validate,
             losses=added.losses,
             labels=added.labels,
@@ -391,7 +375,7 @@ class _Applied:
 
 
 def _phases(
-    model: FlatModel,
+    model: flat.FlatModel,
     trained: Layout,
     training: Training,
     phases: tuple[Phase, ...],
@@ -400,7 +384,7 @@ def _phases(
 ) -> list[tuple[Layout, int]]:
     """Return for each phase the parameters that it trains, and the number of batches after which it ends."""
     batches_ = passes([len(group) for group in groups or (index,)], training, model.has_batch_norm)
-    until = ends(phases, training.steps or local_epochs(training) * batches_)
+    until = ends(phases, training.steps or flat.local_epochs(training) * batches_)
     return [(trained.select(as_select(phase.select)), end) for phase, end in zip(phases, until, strict=True)]
 
 
@@ -409,25 +393,25 @@ class _Turn:
     """Parameters that one optimiser trains together, for a given number of batches."""
 
     layout: Layout
-    optimizer: Stepper | torch.optim.Optimizer
+    optimizer: flat.Stepper | torch.optim.Optimizer
     grads: list[Tensor]
     until: int
 
     @staticmethod
     def of(
-        model: FlatModel, training: Training, part: Layout, until: int, memory: Mapping[str, State], key: str
+        model: flat.FlatModel, training: Training, part: Layout, until: int, memory: Mapping[str, State], key: str
     ) -> _Turn:
         """Return the turn of some parameters; its optimiser continues from its last state, if there is one."""
         every, parts = model.layout.parameters, [part]
         if training.optimizer.encoder_lr is not None:
             slow = part.select(name="encoder.*")
             parts = [part.without(slow), slow]
-        optimizer = build(training.optimizer, model.params, model.grad, *map(every.spans, parts))
+        optimizer = flat.build(training.optimizer, model.params, model.grad, *map(every.spans, parts))
         if key in memory.get("optimizer", ()):
-            import_state(optimizer, memory["optimizer"][key])
+            flat.import_state(optimizer, memory["optimizer"][key])
         return _Turn(part, optimizer, [model.grad[s] for s in every.spans(part)], until)
 
-    def freeze_others(self, model: FlatModel) -> None:
+    def freeze_others(self, model: flat.FlatModel) -> None:
         """Put modules without trained parameters into eval mode, so that norm layers keep their statistics."""
         mine = set(self.layout.names)
         for prefix, module in model.module.named_modules():
@@ -436,7 +420,7 @@ class _Turn:
                 module.eval()
 
 
-def laid_out(model: FlatModel, x: Tensor, innermost: bool) -> Tensor:
+def laid_out(model: flat.FlatModel, x: Tensor, innermost: bool) -> Tensor:
     """Return images (B x C x H x W) as the model takes them: with the channels `innermost` in memory if so wanted."""
     return x.contiguous() if model.channels_first else channels_last(x) if innermost else x
 

@@ -1,10 +1,7 @@
 """Named, typed functions that a recipe may call: methods, add-ons, data sets, partitioners, encoders.
 
-A function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one place. What
-stands under a name is registered here, announced by an installed package as an entry point, or, under a name of the
-form `package.module:name`, imported, if `core/settings/trust.py` allowed that. An object in a name's place is the same
-as a function that returns it.
-
+A function's signature is the schema of its recipe section. What stands under a name is registered here, announced by an
+installed package as an entry point, or, as `package.module:name`, imported, if `core/settings/trust.py` allowed it.
 Modules that register must not import torch at module level, so that a recipe can be checked without it.
 """
 
@@ -49,10 +46,7 @@ class Registered:
     """The word for it in messages."""
 
     def make(self, *given: Any, **params: Any) -> Any:
-        """Call the function with those of the given values that it takes.
-
-        Raises RecipeError where it takes more, and where a function that is not fedloom's own fails.
-        """
+        """Call the function with those values that it takes. Raises RecipeError for others, and where it fails."""
         what = f"{self.kind} {getattr(self.thing, '__qualname__', self.name)}"
         if self.takes > len(given):
             raise RecipeError(
@@ -231,11 +225,8 @@ class Registry:
         elif inspect.isroutine(inner):
             returns = _returned(inner)
             fits = bool(returns) and all(_is_one(one, wanted) for one in returns)
-            what = (
-                f"a function that returns {' or '.join(map(_called, returns))}"
-                if returns
-                else ("a function whose return is not annotated")
-            )
+            words = f"that returns {' or '.join(map(_called, returns))}" if returns else "whose return is not annotated"
+            what = f"a function {words}"
         else:
             fits, what = isinstance(thing, tuple(wanted)), f"an object of {type(thing).__qualname__}"
         if not fits:
@@ -268,19 +259,12 @@ def _with_parts(function: Callable[..., R], order: Sequence[str]) -> Callable[..
     for key in inspect.signature(function).parameters.values():
         declared = parts[key.name][1] if key.name in parts else None
         own = getattr(declared, "__annotations__", {})
-        keys += (
-            [
-                inspect.Parameter(
-                    one.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=inspect.Parameter.empty if one.default is MISSING else one.default,
-                    annotation=one.type,
-                )
-                for one in sorted(fields(declared), key=lambda one: one.name not in own)
-            ]
-            if declared
-            else [key]
-        )
+        if not declared:
+            keys.append(key)
+            continue
+        for one in sorted(fields(declared), key=lambda one: one.name not in own):
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            keys.append(inspect.Parameter(one.name, key.KEYWORD_ONLY, default=default, annotation=one.type))
     if order:
         keys.sort(key=lambda key: (key.kind, order.index(key.name) if key.name in order else len(order)))
     with_parts.__dict__.update(parts=parts, __signature__=inspect.Signature(keys))

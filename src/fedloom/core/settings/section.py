@@ -137,10 +137,7 @@ def join(path: str, key: str) -> str:
 
 
 def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, FieldInfo | None]:
-    """Return (key path, type, field) at pydantic's `loc`, as far as the types can be followed.
-
-    What cannot be followed is pydantic's own: the tag of a union's member, or the unknown key itself.
-    """
+    """Return (key path, type, field) at pydantic's `loc`, without what is pydantic's own, such as a union's tag."""
     path: str = ""
     hint: Any = model
     field: FieldInfo | None = None
@@ -240,8 +237,7 @@ PARTS: dict[str, tuple[str, type]] = {}
 def parameters(*paths: str) -> Callable[[type[T]], type[T]]:
     """Declare the parameters of a stage or rule apart from it, so that they are known without torch.
 
-    `paths` are module:Class of the stages or rules that inherit the fields. A registered function with an argument of
-    such a class has them as keys.
+    `paths` are module:Class of what inherits the fields, which are keys of registered functions that take it.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -254,10 +250,7 @@ def parameters(*paths: str) -> Callable[[type[T]], type[T]]:
 
 
 class Checked:
-    """A dataclass that refuses values which the annotations of its fields do not allow.
-
-    Its text identifies it, in a method that a resumed run compares with the one that it began with.
-    """
+    """A dataclass that refuses values which its annotations do not allow. Its text identifies it in a method."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, and for a parameter that the text would not show."""

@@ -1,9 +1,8 @@
 """Decide which code a recipe may import: data never becomes code that its reader did not allow.
 
-A name of the form `package.module:name` is imported only after this module has allowed it in this process. Where the
-name came from decides how: what the user types is allowed; a recipe file is asked about once in a terminal; a run
-folder is allowed where this user began the run and the source is still the same; a bundle and the network are not.
-`--allow-code` and the environment variable FEDLOOM_ALLOW_CODE allow packages from every origin.
+The origin of a name `package.module:name` decides: what the user types is allowed; a recipe file is asked about once in
+a terminal; a run folder is allowed where this user began the run and the source is the same; a bundle and the network
+are not. `--allow-code` and FEDLOOM_ALLOW_CODE allow packages from every origin.
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ def is_import(name: str) -> bool:
 
 
 def source(thing: Any) -> dict[str, str | None]:
-    """Return the origin of a function, a class or an object of a class.
+    """Return the origin of a function, a class or an object; None where it is not known.
 
-    Its module; the version of the package that brings it; 16 hexadecimal digits over the module's file, or over the
-    text of what a notebook defines. None where that is not known.
+    It has the module, its package's version, and 16 hexadecimal digits over the file, or over a notebook's text.
     """
     thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
     home = thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
@@ -81,10 +79,7 @@ def source(thing: Any) -> dict[str, str | None]:
 
 
 def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:
-    """Return module:name -> origin of the users' own classes and functions among `things` and in their fields.
-
-    Fields are looked through at any depth, and base classes count too; two of one file are listed once.
-    """
+    """Return module:name -> origin of users' classes and functions among `things` and their fields, once per file."""
     result: dict[str, dict[str, str | None]] = {}
     left, seen = [*things], dict[int, Any]()  # with the objects: what is gone may leave its id to another
     for thing in left:  # which grows
@@ -142,10 +137,7 @@ class Code:
 
     @cached_property
     def sha256(self) -> str:
-        """The checksum of the source: of the file, or of all files of its package that Python can import.
-
-        `UNKNOWN` where not all of it can be read, or where the package links to a folder, which may be anywhere.
-        """
+        """The checksum of the file, or of the package's; `UNKNOWN` where they cannot all be read, or lie elsewhere."""
         digest = hashlib.sha256()
         try:
             if self.root is None or not self.root.is_dir():
@@ -247,8 +239,7 @@ def allowed() -> list[str]:
 def admit(names: Iterable[str], origin: Origin, where: str, recorded: Mapping[str, Any] | None = None) -> None:
     """Allow names of code, by the rule of their origin, or raise RecipeError with all that would be imported.
 
-    `where` names the file, the folder or the sender. `recorded` is what a run's folder says of the sources that its run
-    had: name -> {module, source}; None for folders that say nothing of it.
+    `where` names the sender. `recorded` is what a run's folder says of its sources: name -> {module, source}, or None.
     """
     new = [name for name in dict.fromkeys(names) if not is_allowed(name)]
     if origin is Origin.TYPED:

@@ -34,6 +34,15 @@ def section_of(model: type[M], value: Any, where: str, kind: type[UserError] = R
         raise kind(f"{where}{path and ', '}{path}: {message}") from None
 
 
+def checked(model: type[M], value: Any, head: str, kind: type[UserError] = RecipeError, between: str = "\n") -> M:
+    """Return plain values as a section. Raises `kind` with `head` and all problems, parted by `between`."""
+    try:
+        return strict(model, value)
+    except ValidationError as error:
+        lines = [f"{path}: {message}" for path, message in explain(error, model)]
+        raise kind(f"{head}{between.join(lines)}") from None
+
+
 def to_yaml(value: Any) -> str:
     """Return plain values as YAML; `parse` reads equal values back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
@@ -42,8 +51,7 @@ def to_yaml(value: Any) -> str:
 def parse(text: str, where: str) -> Any:
     """Convert YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
 
-    Keys that occur twice are errors, and so is what would be larger than `MOST` values or deeper than `DEEPEST` once
-    its aliases are written out.
+    Refused are keys that occur twice, and more than `MOST` values or levels than `DEEPEST` with aliases written out.
     """
     try:
         _check_depth(text)

@@ -175,8 +175,7 @@ def task_dirichlet(
 
     Then the examples of each task are split over the clients that hold it: by Dirichlet(alpha_classes) per class,
     redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is None. An example that has labels of
-    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
-    succeeds.
+    several tasks counts, for this, as an example of one of them, in equal parts. RecipeError where no draw succeeds.
     """
     rng, total = stream(seed, "task-dirichlet"), len(pool.tasks)
     if alpha_tasks == 0:
@@ -286,12 +285,7 @@ def _split(
 
 @PARTITIONERS.register("single-and-multi", source="FedHCA2: single-task clients on one data set, multi-task on others")
 def single_and_multi(
-    pool: Pool,
-    seed: int,
-    *,
-    single: dict[str, Count],
-    multi: dict[str, Count],
-    val_fraction: ValFraction = 0.1,
+    pool: Pool, seed: int, *, single: dict[str, Count], multi: dict[str, Count], val_fraction: ValFraction = 0.1
 ) -> Partition:
     """Single-task clients on some domains (data sets) and multi-task clients on others.
 

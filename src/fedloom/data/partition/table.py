@@ -65,8 +65,7 @@ def are_classes(labels: Labels) -> bool:
 
 
 def labelled(labels: Labels, index: Indices | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples (N), or which of those at `index`, have a label: not -1. Every example has one where labels
-    are maps or real numbers."""
+    """Return which examples (N), or of those at `index`, have a label: not -1. Maps and real numbers are labels."""
     if are_classes(labels):
         return np.asarray((labels if index is None else labels[index]) >= 0)
     return np.ones(len(labels if index is None else index), bool)
@@ -147,8 +146,7 @@ class Partition:
     def from_json(value: Any, where: str = "partition.json") -> Partition:
         """Rebuild a partition from `to_json`. `where` is the file that it stands in.
 
-        Raises DataError with the file, the client and the field for what `to_json` does not give, and where the hash
-        is another one.
+        DataError names the file, client and field for what `to_json` does not give, and where the hash is another one.
         """
         stated, clients = (value.get(key) if isinstance(value, Mapping) else None for key in ("hash", "clients"))
         if not isinstance(stated, str) or not isinstance(clients, list):
@@ -186,10 +184,7 @@ class Partition:
         return digest.hexdigest()[:16]
 
     def by_task(self, pool: Pool) -> Partition:
-        """Return the partition with one client per client and task, which holds the task's labelled examples.
-
-        A client with one task stays as it is; others are called CLIENT-TASK.
-        """
+        """Return the partition with a client per client and task, CLIENT-TASK, where a client has several."""
         shares = []
         for s in self.shares:
             for task, weight in s.tasks.items() if len(s.tasks) > 1 else ():
@@ -214,10 +209,7 @@ class Partition:
         return rows
 
     def check(self, pool: Pool, shared: bool = False) -> None:
-        """Raise DataError unless this partition fits the pool and obeys the rules that all partitioners share.
-
-        `shared` says that clients may hold the same example.
-        """
+        """Raise DataError unless this partition fits the pool and its rules; `shared`: clients share examples."""
         names = [s.client for s in self.shares]
         holder = np.full(len(pool), -1)
         with at(self.where):

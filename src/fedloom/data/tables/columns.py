@@ -31,8 +31,7 @@ KINDS = ("binary", "classification", "ordinal", "regression")
 """Kinds of a label that is one column."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
-_ROWS = 20_000
-"""As many training rows are enough to look at."""
+_ROWS = 20_000  # as many training rows are enough to look at
 _TAKEN = {
     *("type", "keys", "values", "items", "pop", "clear", "update", "train", "training", "eval", "half", "float"),
     *("double", "apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile"),

@@ -401,10 +401,9 @@ def with_noise(
     multiplier: float,
     table: Preprocessing,
 ) -> Preprocessing:
-    """Return a preprocessing with the inputs, scales and labels that follow from the sum of sites' shares with noise.
+    """Return a preprocessing with the inputs, scales and labels that follow from sites' noisy sum of shares.
 
-    With s_0, s_1, s_2 a column's sums, the mean is s_1 / s_0 and the variance s_2 / s_0 less its square, in units of
-    half the range.
+    In half ranges, the mean is s_1 / s_0 and the variance s_2 / s_0 less its square, with a column's sums s.
     """
     columns = wanted(declared, tasks, ranges)
     scales: dict[str, Scale] = {}

@@ -81,9 +81,8 @@ def table(
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
     sums that sites send of their training rows, without cells of fewer than `minimum` rows; `local` sends nothing: each
-    site is scaled by its own numbers, and the recipe lists the categories. Beside a section `privacy`, sites send
-    counts and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the
-    categories.
+    site is scaled by its own numbers, and the recipe lists the categories. With a section `privacy`, they send counts
+    and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the categories.
 
     Raises DataError for what does not fit, naming the column and the site.
     """
@@ -499,10 +498,9 @@ class OwnTable:
 
 
 def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> Preprocessing:
-    """Return the preprocessing that follows from what sites sent: client -> its report, of the same inputs.
+    """Return the preprocessing that follows from what sites sent, client -> report. Raises DataError without enough.
 
-    `noise` is that of a private run; if it is local, sites have added it already. Raises DataError where this does not
-    tell enough.
+    `noise` is that of a private run; if it is local, sites have added it already.
     """
     reports = dict(sorted(reports.items()))
     first = next(iter(reports.values()))
@@ -589,19 +587,14 @@ _LEFT_OUT = {
 
 @DATASETS.register("ist", source="International Stroke Trial (Sandercock et al., 2011), doi 10.7488/ds/104, ODC-By")
 def ist(
-    seed: int,
-    *,
-    limit: Count | None = 150,
-    least: Count = 230,
-    lacked: Annotated[int, Field(ge=0, le=4)] = 2,
+    seed: int, *, limit: Count | None = 150, least: Count = 230, lacked: Annotated[int, Field(ge=0, le=4)] = 2
 ) -> Dataset:
     """Stroke patients of the 16 countries with at least 230 in the International Stroke Trial, a client each.
 
-    From 21 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or
-    dependence and recovery after six months, an infarct on the CT scan, and home after 14 days and six months. Outcomes
-    are never inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients (null: 80 %), two
-    thirds for training and one for validation; all others are for tests. `least` is how many patients a country needs
-    to take part.
+    From 21 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or dependence
+    and recovery after six months, an infarct on the CT scan, and home after 14 days and six months. Outcomes are never
+    inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients (null: 80 %), two thirds for
+    training and one for validation; all others are for tests. A country needs `least` patients to take part.
     """
     table = replace(read(IST, None), where="ist", site="country")
     which, names = sites_of(table, "country")

@@ -1,7 +1,6 @@
 """Messages between the processes of a cluster: vectors in parts, and trees of tensors and plain values.
 
-Everything goes point to point, so that the bytes a process sends are known (`Comm.sent`) and sums have one order.
-Nothing is pickled.
+Everything goes point to point, so the bytes a process sends are known and sums have one order. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Comm:
 
     def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
-        self.sent = 0
-        """Bytes that this process sent to others."""
+        self.sent = 0  # bytes that this process sent to others
 
     @staticmethod
     def join() -> Comm:
@@ -56,10 +54,7 @@ class Comm:
         return Comm(rank, size)
 
     def use(self, devices: Sequence[str]) -> str:
-        """Return the device of this process: the processes of a machine get its devices in turn.
-
-        If every process has a GPU of its own, vectors travel between GPUs (NCCL).
-        """
+        """Return the device of this process; if every process has a GPU, vectors travel between GPUs (NCCL)."""
         local = int(os.environ.get("LOCAL_RANK", "0"))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         mine = with_index(devices[local % len(devices)])
@@ -104,10 +99,7 @@ class Comm:
             tensor.copy_(here)
 
     def reduce(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Sum x over all processes, and return this process's part; `sizes` are the parts of the last dimension.
-
-        Summed in the order of the ranks.
-        """
+        """Sum x over all processes, in the order of ranks; return this process's part, of `sizes` columns."""
         parts = x.split(list(sizes), dim=-1)
         mine = torch.empty((self.size, *parts[self.rank].shape), dtype=x.dtype, device=x.device)
         self.exchange({q: [parts[q]] for q in range(self.size)}, {q: [mine[q]] for q in range(self.size)})
@@ -142,10 +134,7 @@ class Comm:
         return {**received, **({self.rank: out[self.rank]} if self.rank in out else {})}
 
     def _carry(self, out: Mapping[int, Any], to: Sequence[int], sources: Sequence[int]) -> dict[int, Any]:
-        """Exchange trees with some ranks: lengths of the heads first, then heads, then tensors.
-
-        A rank of `to` for which `out` has no tree gets an empty head.
-        """
+        """Exchange trees with some ranks: lengths, heads, tensors. A rank without a tree gets an empty head."""
         packed = {id(tree): _message(tree) for q, tree in out.items() if q != self.rank}
         messages = {q: packed[id(out[q])] if q in out else (torch.empty(0, dtype=torch.uint8), []) for q in to}
         lengths = {q: torch.zeros(1, dtype=torch.int64) for q in sources}

@@ -55,9 +55,8 @@ class Cluster(Engine):
         for section in recipe.named:
             if section.is_held:
                 raise RecipeError(
-                    f"runtime.engine: the processes of a cluster cannot receive a {section.section} that is a "
-                    "Python object. "
-                    "Name it in the recipe as package.module:name, or use runtime.engine=process"
+                    f"runtime.engine: the processes of a cluster cannot receive a {section.section} that is a Python "
+                    "object. Name it in the recipe as package.module:name, or use runtime.engine=process"
                 )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: asynchronous peers need runtime.engine=process")
@@ -160,10 +159,7 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Spanning(Network):
-    """A network that also reaches the peers of other processes: their messages travel at the end of a phase.
-
-    A message to several peers of another process travels there once.
-    """
+    """A network that also reaches the peers of other processes, once per process, at the end of a phase."""
 
     def __init__(self, comm: Comm, owner: Mapping[str, int], lost: Lost = None) -> None:
         super().__init__(lost)
@@ -259,10 +255,7 @@ def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = N
 
 
 def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
-    """Take part in a new run of `recipe`, else in the one in the folder; returns finished, or stopped early.
-
-    Only rank 0 needs the folder. Raises UserError in all processes if one of them meets a mistake.
-    """
+    """Take part in a new run of `recipe`, or in the one in rank 0's folder; return how it ended. Errors are shared."""
     first = comm.rank == 0
     progress = progress if progress is not None and first else Progress()
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # after a failure

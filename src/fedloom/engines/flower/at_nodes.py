@@ -22,19 +22,9 @@ from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
+from fedloom.engines.flower import received
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain
-from fedloom.engines.flower.received import (
-    ANSWER,
-    TurnResult,
-    limit_of,
-    number_of,
-    open_reply,
-    payload_of,
-    result_of,
-    scores_of,
-    turn_of,
-)
 from fedloom.engines.flower.relay import TURNS, stub
 from fedloom.engines.flower.terms import Beside
 from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
@@ -52,26 +42,18 @@ from fedloom.federation.runs.reader import WITHHELD, described
 from fedloom.federation.runs.track import Audit
 from fedloom.training.flat import FlatModel
 
-_POLL = 0.05, 1.0
-"""Seconds between two looks for answers: at first, and at most."""
-_LOOK = 5.0
-"""Seconds between two looks at who is connected, while answers are awaited."""
-_STUCK = 60.0
-"""Seconds for which an answer may be impossible to fetch before it is given up."""
-_JOIN = 60.0
-"""Seconds within which a node must say who it is."""
+_POLL = 0.05, 1.0  # seconds between two looks for answers: at first, and at most
+_LOOK = 5.0  # seconds between two looks at who is connected, while answers are awaited
+_STUCK = 60.0  # seconds for which an answer may be impossible to fetch before it is given up
+_JOIN = 60.0  # seconds within which a node must say who it is
 _AGAIN = 30.0, 300.0
 """Seconds after which it is asked once more: where it did not say it, and where it was refused."""
-_HELLO = 1 << 18
-"""Most bytes of a hello."""
+_HELLO = 1 << 18  # most bytes of a hello
 _KEPT = TypeAdapter(frozenset[Beside])
 
 
 class ClientManager:
-    """The nodes of the run of a recipe, which is named by its hash.
-
-    `file` has the keys that clients' names belong to, of a resumed run.
-    """
+    """The nodes of the run of a recipe, named by its hash; `file` has the keys of a resumed run's clients."""
 
     def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
         self.grid, self.hash = grid, recipe
@@ -79,22 +61,17 @@ class ClientManager:
         self.listed = dict(config.keys)
         self.keys = {**_read(file), **self.listed}
         self._file: Path | None = None
-        self.ids: dict[str, int] = {}
-        """Client -> the id of its node, which Flower draws anew."""
+        self.ids: dict[str, int] = {}  # client -> the id of its node, which Flower draws anew
         self.reports: dict[str, NodeReport | None] = {}
         self.withheld: dict[str, frozenset[Beside]] = {}
         """Client -> the kinds of numbers that its node withholds."""
-        self.noted: list[tuple[str, dict[str, Any]]] = []
-        """Events from before there was an audit file."""
+        self.noted: list[tuple[str, dict[str, Any]]] = []  # events from before there was an audit file
         self.note: Log = lambda what, about: self.noted.append((what, about))
         self._seen: set[str] = set()
         self.log: Log = self._say
-        self._refused: dict[int, float] = {}
-        """Node -> when to ask it again."""
-        self._why: dict[int, str] = {}
-        """Node -> why it was refused last."""
-        self._open: dict[str, int] = {}
-        """Number of a message that nobody waits for any more -> its node."""
+        self._refused: dict[int, float] = {}  # node -> when to ask it again
+        self._why: dict[int, str] = {}  # node -> why it was refused last
+        self._open: dict[str, int] = {}  # number of a message that nobody waits for any more -> its node
 
     def _say(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happens before the first round."""
@@ -145,7 +122,7 @@ class ClientManager:
         """Register a node by its hello. Raises RefusedError, or any other error, for an unfit one."""
         if isinstance(answer, RefusedError):
             raise answer
-        tree, _ = open_reply(answer, _HELLO)
+        tree, _ = received.open_reply(answer, _HELLO)
         client = client_name(answer["meta"]["client"])
         if known is not None and client not in known:
             raise RefusedError(f"client {client!r} does not belong to this run")
@@ -218,10 +195,7 @@ class ClientManager:
     def _exchange(
         self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int], retries: int = 0
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (node, answer) as answers arrive. A node that fails for a reason that may pass is asked again.
-
-        `waiting` has the node of each message without an answer, by the message's number.
-        """
+        """Yield (node, answer) as they arrive; ask again after a passing failure. `waiting`: number -> node."""
         left, to_send = dict.fromkeys(contents, retries), list(contents)
         end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
         look = time.monotonic() + _LOOK
@@ -268,10 +242,7 @@ class ClientManager:
         return [(node, FailedError("the message could not be sent")) for node, each in numbers.items() if not each]
 
     def _fetch(self, waiting: dict[str, int], stuck: dict[str, float]) -> list[tuple[int, Any]]:
-        """Return (node, answer) of answers that have arrived; their messages are taken out of `waiting`.
-
-        An answer that Flower cannot decode must not block the others, so each is then fetched alone.
-        """
+        """Return (node, answer) that arrived, and take them out of `waiting`; one that is broken blocks none."""
         if not waiting:
             return []
         arrived: list[tuple[int, Any]] = []
@@ -377,8 +348,8 @@ class AtNodes:
                 with reading():
                     if isinstance(answer, RefusedError):
                         raise answer
-                    limit = (limits or {}).get(client, ANSWER)
-                    tree, numbers = open_reply(answer, limit, client=client, **expected)
+                    limit = (limits or {}).get(client, received.ANSWER)
+                    tree, numbers = received.open_reply(answer, limit, client=client, **expected)
                     value = read(self.built, client, tree)
             except RefusedError as error:
                 self.failed = f"client {client!r}, {kind}: {error}"
@@ -400,18 +371,14 @@ class AtNodes:
         if not jobs:
             return
         round_, answered = jobs[0].round, 0
-        contents = {
-            job.client: self._content(
-                job.client,
-                round_,
-                {"message": message_tree(job.message), "state": job.state, "evaluate_trained": evaluate_trained},
-            )
-            for job in jobs
-        }
-        limits = {client: limit_of(self.built, client) for client in contents}
+        contents = {}
+        for job in jobs:
+            own = {"message": message_tree(job.message), "state": job.state, "evaluate_trained": evaluate_trained}
+            contents[job.client] = self._content(job.client, round_, own)
+        limits = {client: received.limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
         enough = self.config.enough or len(jobs)
-        with closing(self._answers("train.fedloom", contents, round_, limits, payload_of)) as answers:
+        with closing(self._answers("train.fedloom", contents, round_, limits, received.payload_of)) as answers:
             for client, payload, numbers in answers:
                 answered += 1
                 enough -= payload.finite
@@ -426,9 +393,9 @@ class AtNodes:
     ) -> TrainDone:
         tasks = self.built.federation.clients[client].tasks
         mine = {name: self.tasks[name] for name in tasks}
-        trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
-        seconds = number_of(numbers, "seconds")
-        result = result_of(numbers, tasks, "losses" in self.nodes.withheld.get(client, ()))
+        trained = {split: received.scores_of(f"trained/{split}", numbers, mine) for split in splits}
+        seconds = received.number_of(numbers, "seconds")
+        result = received.result_of(numbers, tasks, "losses" in self.nodes.withheld.get(client, ()))
         return TrainDone(client, payload, result, marker(round_, tasks), seconds, trained)
 
     def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
@@ -448,7 +415,7 @@ class AtNodes:
             withheld = isinstance(tree, Mapping) and tree.get("withheld") is True
             for job in by_client[client]:
                 known = {name: self.tasks[name] for name in job.tasks}
-                yield job.key, {} if withheld else scores_of(str(job.key), numbers, known)
+                yield job.key, {} if withheld else received.scores_of(str(job.key), numbers, known)
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         """Do a round of clients and a server, or of peers."""
@@ -474,29 +441,20 @@ class AtNodes:
         federation, round_ = self.built.federation, now.number
         there, peer_messages = list(members), dict[str, list[Tensor]]()
         # a peer sends a few peer messages, each of at most its start and its model; some of them go to all others
-        limits = {name: 8 * limit_of(self.built, name) + 64 * len(names) for name in names}
+        limits = {name: 8 * received.limit_of(self.built, name) + 64 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
 
-        def read(built: Built, client: str, tree: Any) -> TurnResult:
-            return turn_of(built, self.community, client, round_, tree)
+        def read(built: Built, client: str, tree: Any) -> received.TurnResult:
+            return received.turn_of(built, self.community, client, round_, tree)
 
         for turn in TURNS:
-            contents = {
-                name: self._content(
-                    name,
-                    round_,
-                    {
-                        "turn": turn,
-                        "names": names,
-                        "peer_messages": peer_messages.get(name, []),
-                        "state": states[name]["client"],
-                        "evaluate_trained": trained,
-                    },
-                )
-                for name in there
-            }
-            results: dict[str, TurnResult] = {}
+            contents = {}
+            for name in there:
+                own = {"peer_messages": peer_messages.get(name, []), "state": states[name]["client"]}
+                every = {"turn": turn, "names": names, "evaluate_trained": trained}
+                contents[name] = self._content(name, round_, every | own)
+            results: dict[str, received.TurnResult] = {}
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
             for name, result, numbers in self._answers("train.peer", contents, round_, limits, read):
                 results[name] = result

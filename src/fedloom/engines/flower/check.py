@@ -25,12 +25,9 @@ from fedloom.federation.recipes.loader import load
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)
 """Supported versions of flwr: from the first, below the second."""
-_FAB = 10_000_000
-"""Most bytes of an app that Flower sends to the nodes."""
-_MESSAGE = 2_000_000_000
-"""Most bytes of one message, below the 2 GiB of protobuf."""
-_SKEW = 60.0
-"""Most seconds by which clocks may differ: node authentication signs times."""
+_FAB = 10_000_000  # most bytes of an app that Flower sends to the nodes
+_MESSAGE = 2_000_000_000  # most bytes of one message, below the 2 GiB of protobuf
+_SKEW = 60.0  # most seconds by which clocks may differ: node authentication signs times
 _PATIENCE = 10.0
 _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 

@@ -1,8 +1,7 @@
 """The files of a deployment, and a deployment on one machine.
 
 An app of Flower comes from a recipe (`new`), and start kits for a server and its sites from sites.yaml (`provision`):
-keys, certificates, terms, and one command to start each. `deployment` starts kits on one machine, and stops everything
-that it started.
+keys, certificates, terms, and one command to start each. `deployment` starts kits on one machine, and stops them.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from fedloom.core.errors import RecipeError, UserError, check_empty, naming
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import to_yaml
+from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
 from fedloom.engines.flower import QUIET
-from fedloom.engines.flower.nodes import NodeConfig, checked
+from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.wire import public_key
 from fedloom.engines.result import Result
 from fedloom.federation.recipes.loader import dump, load, read
@@ -47,8 +46,7 @@ hashes, serialization = (
     need(f"cryptography.hazmat.primitives.{name}", "flower") for name in ("hashes", "serialization")
 )
 
-_TERMS = {"code": "none", "changes": []}
-"""A site's terms where sites.yaml has none."""
+_TERMS = {"code": "none", "changes": []}  # a site's terms where sites.yaml has none
 
 
 class Sites(Section):
@@ -127,19 +125,16 @@ def _filled(name: str, **values: object) -> str:
 
 
 def provision(file: Path, out: Path) -> list[Path]:
-    """Write a folder with a start kit for the server and one per site; return these folders.
-
-    Raises UserError for a file that is wrong, and where `out` is not empty.
-    """
+    """Write a start kit for the server and one per site; return the folders. Raises UserError for a wrong file."""
     check_empty(out)
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.TYPED, str(file))
-    about = checked(Sites, value, f"{file}")
+    about = checked(Sites, value, f"{file}: ", between="; ")
     nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:
         raise RecipeError(f"{file}: sites: the name 'server' is reserved for the server's folder; choose another name")
     for name, node in nodes.items():
-        checked(NodeConfig, node, f"{file}, site {name!r}")
+        checked(NodeConfig, node, f"{file}, site {name!r}: ", between="; ")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
     source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written
@@ -311,10 +306,7 @@ def prepare(out: Path, rounds: int) -> dict[str, Any]:
 
 
 def demo(out: Path | None, rounds: int, tell: Callable[[str], None]) -> str:
-    """Provision and start a server and three sites, and return the table; everything that starts is stopped.
-
-    Without `out` the files are deleted in the end.
-    """
+    """Start a server and three sites, return the table and stop all; without `out` the files are deleted."""
     home = Path(tempfile.mkdtemp(prefix="fedloom-flower-")) if out is None else out.resolve()
     try:
         check_empty(home)

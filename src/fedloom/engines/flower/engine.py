@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Section, explain, folder_name, strict
+from fedloom.core.settings.section import Section, folder_name
+from fedloom.core.settings.yaml import section_of
 from fedloom.data.partition import Partition
 from fedloom.engines.api import Engine
 from fedloom.engines.flower.at_nodes import AtNodes, ClientManager
@@ -39,8 +40,7 @@ from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
 
-_KEYS = "keys.json"
-"""The file of a run folder with the keys that clients' names belong to."""
+_KEYS = "keys.json"  # the file of a run folder with the keys that clients' names belong to
 _WITHOUT = "begins without some"
 """The event of a run that begins although not all nodes that it waited for have reported."""
 
@@ -186,10 +186,7 @@ class OverGrid(Flower):
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
-    """Return a ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
-
-    `folder` in the run config is the run folder.
-    """
+    """Return a ServerApp that runs a recipe over nodes, or resumes the run in `folder`, a key of the run config."""
     app = need("flwr.serverapp", "flower").ServerApp()
 
     @app.main()
@@ -220,17 +217,11 @@ def _run_id(folder: Path) -> str:
     file = folder / "flower.json"
     if not file.is_file():
         checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))
-    try:
-        return strict(_Run, json_of(file)).run
-    except ValidationError as error:
-        raise StateError(f"{file}, {'; '.join(map(': '.join, explain(error, _Run)))}") from None
+    return section_of(_Run, json_of(file), str(file), StateError).run
 
 
 class LocalGrid:
-    """A Grid whose nodes are calls of a ClientApp, one at a time, when an answer is pulled.
-
-    `node_configs` are the nodes' configs by node id. A node in `silent` never answers.
-    """
+    """A Grid whose nodes (id -> config) are calls of a ClientApp, when an answer is pulled; `silent` never answer."""
 
     def __init__(
         self, app: Any, node_configs: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None
@@ -270,9 +261,7 @@ class LocalGrid:
 
 
 def _identify() -> None:
-    """Set the id of a task: from 1.41 on, Flower makes messages outside its own processes only if the id of a task is
-    set.
-    """
+    """Set the id of a task, without which Flower from 1.41 on makes no messages outside its own processes."""
     try:
         identity: Any = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     except ImportError:  # an older version

@@ -1,9 +1,7 @@
-"""A client as a node, and the ClientApp of Flower that answers for it.
+"""A client as a node, with its data and state, and the ClientApp of Flower that answers for it.
 
-A node trains and measures on its client's data, and keeps its state in its own files.
-
-A home folder has node.yaml and, for each run, runs/RUN/ with the client's states, bytes.jsonl (the same entries as the
-server's) and metrics.jsonl. In the end it is a run folder of this client alone, with the models that it uses.
+A home folder has node.yaml and, for each run, runs/RUN/ with the client's states, bytes.jsonl and metrics.jsonl. In the
+end it is a run folder of this client alone, with the models that it uses.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.data.tables.preprocessing import Preprocessing
+from fedloom.engines.flower import received
 from fedloom.engines.flower.nodes import (
     AT_NODE,
     AtNode,
@@ -40,25 +39,8 @@ from fedloom.engines.flower.nodes import (
     own_table,
     with_own_noise,
 )
-from fedloom.engines.flower.received import (
-    agree_to_answer,
-    read_jobs,
-    read_message,
-    read_models,
-    read_round,
-    read_state,
-    read_turn,
-    wants_trained,
-)
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
-from fedloom.engines.flower.terms import (
-    Beside,
-    Offer,
-    SitePolicy,
-    agree_to_statistics,
-    agree_to_withhold,
-    withheld,
-)
+from fedloom.engines.flower.terms import Beside, Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import RefusedError, checksum_of, decode, encode, expect, head_of, reading, signed
 from fedloom.engines.peers.peer import first
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -81,8 +63,7 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 _LOG = "the node's log says more"
 _UNFIT = f"the site's data or settings do not fit the run: {_LOG}"
 """The only words about an error of the site's own files that the server gets."""
-_STATISTICS = "statistics.json"
-"""The file in a node's home with what it sent of its table, with noise."""
+_STATISTICS = "statistics.json"  # the file in a node's home with what it sent of its table, with noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +75,7 @@ class Bench:
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
     def at(self, config: NodeConfig, tasks: str, table: str) -> tuple[Built, Worker]:
-        """Return the recipe built for a node.
-
-        `tasks` and `table`, the preprocessing, are those of the federation, if nodes have their own data.
-        """
+        """Return the recipe built for a node, with the federation's `tasks` and `table` if nodes have own data."""
         own = config.client if config.data is not None else None
         key = own, config.device, tasks, table
         if key not in self.workers:
@@ -114,10 +92,7 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client. `home` is its folder, and `audit` records its actions in all runs.
-
-    `digests` has the checksums of its state files by run and round, if the engine has them.
-    """
+    """One client. `audit` records all actions; `digests` are checksums of its state files by run and round."""
 
     home: Path
     config: NodeConfig
@@ -167,7 +142,7 @@ class Node:
         """Do the client's part of a round; the new state stays at the node."""
         built, worker = self._at(head)
         round_ = head["round"]
-        message, marker = read_message(built, self.client, tree), read_state(tree)
+        message, marker = received.read_message(built, self.client, tree), received.read_state(tree)
         self._begin(built, head, tree)
         with self._folder(head) as folder:
             job = TrainJob(self.client, round_, message, self._state(folder, marker))
@@ -182,9 +157,9 @@ class Node:
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Do one turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
-        turn, names, peer_messages = read_turn(self.client, tree)
+        turn, names, peer_messages = received.read_turn(self.client, tree)
         built, worker = self._at(head)
-        round_, marker = head["round"], read_state(tree)
+        round_, marker = head["round"], received.read_state(tree)
         if turn == TURNS[0]:
             self._begin(built, head, tree)
         else:
@@ -209,7 +184,7 @@ class Node:
     def evaluate(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Measure models on this client's data, for its own metrics.jsonl, and for the server if it may have scores."""
         built, worker = self._at(head)
-        jobs = read_jobs(built, self.client, head["round"], tree)
+        jobs = received.read_jobs(built, self.client, head["round"], tree)
         names, splits = [job["name"] for job in jobs], [job["split"] for job in jobs]
         tasks = sorted({task for job in jobs for task in job["tasks"]})
         self._count(built, head, "evaluate", tree, models=names, splits=splits, tasks=tasks)
@@ -227,7 +202,7 @@ class Node:
 
     def _scored(self, tree: Mapping[str, Any]) -> bool:
         """Return whether to measure the model right after training."""
-        return wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
+        return received.wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
 
     def _numbers(self, built: Built, done: TrainDone) -> Numbers:
         """Return the numbers of training that travel beside the payload, without those that the site withholds."""
@@ -257,7 +232,7 @@ class Node:
     def export(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Write the models that this client uses, and what makes the folder one that reading and exporting take."""
         built, worker = self._at(head)
-        models = read_models(built, self.client, tree)
+        models = received.read_models(built, self.client, tree)
         tensors: dict[str, Tensor] = {}
         with self._folder(head) as folder:
             for one in models:
@@ -288,12 +263,12 @@ class Node:
         """Record a message of a round before it is answered. Raises RefusedError where enough were answered."""
         entry = {"what": what, "run": str(head["run"]), "round": head["round"], "asked": checksum_of(tree)}
         noised = built.deployed and built.terms is not None and built.terms.trust == "local"
-        agree_to_answer(self.audit.lines(), entry, anew=noised and what == "train")
+        received.agree_to_answer(self.audit.lines(), entry, anew=noised and what == "train")
         self.audit.note(**entry, **about)
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
-        read_round(self.bench.recipe.training.rounds, head)
+        received.read_round(self.bench.recipe.training.rounds, head)
         self.run_folder(str(head["run"]))
         if self.config.terms is not None:
             recipe = self.bench.recipe
@@ -404,11 +379,9 @@ Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]
 def client_app(recipe: Recipe | Path | str, method: Method | None = None, built: Built | None = None) -> Any:
     """Return a ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
 
-    `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, if
-    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already built.
-
-    A node reads its own terms first, then the text of the recipe and of the run's changes. Only what it agrees to is
-    resolved, built or imported.
+    `home` in the node's config is the folder for its files and node.yaml, `client` its name, if node.yaml does not give
+    it. `method` replaces the recipe's; `built` is the recipe built. A node agrees to the text of the recipe and of the
+    run's changes before anything is resolved, built or imported.
     """
     app = need("flwr.clientapp", "flower").ClientApp()
     offers: dict[str, Offer] = {}

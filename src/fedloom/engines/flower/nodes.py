@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
-from fedloom.core.settings.section import ClientId, Section, explain, strict
+from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import section_of
+from fedloom.core.settings.yaml import checked, section_of
 from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
@@ -41,18 +41,14 @@ from fedloom.models.signal import Signal, about_words
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.task import Task
 
-T = TypeVar("T", bound=Section)
 REPORTS = "nodes.json"
 """The file of a run folder that has the reports of nodes with their own data."""
 AT_NODE = "node.json"
 """The file of a run folder at a node that has data of its own."""
 
-_MOST = 10_000_000
-"""Most examples of one split of a client."""
-_VALUES = 1 << 26
-"""Most values of one input."""
-_CHANNELS = 1 << 15
-"""Most channels of a task."""
+_MOST = 10_000_000  # most examples of one split of a client
+_VALUES = 1 << 26  # most values of one input
+_CHANNELS = 1 << 15  # most channels of a task
 _Line = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]
 _Names = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=_CHANNELS)]
 
@@ -131,7 +127,7 @@ class NodeConfig(Section):
         """Read a file. Raises RecipeError that names what is wrong in it."""
         value = read(path, kind="node", follow=False).value
         admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
-        return checked(NodeConfig, value, str(path))
+        return checked(NodeConfig, value, f"{path}: ", between="; ")
 
 
 class AtNode(Section):
@@ -139,15 +135,6 @@ class AtNode(Section):
 
     config: NodeConfig
     tasks: tuple[dict[str, Any], ...]
-
-
-def checked(kind: type[T], value: Any, where: str) -> T:
-    """Return a value as a section of this kind. Raises RecipeError that names what is wrong in it."""
-    try:
-        return strict(kind, value)
-    except ValidationError as error:
-        lines = [f"{key}: {what}" for key, what in explain(error, kind, {})]
-        raise RecipeError(f"{where}: " + "; ".join(lines)) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,8 +198,7 @@ def own_data(
 ) -> tuple[Dataset, BuiltClient]:
     """Load a node's data set, with `changes` of its tasks' options, and the client that holds all of it.
 
-    Its own table is preprocessed as `fitted`; before that is known, it has no inputs. Raises DataError for a task that
-    the data set lacks.
+    Its table is preprocessed as `fitted` (None: no inputs yet). Raises DataError for a task that the data set lacks.
     """
     assert config.data is not None
     own = own or own_table(seed, config)
@@ -346,10 +332,7 @@ def _apart(value: Any, other: Any) -> tuple[str, str]:
 
 
 def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessing | None:
-    """Return the preprocessing of tables at nodes, from their reports; None where they have none.
-
-    In a private run it has noise, which is drawn anew at each call. Raises DataError where it cannot be computed.
-    """
+    """Return the preprocessing of nodes' tables, with new noise in a private run; None without. Raises DataError."""
     tables = {name: report.table for name, report in reports.items() if report.table is not None}
     if not tables:
         return None
@@ -363,10 +346,9 @@ def fitted_of(recipe: Recipe, reports: Mapping[str, NodeReport]) -> Preprocessin
 def federation_of(
     reports: Mapping[str, NodeReport], unified: bool, fitted: Preprocessing | None = None
 ) -> tuple[BuiltFederation, Dataset, Partition]:
-    """Build a federation whose data are at nodes, from their reports. Tasks are in the order of their names.
+    """Build a federation whose data are at nodes, from their reports and the preprocessing `fitted`, with sorted tasks.
 
-    `fitted` is the preprocessing of their tables. Raises DataError that names a client whose report does not fit the
-    others'.
+    Raises DataError that names a client whose report does not fit the others'.
     """
     if not reports:
         raise DataError("no node has reported its data")
@@ -430,10 +412,7 @@ def build_from(
 
 
 def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Built, dict[str, NodeReport]]:
-    """Build the recipe of a run folder at the server, without the nodes; return their reports too.
-
-    Raises StateError where a file of the folder is not what was written.
-    """
+    """Build the recipe of a run folder without the nodes; return their reports too. Raises StateError."""
     file = folder / REPORTS
     try:
         reports = {client: NodeReport.read(report, client) for client, report in dict(json_of(file)).items()}
@@ -446,10 +425,7 @@ def build_again(recipe: Recipe, folder: Path, partition: Partition) -> tuple[Bui
 
 
 def build_alone(recipe: Recipe, folder: Path) -> Built:
-    """Build the recipe of a run folder at a node, with the data of this node.
-
-    Raises StateError where a file of the folder is not what was written, RecipeError where it names code.
-    """
+    """Build the recipe of a run folder at a node, with its data. Raises StateError, or RecipeError for code."""
     file, info = folder / AT_NODE, read_info(folder)
     value = json_of(file)
     admit(names_in(value), Origin.FOLDER, str(file), info.get("origins"))

@@ -1,8 +1,4 @@
-"""Checks of messages between nodes and server.
-
-The server accepts only what an honest node of this client could send. A node answers only requests that the recipe
-makes necessary, and no more often.
-"""
+"""Checks of messages between nodes and server: what an honest node could send, what the recipe makes necessary."""
 
 from __future__ import annotations
 
@@ -124,10 +120,7 @@ def _extras(built: Built, client: BuiltClient) -> dict[str, Untrusted]:
 
 
 def integer_fields(built: Built) -> dict[str, Array]:
-    """Return the schema of integer buffers.
-
-    Counters are not negative. Others, such as positions, stay in the range of the model's own values.
-    """
+    """Return the schema of integer buffers: counters are not negative, others are in the model's range."""
     return {
         name: Array(tuple(value.shape), value.dtype, 0, _MANY)
         if not value.ndim or value.dtype == torch.bool
@@ -145,10 +138,7 @@ def sender_of(built: Built, client: BuiltClient) -> Sender:
 
 
 def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMessage, round: int) -> None:
-    """Check a peer's message to others; `context` is that of this peer. Raises ValueError with the field.
-
-    The server passes peer messages on unchanged, so nothing in them is cast.
-    """
+    """Check a peer's message, which is passed on as it is. Raises ValueError with the field."""
     me, sender = context.client, sender_of(built, context.client)
     Named({"round": Exactly(round), "sender": Exactly(me.id), "layout": Exactly(context.layout.hash)}).read(
         {"round": peer_message.round, "sender": peer_message.sender, "layout": peer_message.layout}, sender
@@ -193,12 +183,10 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for one in inside for t in _tensors(one)]
 
 
-_BESIDE = 1 << 20
-"""Most bytes of one extra of one row."""
+_BESIDE = 1 << 20  # most bytes of one extra of one row
 ANSWER = 1 << 20
 """Most bytes of an answer's texts and numbers, beside a payload."""
-_LINES = 1000
-"""Most records, and most events, of one turn of a peer."""
+_LINES = 1000  # most records, and most events, of one turn of a peer
 
 
 def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str, float]]:
@@ -379,10 +367,7 @@ def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
 
 @reading()
 def read_state(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marker by which a server names a client's `state`: its round (`node`), perhaps its `task`, or nothing.
-
-    Raises RefusedError for anything else.
-    """
+    """Return the marker of a client's `state`: its round (`node`), perhaps `task`, or nothing; else RefusedError."""
     # the server also has a marker for each task, of which it sends one alone where that is wanted
     marker = {name: each for name, each in _mapping(tree["state"]).items() if name != "tasks"}
     node, task = {"node": Number(0, 1 << 53, whole=True)}, {"task": Text()} if "task" in marker else {}
@@ -402,11 +387,7 @@ def read_turn(client: str, tree: Mapping[str, Any]) -> tuple[str, list[str], lis
 
 @reading()
 def read_jobs(built: Built, client: str, round_: int, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the evaluations that a message asks for, each with the `name` of its model.
-
-    Raises RefusedError where the recipe has none after this round, and for a split, model, task or client that it does
-    not measure.
-    """
+    """Return the evaluations that a message asks for, with model names. Raises RefusedError for any other."""
     evaluation, last = built.recipe.evaluation, built.recipe.training.rounds
     # a private run may end after any round
     if round_ % evaluation.every and round_ != last and built.recipe.privacy is None:

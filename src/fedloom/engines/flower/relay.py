@@ -30,8 +30,7 @@ from fedloom.federation.runs.folder import RunFolder
 
 TURNS = ("train", "choose", "answer", "mix")
 _MEMORY = "turns"
-_COUNT = Each((Text(), Text(), Number(0, 1 << 53, whole=True)))
-"""Role, task ("" for none), bytes."""
+_COUNT = Each((Text(), Text(), Number(0, 1 << 53, whole=True)))  # role, task ("" for none), bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,10 +41,7 @@ class Offer:
 
     @staticmethod
     def of(recipe: Recipe | Path | str, changes: str = "") -> Offer:
-        """Take an app's recipe (a file, a packaged name, a Recipe) and a run's changes, separated by semicolons.
-
-        Raises RecipeError where the file cannot be read.
-        """
+        """Take an app's recipe and a run's changes, separated by semicolons. Raises RecipeError for a bad file."""
         each = tuple(text.strip() for text in changes.split(";") if text.strip())
         if isinstance(recipe, Recipe):
             return Offer("the recipe", dump(recipe), each, recipe)
@@ -76,11 +73,7 @@ class Offer:
         return tuple(change.partition("=")[0].strip() for change in self.changes)
 
     def resolved(self) -> Recipe:
-        """Return the recipe as nodes run it; imports the code that it names.
-
-        Raises RecipeError where code was not allowed: by a site's terms, by FEDLOOM_ALLOW_CODE, or by who made the
-        recipe in this process.
-        """
+        """Return the recipe as nodes run it; import the code that it names. RecipeError where that is not allowed."""
         if self.source is not None and not self.changes:
             return self.source.at_nodes()
         admit(self.names, Origin.ELSEWHERE, self.where)
@@ -237,9 +230,7 @@ class SitePolicy(Section):
 
 
 def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> frozenset[Beside]:
-    """Return the kinds of numbers that a node withholds in a run with this privacy.
-
-    Only the site's own terms may loosen the default.
+    """Return the kinds of numbers that a node withholds in a run with this privacy; the site's terms may loosen it.
 
     `own`: the node has data of its own. Otherwise its share is the recipe's, and all know how many examples that has.
     """

@@ -52,10 +52,7 @@ def reading() -> Iterator[None]:
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
-    """Return a RecordDict. `head` has texts, numbers and lists of either.
-
-    A tensor that is twice in the tree is sent once; bfloat16, which numpy lacks, is sent as its bits.
-    """
+    """Return a RecordDict; a tensor that is twice in the tree is sent once, and bfloat16 is sent as its bits."""
     flwr = need("flwr.app", "flower")
     skeleton, tensors = split_tree(tree, once=True)
     bits = [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]
@@ -154,8 +151,7 @@ def _tensor(name: str, array: Any) -> Tensor:
     return torch.from_numpy(values.reshape(shape, order=order))
 
 
-_KEY = "key"
-"""The file in a node's home with the key by which it is recognised."""
+_KEY = "key"  # the file in a node's home with the key by which it is recognised
 
 
 def public_key(home: Path) -> str:
@@ -169,11 +165,10 @@ def signed(home: Path, nonce: str, client: str) -> dict[str, str]:
 
 
 def key_of(head: Mapping[str, Any], nonce: str, client: str) -> str:
-    """Return the public key that a hello was signed with.
+    """Return the public key that a hello was signed with. Raises RefusedError for another signature.
 
-    A client's name belongs to the key that showed it first, or that the recipe lists for it (`runtime.flower.keys`).
-    Flower's own node authentication says which machines may take part. This says which of them is which client, also
-    where Flower's authentication is off: Flower draws node ids anew. Raises RefusedError for another signature.
+    A client's name belongs to the key that showed it first, or that the recipe lists (`runtime.flower.keys`). Flower's
+    own authentication says which machines may take part, and this which of them is which client.
     """
     ed25519 = need("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
     key = str(head.get("key"))

@@ -48,10 +48,7 @@ class Probe:
         return feature_statistics(torch.cat(seen))
 
     def gradient(self, client: BuiltClient, message: Message, state: State, part: Layout) -> Tensor:
-        """Return the gradient of the client's weighted loss over its training data, in the columns of `part` (eq. 4.2).
-
-        The model is in eval mode, so neither dropout nor the order of batches has a part in it.
-        """
+        """Return the gradient of the client's loss (eq. 4.2) over its data, in the columns of `part`; in eval mode."""
         model = self._loaded(message, state)
         model.grad.zero_()
         for examples, names in client.train.by_labels(client.tasks):
@@ -92,8 +89,7 @@ class Probe:
 class PeerContext:
     """The common settings of all peers, and the clients whose data is in reach (at a peer only its own, see `at`).
 
-    `initial` are the parameters (p) that all start from. `probe` computes features and outputs of models. `held` is the
-    number of peers that hold each task.
+    `initial` are the parameters (p) that all start from, `held` how many peers hold each task.
     """
 
     method: Method
@@ -140,10 +136,7 @@ class PeerContext:
 
     @cached_property
     def tells_update(self) -> bool:
-        """Return whether messages hold updates even to peers that started from another model.
-
-        Methods that keep a model for each client look at updates, as at a server. Others mix models.
-        """
+        """Return whether messages always hold updates, as in methods with a model for each client."""
         apart = not self.method.stage.traits.reduces and self.method.turn.start == "received"
         return not self.by_task and (apart or self._reads_start)
 
@@ -201,10 +194,7 @@ class Environment:
 
 @dataclass(eq=False)
 class Community:
-    """The peers of a run and the network between them.
-
-    `context` have in reach the peers of this process; `names` are all peers of the run, where others run elsewhere.
-    """
+    """The peers of a run (`names`) and the network between them; `context` are those of this process."""
 
     context: PeerContext
     connect: Callable[[Lost], Network] = Network

@@ -26,14 +26,7 @@ from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, P
 from fedloom.federation.rounds.messages import Payload, blank
 from fedloom.federation.rounds.worker import EvalJob, Job
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
-from fedloom.methods.peers.neighbours import (
-    alignment,
-    coarse_clusters,
-    fine_clusters,
-    next_scope,
-    similar_enough,
-    top_k,
-)
+from fedloom.methods.peers import neighbours
 from fedloom.methods.peers.similarity import (
     Sketch,
     combined,
@@ -260,8 +253,7 @@ def judge(
 ) -> State:
     """Compute similarities to the senders of `messages` (at least one), by their signals and the `own` ones.
 
-    Returns the new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's
-    state.
+    Returns the state's new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope".
     """
     # groups need similarities between all pairs (N x N, the peer itself first); else one row is enough
     config, groups, me = context.config.similarity, context.config.choose.groups, context.client
@@ -291,9 +283,9 @@ def judge(
         S = S[0, 1:]
     if context.config.scope == "adaptive" and "gradient" in weights:
         others = torch.stack([messages[name].tensors["gradient"] for name in names])
-        aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
+        aligned = neighbours.alignment(gradient(own["gradient"], others, "cosine").tolist())
         thresholds = context.config.adaptive
-        new["scope"] = next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
+        new["scope"] = neighbours.next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
     return {**new, "similarity": dict(zip(names, S.tolist(), strict=True))}
 
 
@@ -303,9 +295,9 @@ def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequenc
     if choose.groups is not None:
         names = tuple(name for name in names if name in group)
     if choose.threshold is not None:
-        names = similar_enough(similarity, choose.threshold)
+        names = neighbours.similar_enough(similarity, choose.threshold)
     if choose.top is not None:
-        names = top_k({name: similarity[name] for name in names}, choose.top)
+        names = neighbours.top_k({name: similarity[name] for name in names}, choose.top)
     return names
 
 
@@ -321,7 +313,7 @@ def close(context: PeerContext, own: Trained, heard: Mapping[str, Heard]) -> fro
     names, me = sorted(models), context.client.id
     each = [context.probe.outputs(context.client, models[name], state) for name in names]
     S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
-    clusters = fine_clusters(names, S, context.fine)
+    clusters = neighbours.fine_clusters(names, S, context.fine)
     return frozenset(next(group for group in clusters if me in group)) - {me}
 
 
@@ -331,13 +323,12 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
     assert groups is not None
     known = torch.isfinite(S[0]).nonzero().flatten().tolist()
     seed = derive_seed(context.seed, "groups") >> 32
-    clusters = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
+    clusters = neighbours.coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
     return list(next((group for group in clusters if names[0] in group), (names[0],)))
 
 
 def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -> Tensor | None:
-    """Return the buffers of a model that is measured: those sent with it, and the peer's own where the sender has no
-    such block."""
+    """Return the buffers of a measured model: those sent with it, and the peer's own where the sender has none."""
     told, every = message.tensors.get("buffers"), context.method.shared_buffers(context.layout)
     if told is None or own is None:
         return own if told is None else told

@@ -47,10 +47,7 @@ from fedloom.methods.peers.neighbours import recent, soft_weights
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The models that one peer mixes in a round: its own and, of the models that it `heard`, those of `chosen` peers.
-
-    The other models serve the penalty. `federation` has the peer itself and the senders of the models.
-    """
+    """The models that one peer mixes in a round: its own and `chosen` ones. Others `heard` serve the penalty."""
 
     context: PeerContext
     federation: BuiltFederation
@@ -112,17 +109,9 @@ class Mix:
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
-        ctx = Ctx(
-            self.own.round,
-            context.seed,
-            rows_of(method, self.federation, sorted([me, *self.chosen])),
-            len(self.graph.peers),
-            context.rounds,
-            log=env.log,
-            record=env.record,
-            peer=me,
-            held=context.held,
-        )
+        targets = rows_of(method, self.federation, sorted([me, *self.chosen]))
+        now = self.own.round, context.seed, targets, len(self.graph.peers), context.rounds
+        ctx = Ctx(*now, log=env.log, record=env.record, peer=me, held=context.held)
         server = server_step(
             replace(method, stage=stage, codec=method.codec if by_task else Raw()),
             context.layout,
@@ -204,10 +193,7 @@ class Peer:
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
-        """Do a synchronous round after local training, which left `payload` and the new client state.
-
-        It yields wherever messages must be carried before it can go on: signals, then requests, then models.
-        """
+        """Do a synchronous round after training; yield wherever signals, requests or models must be carried."""
         published = self.publish(self.trained(payload, client), graph)
         yield
         asked = self.choose(published)
@@ -269,10 +255,7 @@ class Peer:
         return recent(similarity, since, rate)
 
     def answer(self, trained: Trained | None) -> None:
-        """Send the model to the peers that asked for it.
-
-        A peer that started from the same model, as its request shows, gets the update alone, which codecs compress.
-        """
+        """Send the model, or to peers that started from the same one the update alone, to those that asked."""
         messages: dict[tuple[bool, str], PeerMessage] = {}
         for request in self._receive("request"):
             if trained is None or not self._wanted(trained, request):

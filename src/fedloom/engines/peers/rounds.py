@@ -46,20 +46,12 @@ def initial_peers(built: Built) -> State:
     """Return the state of a run of peers before its first round. All start from the same model."""
     initial = built.layout.flatten(built.module).detach()
     free = built.recipe.peers is not None and built.recipe.peers.mode == "asynchronous"
-    return {
-        "round": 0,
-        "peers": {
-            name: {
-                **first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed),
-                **({"pace": at_rest()} if free else {}),
-            }
-            for name in built.federation.clients
-        },
-        "clock": 0.0,
-        **({"events": Events().state()} if free else {}),
-        "early": None,
-        "stopped": False,
-    }
+    peers: State = {}
+    for name in built.federation.clients:
+        own = first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
+        peers[name] = {**own, **({"pace": at_rest()} if free else {})}
+    events = {"events": Events().state()} if free else {}
+    return {"round": 0, "peers": peers, "clock": 0.0, **events, "early": None, "stopped": False}
 
 
 def synchronous_round(
@@ -173,15 +165,9 @@ class FreePeer(Peer):
         if (latest := self.latest) is not None:
             version = {"payload": latest.payload.tree(), "base": latest.start}
             version |= {"round": latest.round, "made": latest.ended}
-        pace = {
-            "done": self.done,
-            "running": self.running,
-            "asked": self.asked,
-            "seen": self.mailbox.seen,
-            "inbox": [as_tensor(data) for data in self.mailbox.kept()],
-            "version": version,
-        }
-        return {**self.state, "pace": pace}
+        pace = {"done": self.done, "running": self.running, "asked": self.asked, "seen": self.mailbox.seen}
+        inbox = [as_tensor(data) for data in self.mailbox.kept()]
+        return {**self.state, "pace": {**pace, "inbox": inbox, "version": version}}
 
     def _post(self, receiver: str, data: bytes) -> None:
         """Put a message among the events, at the time when it will arrive."""
@@ -240,8 +226,7 @@ class FreePeer(Peer):
 class AsynchronousRounds:
     """All peers of an asynchronous run in one process.
 
-    `running` has the results of local rounds that have not ended yet in simulated time. It is no part of the state:
-    training is a pure function of a peer's state, so a resumed run trains again.
+    `running` has results that have not ended in simulated time; they are no part of the state, for training repeats.
     """
 
     def __init__(self, community: Community) -> None:
@@ -251,10 +236,7 @@ class AsynchronousRounds:
     def round(
         self, states: State, before: State, round: int, members: Iterable[str], env: Environment
     ) -> tuple[State, State, list[str]]:
-        """Run one recorded round. Returns (states of all peers, pending events, peers that ended a local round).
-
-        `before` are the events that were pending after the round before.
-        """
+        """Run one recorded round. Returns (states, pending events, peers that ended); `before` was pending."""
         events = Events.of(before)
         community, start = self.community, events.now
         community.network.begin(round)

@@ -115,10 +115,7 @@ class Network:
         return values
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring messages to the peers of other processes, at the end of each phase of a round.
-
-        `sent` lists the messages of this process as (sender, receiver, bytes). Returns the list of all processes.
-        """
+        """Bring messages to other processes; return all (sender, receiver, bytes), of which `sent` are from here."""
         return sent
 
     def cancel(self, sender: str, receiver: str) -> int:
@@ -149,9 +146,8 @@ class Network:
 class Mailbox:
     """The messages that a peer sends and accepts. It logs every message that it drops.
 
-    It keeps messages of later rounds, from peers that are ahead, until their round. `post` sends bytes to a receiver
-    and does not wait for an answer; `fetch` returns the messages since its last call. Both may lose, double, delay and
-    damage messages. `decode` reads a message (see `Network.decode`).
+    It keeps messages of later rounds until their round. `post` sends bytes to a receiver; `fetch` returns the messages
+    since its last call. Both may lose, double, delay and damage messages. `decode` is as in `Network.decode`.
     """
 
     def __init__(
@@ -215,8 +211,7 @@ class Mailbox:
 class Newest(Mailbox):
     """A mailbox for peers that do not wait for each other: a message's round is its sender's own.
 
-    Of each sender the newest message of a kind counts; an older one, or one that was taken before, is dropped. `seen`
-    has the round of the last message taken: kind -> sender -> round.
+    Of each sender and kind only newer messages than the last one count; `seen` is kind -> sender -> round.
     """
 
     def __init__(self, *about: Any, seen: Mapping[str, Mapping[str, int]]) -> None:

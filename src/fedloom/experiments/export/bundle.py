@@ -14,7 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from inspect import getmembers, isabstract, isclass
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from jinja2 import Environment
@@ -164,30 +164,21 @@ def export(
     tasks = [t for t in held if task in (None, t.name)]
     mine = _of_tasks(models[key], {t.name for t in tasks})
     facts = _about(built, key, client, tasks, licence)
-    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, hub)}
+    loads = loader(built.module, facts, tasks)
+    files = loads | {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, loads, hub)}
     files |= words_file(built.dataset.words)
     if hub:  # with the keys by which the hub finds models
         kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
         files[CONFIG] = json.dumps({**kind, **facts.model_dump(mode="json")}, indent=1)
-    return write(out, built.module, mine, tasks, facts, files)
+    return write(out, mine, facts, files)
 
 
-def write(
-    out: Path,
-    module: MultiTask,
-    state: Mapping[str, Tensor],
-    tasks: Sequence[Task],
-    about: About,
-    files: Mapping[str, str],
-) -> Path:
-    """Write weights, export.json, other files, and load.py where that loads it, to the folder `out`; return it."""
+def write(out: Path, state: Mapping[str, Tensor], about: About, files: Mapping[str, str]) -> Path:
+    """Write weights, export.json and other files to the folder `out`; return it."""
     out.mkdir(parents=True, exist_ok=True)
     save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
     about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
-    texts = {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}
-    if about.pixels in get_args(Fit) and loader_fits(module, tasks):
-        texts[LOADER] = loader(module, about, tasks)
-    for name, text in texts.items():
+    for name, text in {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}.items():
         with naming(out / name):
             (out / name).write_text(text, encoding="utf-8")
     return out
@@ -390,10 +381,12 @@ def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: 
     return changed(module, method_of(recipe).model, tuple(shape), recipe.seed)
 
 
-def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: str | None, hub: bool = False) -> str:
+def card(
+    built: Built, run: Run, about: About, tasks: Sequence[Task], client: str | None, loads: Mapping[str, str], hub: bool
+) -> str:
     """Return the card in Markdown; `about` is what export.json says, `tasks` are those of the model.
 
-    `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
+    `loads` are the files of `loader`. `hub`: with the scores as a `model-index`, which the hub shows.
     """
     names, table = {task.name for task in tasks}, built.dataset.table
     owners = {"client": about.client, "task": about.task}
@@ -432,7 +425,7 @@ def card(built: Built, run: Run, about: About, tasks: Sequence[Task], client: st
         final=final,
         measured=measured,
         loader=LOADER,
-        loads=about.pixels in get_args(Fit) and loader_fits(built.module, tasks),
+        loads=bool(loads),
     )
 
 
@@ -514,29 +507,29 @@ def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
     }
 
 
-def loader_fits(module: MultiTask, tasks: Sequence[Task]) -> bool:
-    """Return whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
+def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> dict[str, str]:
+    """Return load.py, which loads the model without fedloom, with its text; `about` is what export.json says.
+
+    Empty for any but a network as timm makes it, pruned to its maps or not, with linear heads.
+    """
     encoder = module.encoder
-    arguments = getattr(encoder, "made", None)
-    if arguments is None or not all(type(module.heads[task.name]) is nn.Linear for task in tasks):
-        return False
+    arguments: Any = getattr(encoder, "made", None)
+    linear = all(type(module.heads[task.name]) is nn.Linear for task in tasks)
+    if about.pixels not in get_args(Fit) or arguments is None or not linear:
+        return {}
     plain = need("timm", "vision").create_model(**arguments, pretrained=False, num_classes=0)
-    if isinstance(encoder, PyramidEncoder):
-        plain.prune_intermediate_layers(encoder.levels, prune_norm=True, prune_head=True)
+    levels = encoder.levels if isinstance(encoder, PyramidEncoder) else None
+    if levels is not None:
+        plain.prune_intermediate_layers(levels, prune_norm=True, prune_head=True)
     # with adapters, modules of a method, or norms of its own it is more than that
     mine = {key for key in module.state_dict() if not key.startswith("heads.")}
-    return mine == {f"encoder.net.{key}" for key in plain.state_dict()}
-
-
-def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> str:
-    """Return a script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
-    arguments: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
-    levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
+    if mine != {f"encoder.net.{key}" for key in plain.state_dict()}:
+        return {}
     heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in tasks}
     values = {"shape": tuple(about.input_shape), "mean": about.mean, "std": about.std, "pixels": about.pixels}
     more = {"heads": heads, "levels": levels, "made": dict(arguments)}
     template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
-    return template.substitute({name: repr(value) for name, value in {**values, **more}.items()})
+    return {LOADER: template.substitute({name: repr(value) for name, value in {**values, **more}.items()})}
 
 
 def is_image(shape: Sequence[int]) -> bool:

@@ -67,11 +67,9 @@ class Finished:
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
-    """Return (what a finished run was built from, its files), with the data set of `like` where both recipes name the
-    same.
+    """Return (what a finished run was built from, its files), with the data set of `like` where both name the same.
 
-    Raises StateError where the folder is not a run's, the run has not finished, or the model or the data
-    are not what they were.
+    Raises StateError where the folder is not a finished run's, or the model or the data are not what they were.
     """
     recipe, partition = RunFolder.read(folder)
     model_file(folder)  # asked first, for what follows takes long
@@ -92,8 +90,7 @@ def _of_run(folder: Path, built: Built) -> tuple[Built, Run]:
 
 
 def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> list[Finished]:
-    """Return finished runs on the same data. Their names are their methods, with a number where several have the same
-    one.
+    """Return finished runs on the same data, named by their methods, with a number where several have the same.
 
     Raises StateError where a run has not finished, its model is not what it was, or runs have different data.
     """
@@ -197,8 +194,7 @@ def task_models(folder: str | Path) -> TaskModels:
         )
         raise StateError(
             f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
-            "clients "
-            "that hold one task each (partition=one-task)"
+            "clients that hold one task each (partition=one-task)"
         )
     label = f"{recipe.name}, {run.label}, seed {recipe.seed}"
     notes = [f"clients with several tasks are left out: {', '.join(sorted(several))}"] if several else []

@@ -17,7 +17,17 @@ from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import ABOUT, CARD, RECIPE, Bundle, described, network, words_file, write
+from fedloom.experiments.export.bundle import (
+    ABOUT,
+    CARD,
+    RECIPE,
+    Bundle,
+    described,
+    loader,
+    network,
+    words_file,
+    write,
+)
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.rounds.build import build_method
@@ -173,4 +183,5 @@ def _written(
         f"---\nlicense: {licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
         f"`fedloom study merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
-    return write(out, module, state, tasks, facts, {RECIPE: dump(like.recipe), CARD: card, **words_file(like.words)})
+    files = {RECIPE: dump(like.recipe), CARD: card, **loader(module, facts, tasks), **words_file(like.words)}
+    return write(out, state, facts, files)

@@ -27,11 +27,9 @@ from fedloom.study.report.predictions import Picture, ShownExample
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
     """Return a Pillow image of `count` test examples with the predictions of the final models of one or several runs.
 
-    One row per example and task; the columns are input, truth and each run's prediction, which says whose model it is
-    from, and of a single run where it is wrong. The model is that of the first client that holds the task, where it has
-    its own, else the global one.
-
-    Raises StateError where a run has no dense task or no model yet, or where runs have different data.
+    One row per example and task; the columns are input, truth, each run's prediction with its model's owner, and of a
+    single run where it is wrong. The model is the first holder's own, else the global one. Raises StateError where a
+    run has no dense task or no model yet, or where runs have different data.
     """
     runs = open_runs([folders] if isinstance(folders, Path) else folders)
     for run in runs:

@@ -126,11 +126,9 @@ class DomainRun(Finished):
 def read(
     folders: Sequence[Path | str], task: str | None = None, device: str | None = None, tell: Tell = lambda *_: None
 ) -> list[DomainRun]:
-    """Open finished runs on the same data; see `open_runs`.
+    """Open finished runs on the same data; see `open_runs` for the errors.
 
     `task` names the classification task to look at, by default the only one; `device` is each run's own by default.
-    Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
-    model is not what it was, or runs have different data.
     """
     runs = []
     for run in open_runs(folders, tell):
@@ -280,10 +278,7 @@ def singular_values(features: Tensor) -> Array:
 
 
 def effective_rank(values: Any) -> float:
-    """Return exp of the entropy of singular values divided by their sum (Roy and Vetterli, 2007); 0 where all are 0.
-
-    Between 1 and the rank; the rank exactly where all values above 0 are equal.
-    """
+    """Return exp of the entropy of normalised singular values (Roy and Vetterli, 2007); 0 where all are 0."""
     values = np.asarray(values, float)
     shares = values[values > 0] / values.sum() if values.any() else np.zeros(0)
     return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
@@ -319,8 +314,7 @@ def grad_cam(model: MultiTask, layer: nn.Module, x: Tensor, task: str, classes: 
 
 
 def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
-    """Return f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over all of a domain's test
-    examples.
+    """Return f+, f-, f* and f~ -> the accuracy of the run's own classifier on them, over a domain's test examples.
 
     They are those of the feature module that is passed last, and take the place of its output; its mask is without
     noise. f~ is what the run measures unless it has noise in evaluation, or leaves its modules out (scope identity).
@@ -351,10 +345,7 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
 
 
 def embedding(features: Tensor) -> Array:
-    """Return t-SNE of features (n x D) in the plane (n x 2), from their principal components; needs scikit-learn.
-
-    The perplexity is 30, or a third of n - 1 where that is less. ValueError for fewer than four examples.
-    """
+    """Return t-SNE of features (n x D) in the plane (n x 2). ValueError for fewer than four examples."""
     if len(features) < 4:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
     library = need("sklearn.manifold", "report")

@@ -203,8 +203,7 @@ class _Scores:
 
 
 def clustered(S: Any) -> list[int]:
-    """Return an order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan:
-    none).
+    """Return an order of tasks in which related ones stand together, from similarities (T x T, symmetrised; nan: none).
 
     Average linkage: the two groups with the largest mean similarity are joined until one is left, so that the more
     similar of their ends touch. Of equally similar ones the first are taken.

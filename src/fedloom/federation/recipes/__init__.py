@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fedloom.federation.recipes.loader import dump, load, names
-from fedloom.federation.recipes.schema import Recipe, recipe_hash, without_seed
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
 
-__all__ = ["Recipe", "dump", "load", "names", "recipe_hash", "without_seed"]
+__all__ = ["Recipe", "dump", "load", "names", "recipe_hash"]

@@ -19,8 +19,7 @@ from fedloom.data.prepare import SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.models.signal import Kind, Signal
 
-_SIZE = 64
-"""Images of a folder are resized to so many pixels a side, which the small CNN is for."""
+_SIZE = 64  # images of a folder are resized to so many pixels a side, which the small CNN is for
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
@@ -32,8 +31,7 @@ BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 a table of 35,000 rows per site would train for hours where minutes do."""
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """Names of folders that are parts of a split, and so neither sites nor classes."""
-_MOST = 100
-"""A column of whole numbers with more values than these is no class label."""
+_MOST = 100  # a column of whole numbers with more values than these is no class label
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,9 @@ def look(path: Path) -> Found:
 
 
 def draft(content: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
-    """Return the recipe, to be checked by `load`.
+    """Return the recipe, to be checked by `load`. Raises RecipeError for a column that is not there.
 
     `clients` is a number, of each group where the data has groups, or the column that says whose an example is.
-    Raises RecipeError for a column that is not there.
     """
     data = dict(content.data)
     by_number = clients.isdigit()
@@ -97,7 +94,7 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
     grouped = content.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
     partition |= {"named": True} if grouped else {}
-    return _recipe(name, data, partition, MODELS[content.signal], method, rounds)
+    return _recipe(rounds, name=name, data=data, partition=partition, model=MODELS[content.signal], method=method)
 
 
 def draft_of_table(
@@ -108,29 +105,15 @@ def draft_of_table(
     data = {"name": "table", "path": str(path.resolve()), **content.section}
     frame, site = content.table.frame, content.table.site
     sites = clients or (1 if site is None else frame[site].nunique())
-    recipe = _recipe(name, data, partition, "mlp", method, rounds, RATE)
+    recipe = _recipe(rounds, RATE, name=name, data=data, partition=partition, model="mlp", method=method)
     fits = (size for size in BATCHES if len(frame) / sites <= STEPS * size)
     recipe["training"]["batch_size"] = next(fits, BATCHES[-1])
     return recipe
 
 
-def _recipe(
-    name: str,
-    data: Mapping[str, Any],
-    partition: Mapping[str, Any],
-    model: str,
-    method: str,
-    rounds: int,
-    rate: float = 0.001,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "data": data,
-        "partition": partition,
-        "model": model,
-        "method": method,
-        "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": rate}},
-    }
+def _recipe(rounds: int, rate: float = 0.001, **sections: Any) -> dict[str, Any]:
+    optimizer = {"name": "adam", "lr": rate}
+    return {**sections, "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": optimizer}}
 
 
 def _folder(path: Path) -> Found:

@@ -93,10 +93,7 @@ def load(
 
 
 def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a recipe's plain content with overrides applied in place; nothing in it is checked or imported.
-
-    `where` names it in messages. Raises RecipeError for content that is no mapping, and for overrides of no such form.
-    """
+    """Return a recipe's plain content with overrides applied, not checked. Raises RecipeError for other forms."""
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Recipe.model_fields)}")
     for override in overrides:
@@ -110,10 +107,7 @@ def texts(changes: Mapping[str, Any]) -> list[str]:
 
 
 def resolved(where: str, value: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Return the checked recipe of plain content, to which these overrides were applied; imports what it names.
-
-    Raises RecipeError with all problems.
-    """
+    """Return the checked recipe of plain content; imports what it names. Raises RecipeError with all problems."""
     try:
         return strict(Recipe, value)
     except ValidationError as error:
@@ -145,12 +139,10 @@ def read(
     follow: bool = True,
     above: tuple[str, ...] = (),
 ) -> Content:
-    """Return the plain content of a source, with all that it takes of what it is `like`.
+    """Return the plain content of a source (a name of a YAML file below `home`, a file or a mapping) and of its `like`.
 
-    `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages; `benchmark` chooses one of its benchmarks, if it has this one. What came
-    from elsewhere is like nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where
-    a source is not found, is not YAML, or is like itself.
+    `kind` is the word for it in messages; `benchmark` chooses one of its benchmarks; without `follow` it is like
+    nothing; `above` are the sources that are like it. RecipeError where one is not found, no YAML, or like itself.
     """
     home = home or HOME
     known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()
@@ -272,8 +264,7 @@ def packaged(home: Traversable) -> Mapping[str, Packaged]:
     return _FOUND[str(home)]
 
 
-_FOUND: dict[str, dict[str, Packaged]] = {}
-"""Folder -> what `packaged` found."""
+_FOUND: dict[str, dict[str, Packaged]] = {}  # folder -> what `packaged` found
 
 
 def _packaged(file: str, text: str) -> Iterator[tuple[str, Packaged]]:

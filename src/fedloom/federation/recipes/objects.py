@@ -17,10 +17,9 @@ SECTIONS = ("data", "partition", "model", "method")
 
 
 def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
-    """Return a recipe's content without the objects in it, and the objects.
+    """Return a recipe's content with names in the place of objects, and the objects.
 
-    A section is an object, or a mapping whose `name` is one. A name takes an object's place; a Method's is not known to
-    recipes, so the section says what it would without it.
+    A section is an object, or a mapping whose `name` is one. For a Method the section says what it would without it.
     """
     plain, objects = dict(value), {}
     for key in SECTIONS:
@@ -59,8 +58,7 @@ def described(thing: Any) -> str:
 def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's content with keywords: sections (training={...}), or keys of `training` and `runtime` alone.
 
-    `lr` is that of the optimiser. A section given as a mapping changes those of its keys that it names. Raises
-    RecipeError for an unknown keyword.
+    `lr` is the optimiser's. A mapping changes the keys that it names. Raises RecipeError for an unknown keyword.
     """
     result = dict(value)
     for key, given in sorted(options.items(), key=lambda option: option[0] == "lr"):

@@ -110,10 +110,7 @@ class Named(Section):
 
     @property
     def entry(self) -> Registered:
-        """The function that the section names, or one that gives the object in its place.
-
-        Raises RecipeError where the object was given in Python and is not here.
-        """
+        """The function of the section, or one that gives its object. Raises RecipeError where that is not here."""
         if self._held is not None:
             return self._held
         if self.name == GIVEN:
@@ -409,8 +406,7 @@ class Recipe(Section):
 
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits over what determines results: not the name, the engine, the workers or the
-    checkpoints.
+    """Return 16 hexadecimal digits over what determines results: not the name, engine, workers or checkpoints.
 
     Also takes a resolved recipe as a mapping, as a run folder holds it.
     """
@@ -432,11 +428,6 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     method = {k: v for k, v in hashed(value["method"]).items() if k != "python"}
     value["method"] = {**method, "add": list(method.get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def without_seed(recipe: Recipe) -> Recipe:
-    """Return the recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
-    return recipe.model_copy(update={"seed": 0})
 
 
 def registry(module: str, name: str) -> Registry:

@@ -117,10 +117,7 @@ def _own(base: Task, changes: Mapping[str, Any]) -> Task:
 
 
 def load_data(section: DataSection, seed: int) -> Dataset:
-    """Return the recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds.
-
-    Raises RecipeError where what the section names gives no data set.
-    """
+    """Return the recipe's data set, equal for equal data sections and seeds. Raises RecipeError for another object."""
     return loaded(section.entry, seed, section.arguments)
 
 
@@ -173,10 +170,7 @@ def _numbered_apart(peers: PeersSection, share: float, method: Method) -> None:
 
 
 def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset | None = None) -> Built:
-    """Load the data, partition it, build the model and the method.
-
-    `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
-    """
+    """Load the data (or take `dataset`), partition it (or take `partition`), build the model and the method."""
     method = method_of(recipe)
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
@@ -302,10 +296,7 @@ def starting_model(model: ModelSection, seed: int, dataset: Dataset) -> MultiTas
 
 
 def begin_with(module: MultiTask, start: str) -> None:
-    """Load the model that all clients of a run share: from its folder, or from its model.safetensors.
-
-    Raises RecipeError where there is none, or it does not fit.
-    """
+    """Load the model that all clients of a run share. Raises RecipeError where there is none or it does not fit."""
     path = Path(start).expanduser()
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
@@ -349,10 +340,7 @@ def _module(recipe: Recipe, method: Method, dataset: Dataset, section: ModelSect
 def _own_modules(
     recipe: Recipe, method: Method, dataset: Dataset, federation: BuiltFederation, layout: Layout
 ) -> dict[str, MultiTask]:
-    """Return the models of clients that have their own.
-
-    Raises RecipeError where the engine has one model for all, or a tensor that clients share differs from `layout`.
-    """
+    """Return the models of clients that have their own. Raises RecipeError where shared tensors differ."""
     modules: dict[str, MultiTask] = {}
     for client, model in dataset.models.items():
         where = "peers" if recipe.peers is not None else f"runtime.engine: {recipe.runtime.engine}"

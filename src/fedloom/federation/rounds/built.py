@@ -59,10 +59,7 @@ class Built:
 
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
-        """(group, its clients, its hostile ones, their factor), of the groups where hostile clients act together.
-
-        Without honest clients they cannot.
-        """
+        """Yield (group, clients, hostile ones, their factor) where these act together among honest ones."""
         rows = rows_of(self.method, self.federation, self.federation.trainers)
         for group, clients in groups_of(self.attacks, self.federation, rows).items():
             hostile = [name for name in clients if name in self.attacks]
@@ -161,18 +158,9 @@ class Built:
     def setup(self) -> Setup:
         """The part that workers need."""
         r = self.recipe
-        return Setup(
-            self.method,
-            self.module,
-            self.federation,
-            r.training.model_copy(update={"stacked": self.stacked}),
-            r.evaluation,
-            r.seed,
-            r.runtime,
-            self.deployed,
-            self.attacks,
-            self.modules,
-        )
+        training = r.training.model_copy(update={"stacked": self.stacked})
+        how = training, r.evaluation, r.seed, r.runtime
+        return Setup(self.method, self.module, self.federation, *how, self.deployed, self.attacks, self.modules)
 
     @property
     def deployed(self) -> bool:
@@ -204,8 +192,7 @@ class Built:
 def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
     """Return client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
 
-    Where the federation is not whole, only its own clients, and only by their names.
-    Raises RecipeError for an unknown client, where no client would be honest, and for an attack that would do nothing.
+    Raises RecipeError for an unknown client, without an honest client, and for an attack that would do nothing.
     """
     clients = sorted(federation.clients)
     if section is None:

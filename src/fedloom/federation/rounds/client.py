@@ -28,10 +28,7 @@ from fedloom.training.rules import Attack, LocalRule, Phase
 
 @dataclass(frozen=True, eq=False)
 class ClientRound:
-    """One client's part of a round, with the settings of its domain: load, train, subtract, transform, pack.
-
-    `model` is scratch space: everything in it is overwritten.
-    """
+    """One client's part of a round: load, train, subtract, transform, pack. `model` is scratch space."""
 
     method: Method
     model: FlatModel
@@ -159,10 +156,7 @@ class ClientRound:
         return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
 
     def _kept(self, base: Tensor, delta: Tensor, result: LocalResult) -> State:
-        """Return what a client keeps of a round, which changed its parameters by `delta`, for its next one.
-
-        Stages at the client add their own state.
-        """
+        """Return what a client keeps of a round for its next one, without the states of its stages."""
         method, model = self.method, self.model
         new: State = {"optimizer": result.optimizer} if result.optimizer else {}
         if method.private is None and not (method.rules or method.buffers == "local" or model.has_buffers):
@@ -316,16 +310,9 @@ def part_of(method: Method) -> type[ClientRound]:
 
 
 def finish(
-    turns: Sequence[ClientRound],
-    base: Tensor,
-    params: Tensor,
-    states: Sequence[State],
-    results: Sequence[LocalResult],
+    turns: Sequence[ClientRound], base: Tensor, params: Tensor, states: Sequence[State], results: Sequence[LocalResult]
 ) -> list[tuple[Payload, LocalResult, State]]:
-    """Return what clients of one model send and keep, from their parameters before (`base`) and after (K x p).
-
-    They hold the same tasks. If they do nothing to their rows, these are packed together.
-    """
+    """Return what clients of one model and the same tasks send and keep, from parameters before and after (K x p)."""
     method, model, first = turns[0].method, turns[0].model, turns[0]
     delta = params - base
     finite = _finite(model, delta)
@@ -393,10 +380,7 @@ def load_personal(model: FlatModel, personal: State) -> None:
 
 
 def load(method: Method, model: FlatModel, received: Message, state: State) -> Tensor:
-    """Load what the server sent, and what the client keeps for itself, into the model.
-
-    Returns the loaded vector, which nobody may change: what was sent where that is all of it, else a copy.
-    """
+    """Load what the server sent and what the client keeps into the model; return the vector, which may not change."""
     params, shared = model.layout.parameters, method.shared_part(model.layout)
     vector = state["own"] if received.vector is None else received.vector
     if shared is not params:  # all others are written below

@@ -1,8 +1,7 @@
 """Agreement of the updates of a round: cosine and sign agreement between rows, by groups of layers.
 
-Reads the matrix that a method was given and the method's result, and changes neither. If the matrix is large, columns
-are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1 / sqrt(c). Everything else
-is exact.
+Of a large matrix, columns are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1
+/ sqrt(c). Everything else is exact.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class LayerGroup:
 def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int]:
     """Return (the groups of a layout, how many are left out), with about `columns` columns to look at in all.
 
-    A group is the blocks of one part of the model that belong to one task. The layers of a part that all tasks share
-    are put into at most LAYERS groups of about equal size.
+    A group is the blocks of one part and task; layers that all tasks share are put into at most LAYERS groups.
     """
     parts: dict[tuple[str, str | None], list[int]] = {}
     for i, block in enumerate(layout.blocks):
@@ -287,8 +285,7 @@ def _about(
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest
-    such W.
+    """Return (W, explained): the least-squares W (rows of the result x K) of outputs = W X; on unit rows the shortest.
 
     For each group (first dimension), from inner products: G of the rows (K x K), H of the result's rows with them,
     `square` of the result's rows with themselves. Only `members` (K) get a weight.

@@ -54,10 +54,7 @@ def evaluate(
 def confusions(
     model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> dict[str, Tensor]:
-    """Return counts, truth x prediction (C x C, int64), of every task with classes, over the examples with its label.
-
-    `innermost`: as in `evaluate`.
-    """
+    """Return counts, truth x prediction (C x C, int64), of every task with classes, over its labelled examples."""
     metrics = {name: metric for name, task in tasks.items() if (metric := task.metric()).confusion is not None}
     with torch.inference_mode():
         for name, output, target in _labelled(model, part, metrics, batch_size, innermost):
@@ -70,8 +67,7 @@ def _labelled(
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (task, output, label) of each batch, of the examples with a label of the task.
 
-    One pass serves all tasks if the examples have at least half of their labels; else tasks whose labels are at
-    different examples take a pass each, for their decoders may cost more than the encoder.
+    One pass serves all tasks if the examples have at least half of their labels; else these take a pass each.
     """
     full = 2 * sum(len(part.of(task)) for task in tasks) >= len(part) * len(tasks)
     for examples, names in [(part, tuple(tasks))] if full else part.by_labels(tasks):
@@ -106,10 +102,7 @@ Answers = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 def answers(
     model: FlatModel, part: Part, names: Sequence[str], batch_size: int, innermost: bool = True
 ) -> Iterator[Answers]:
-    """Yield (positions, task -> output, task -> label) of each batch; iterate while no model is trained.
-
-    `innermost`: as in `evaluate`.
-    """
+    """Yield (positions, task -> output, task -> label) of each batch; iterate while no model is trained."""
     model.module.eval()
     batches = part.index.split(at_once(batch_size, part.examples.input_shape))
     for batch, (x, targets) in zip(batches, loaded(part.examples, batches, model.device, names), strict=True):

@@ -170,11 +170,10 @@ class BuiltClient:
 
 @dataclass(frozen=True, eq=False)
 class BuiltFederation:
-    """All clients of a run, built from what users gave or recipes name, with their shares for a seed. In a
-    unified federation every client holds the heads of all tasks, otherwise only its own.
+    """All clients of a run with their shares for a seed; of a unified federation with the heads of all tasks.
 
-    With a `pool`, one who has the examples of all clients, or one a task, trains in the clients' place, and clients are
-    only measured: that is what federations are compared with, and no federation itself (see `pooled`).
+    With a `pool`, one who has the examples of all clients, or one per task, trains in the clients' place, and clients
+    are only measured (see `pooled`).
     """
 
     tasks: tuple[Task, ...]
@@ -231,11 +230,9 @@ class BuiltFederation:
     def pooled(self, by: Pooled) -> BuiltFederation:
         """Return the federation with one trainer that has all clients' examples, with the labels of their tasks.
 
-        "all" is for all tasks at once, "task" one for each. Batches are larger than a client's, as many times as there
-        are more examples than the largest client has. So there are as many steps as that one makes, and all examples
-        are seen as often as the clients see theirs.
-
-        Raises DataError for a client of the same name.
+        "all" is for all tasks at once, "task" one for each. Batches are larger, as many times as there are more
+        examples than the largest client has: it makes as many steps, and sees examples as often. Raises DataError for a
+        client of the same name.
         """
         clients = self.clients.values()
         train, val, test = (together([(c.part(split), c.tasks) for c in clients]) for split in ("train", "val", "test"))
@@ -305,8 +302,7 @@ def cohort(
 ) -> tuple[str, ...]:
     """Return the participants of a round, sorted: max(1, round(participation x clients)) of them.
 
-    With `poisson` each client is drawn by itself with probability `participation`; there may be none. `key` is the
-    run's seed, or the secret of a deployment.
+    With `poisson` each is drawn by itself; there may be none. `key` is the run's seed, or a deployment's secret.
     """
     clients = sorted(clients)
     if participation == 1:

@@ -36,8 +36,7 @@ MODELS = 30
 CELLS = 150_000
 """At most so many numbers in all matrices of a task."""
 SEEN = "seen"
-"""The key of a finished run's state under which are the confusions of its last measurement: the key of a group ->
-{task: counts}."""
+"""The key of a finished run's state with the last measurement's confusions: the key of a group -> {task: counts}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +95,7 @@ def models_to_measure(built: Built) -> None:
 def unmeasured(built: Built) -> list[str]:
     """Return what no client can measure and the recipe wants measured, in sentences: a split, or a task in one.
 
-    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
-    at a server of nodes, are taken to be there.
+    Raises RecipeError where nothing is left, or no score for early stopping. Labels that are elsewhere count as there.
     """
     recipe, clients = built.recipe, built.federation.clients.values()
     tasks = [task.name for task in built.federation.tasks]
@@ -138,8 +136,7 @@ def unmeasured(built: Built) -> list[str]:
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
     """Return the models that a client may use; among those for one task the last is the one to use.
 
-    `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
-    and that of each task.
+    `shared` remembers what those are loaded from that several have: the model of all (None), and of each task.
     """
     method, shared = built.method, {} if shared is None else shared
     if "peers" in state:
@@ -234,8 +231,7 @@ def counted_tasks(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str
 def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, Any]]]) -> list[Record]:
     """Return records, of no client, of the chosen metrics over the examples of all clients of a task together.
 
-    There are none where clients share their examples, for then each client's number is that of all, nor where one
-    withholds its outputs, as nodes do.
+    None where clients share their examples, or where one withholds its outputs, as nodes do.
     """
     groups: dict[tuple[str, str, str], list[tuple[MeasuredGroup, Mapping[str, Any]]]] = {}
     for g, scores in measured:
@@ -274,10 +270,7 @@ def _lengthy(built: Built) -> frozenset[str]:
 
 
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
-    """Return the wanted models of all clients on the data of these splits.
-
-    `used`: for each task only the model that a client would use, as in a run's final numbers.
-    """
+    """Return the wanted models of all clients on these splits; `used`: for each task only the one to use."""
     by_model: dict[Key, MeasuredGroup] = {}
     shared: dict[str | None, Message] = {}
     for client in built.honest:
@@ -343,8 +336,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
 def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a round for a progress bar: 'training loss', and 'val accuracy' or the like -> the mean.
 
-    Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
-    else on test data.
+    Of each task's primary metric, the mean over clients and the tasks that it judges, on validation, else on test data.
     """
     primary = {t.name: t.primary for t in built.federation.tasks}
     values: dict[str, dict[str, list[float]]] = {}

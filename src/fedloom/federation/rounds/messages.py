@@ -24,10 +24,7 @@ ALL = EVERYONE[0]
 
 
 def form(value: Any) -> Any:
-    """Return what the bytes of a message or a payload depend on: all but its client and its values.
-
-    Payloads of one form have equal bytes unless the codec `varies`, so that they are counted once.
-    """
+    """Return what the bytes of a message depend on: messages of one form have equal bytes unless the codec `varies`."""
     if value is None or isinstance(value, Tensor | tuple | bool):
         return getattr(value, "nbytes", value)
     if isinstance(value, Message | Payload):

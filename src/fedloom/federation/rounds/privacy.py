@@ -66,10 +66,7 @@ class PrivacyTerms:
 
 
 def terms_of(section: Privacy, training: Training, clients: int, statistics: bool = False) -> PrivacyTerms:
-    """Return the terms of a section with so many clients, which may also send statistics.
-
-    Raises RecipeError where one round would cost too much.
-    """
+    """Return the terms of a section with so many clients, and perhaps statistics. Raises RecipeError."""
     if clients > 1 and section.delta * clients >= 1:
         raise RecipeError(
             f"privacy.delta: {section.delta:g} found, expected less than one over the number of clients ({clients}): a "

@@ -1,16 +1,65 @@
-"""The reports of a run on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
+"""The reports of a run, or of a grid, on itself: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fedloom.core import errors
 from fedloom.federation.runs.reader import clock
 
+Shown = TypeVar("Shown")
 
-class Progress:
+
+class Silent:
+    """A report that says nothing but warnings, which all others build on."""
+
+    def event(self, text: str) -> None:
+        """Note something that a person should see."""
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None:
+        """End."""
+
+
+class Printed(Silent):
+    """Events are lines on stderr."""
+
+    def event(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Drawn(Silent):
+    """Events scroll by above bars, which have a description and these columns of rich."""
+
+    def __init__(self, *columns: Any) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        described = rich.TextColumn("{task.description}"), rich.BarColumn()
+        self._bars = rich.Progress(*described, *columns, console=Console(stderr=True))
+
+    def event(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        self.event(f"warning: {text}")
+
+    def stop(self) -> None:
+        self._bars.stop()
+
+
+def suited(quiet: bool, silent: Callable[[], Shown], bars: Callable[[], Shown], lines: Callable[[], Shown]) -> Shown:
+    """Return bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
+    return silent() if quiet else bars() if sys.stderr.isatty() else lines()
+
+
+class Progress(Silent):
     """Receives what happens in a run. This one is silent.
 
     `numbers` of a round are what `measure.headline` returns: 'val accuracy' -> the mean, and the like.
@@ -25,22 +74,10 @@ class Progress:
     def client(self, round: int, done: int, of: int) -> None:
         """Note that so many clients of a round have trained."""
 
-    def event(self, text: str) -> None:
-        """Note something that a person should see."""
-
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
-        errors.warn(text)
-
-    def stop(self) -> None:
-        """End."""
-
 
 def progress(quiet: bool = False) -> Progress:
-    """Return bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
-    if quiet:
-        return Progress()
-    return Bars() if sys.stderr.isatty() else Lines()
+    """Return what suits stderr."""
+    return suited(quiet, Progress, Bars, Lines)
 
 
 def shown() -> Progress:
@@ -50,7 +87,7 @@ def shown() -> Progress:
     return Bars() if sys.stderr.isatty() or Console().is_jupyter else Progress()
 
 
-class Lines(Progress):
+class Lines(Printed, Progress):
     """A plain line on stderr about every tenth of the rounds, and one for each event."""
 
     def start(self, rounds: int, done: int) -> None:
@@ -64,26 +101,15 @@ class Lines(Progress):
         times = f"{clock(spent)} spent, {clock(left)} left"
         self.event("  ".join([f"round {round}/{self._rounds}", *_texts(numbers), times]))
 
-    def event(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
-
-class Bars(Progress):
-    """One bar for the rounds and one for the clients of the round; events scroll by above them."""
+class Bars(Drawn, Progress):
+    """One bar for the rounds and one for the clients of the round."""
 
     def __init__(self) -> None:
         from rich import progress as rich
-        from rich.console import Console
 
-        self._bars = rich.Progress(
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(),
-            rich.MofNCompleteColumn(),
-            rich.TimeElapsedColumn(),
-            rich.TimeRemainingColumn(),
-            rich.TextColumn("{task.fields[numbers]}", markup=False),
-            console=Console(stderr=True),
-        )
+        times = rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TimeRemainingColumn()
+        super().__init__(*times, rich.TextColumn("{task.fields[numbers]}", markup=False))
 
     def start(self, rounds: int, done: int) -> None:
         self._round_bar = self._bars.add_task("rounds", total=rounds, completed=done, numbers="")
@@ -95,15 +121,6 @@ class Bars(Progress):
 
     def round(self, round: int, numbers: Mapping[str, float]) -> None:
         self._bars.update(self._round_bar, completed=round, numbers="  ".join(_texts(numbers)))
-
-    def event(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
-
-    def warn(self, text: str) -> None:
-        self.event(f"warning: {text}")
-
-    def stop(self) -> None:
-        self._bars.stop()
 
 
 def _texts(numbers: Mapping[str, float]) -> list[str]:

@@ -8,8 +8,7 @@ is the median of the norms of a round's updates that are not zero, and the media
 REMEMBERED ones.
 
 The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual
-updates. If that fails too, or no row is to blame, the round is lost: nothing of it is kept. After TRIES lost rounds in
-a row a run stops.
+updates. If that fails too, or no row is to blame, the round is lost. After TRIES lost rounds in a row a run stops.
 
 Values beside an update go into sums too, and nobody knows where these will act. So a row is dropped where an
 auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its
@@ -56,11 +55,10 @@ def was_lost(before: State, server: State) -> bool:
 
 
 def kept_states(before: State, server: State, clients: State) -> State:
-    """Return the clients' states after a round, from a run's state before it and the server's new one.
+    """Return the clients' states after a round: new where the update was used, else those of before it.
 
-    Of the new states `clients`, those are kept whose updates were used. A client whose update was dropped must train
-    next time as if this round had not been: else its control variate or its personal model would have moved, and the
-    server's model would not.
+    A client whose update was dropped must train next time as if this round had not been: else its control variate or
+    personal model would have moved, and the server's not.
     """
     without = clients if was_lost(before["server"], server) else _recent(server).get("without", ())
     return {**before["clients"], **{client: state for client, state in clients.items() if client not in without}}
@@ -95,10 +93,7 @@ def usable(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> tuple[Upd
 
 
 def usual(sizes: Iterable[float]) -> float:
-    """Return the (lower) median of the sizes that are finite and not zero; 0 without any.
-
-    The median stays with the honest clients while these are more than half, however large the other updates are.
-    """
+    """Return the lower median of the sizes that are finite and not zero, which honest clients decide; 0 without any."""
     return statistics.median_low([size for size in sizes if 0 < size < math.inf] or [0.0])
 
 
@@ -114,8 +109,7 @@ def reject_outliers(
 ) -> State:
     """Return the state after `step`, where it may take the place of `state`, if need be without the rows to blame.
 
-    The log entries and records of a failed attempt are discarded. At a peer its own row is never to blame. `stage` is
-    the one that `step` calls.
+    A failed attempt leaves no entries; at a peer its own row is never to blame. `stage` is the one in `step`.
     """
     recent = _recent(state)
     now = usual(sizes.values())

@@ -1,7 +1,4 @@
-"""Combinations in a recipe that do not work, refused before a run begins: one idea a function.
-
-Each raises RecipeError with the key to change.
-"""
+"""Combinations in a recipe that do not work, refused with a RecipeError before a run begins: one idea per function."""
 
 from __future__ import annotations
 

@@ -124,10 +124,8 @@ class Round:
     ) -> Iterator[Payload]:
         """Yield the clients' payloads as they finish, one at a time, so that only one is in memory.
 
-        If `ordered`, their order does not depend on which worker is faster; those that come early wait.
-
-        The clients' new states are in `clients`. Bytes are counted of those that were sent `messages`; an update of one
-        trainer with the examples of all is sent to nobody.
+        If `ordered`, their order does not depend on which worker is faster. The clients' new states are in `clients`.
+        Bytes are counted of those that were sent `messages`.
         """
         federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
         # the longest first, so that no worker is left alone with it at the end

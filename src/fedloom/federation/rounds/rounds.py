@@ -207,8 +207,7 @@ class Saving:
         self.folder, self.every = folder, every
         self.best: State | None = None
         """The best state since the last save. It is saved just before the state that names its round."""
-        self._next = 0.0
-        """The time from which on the next state is saved."""
+        self._next = 0.0  # the time from which on the next state is saved
 
     def save(self, state: State) -> None:
         """Save a state."""
@@ -240,8 +239,7 @@ def run_rounds(
 
     The observers begin, and the initial model is measured. Then, until the last round or until an observer stops the
     run: `advance` (None: `with_server`) trains and aggregates, models are measured, `show` gets the states of which
-    pictures are kept on the way, the observers look at the round, its line is written, and the state is saved. The last
-    state has what its measurement counted too, so that nobody measures it again to show its predictions.
+    pictures are kept, the observers look, the round's line is written, and the state is saved.
     """
     recipe, evaluation, early = built.recipe, built.recipe.evaluation, built.recipe.early_stopping
     observers = [kind(built, folder) for kind in OBSERVERS]

@@ -25,10 +25,9 @@ from fedloom.methods.method import Method
 def server_init(
     method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor], seed: int = 0
 ) -> State:
-    """Return the server's state before the first round, in a run of this seed.
+    """Return the server's state before the first round, in a run of this seed, with views of the vector `initial`.
 
-    `initial` is the whole model vector (parameters, buffers), of which the state has views. With task vectors "tasks"
-    are vectors by task, differences to the initial model, and "task_buffers" the float buffers of their models.
+    With task vectors "tasks" are vectors by task, differences to it, and "task_buffers" their models' float buffers.
     """
     params, local = layout.parameters, method.buffers == "local"
     shared = method.shared_part(layout)
@@ -94,10 +93,7 @@ def collect(
     rows: Sequence[Row],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Updates, list[Payload]]:
-    """Return the matrix of the round from payloads in any order, and the payloads without what went into it.
-
-    `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
-    """
+    """Return the matrix of the round, whose keys are among `rows`, and the payloads without what went into it."""
     shared, keys = method.shared_part(layout), sorted(rows)
     if method.codec.stays_packed:
         return _collect_packed(method, shared, federation, payloads, dtype)

@@ -116,10 +116,9 @@ class EvalJob:
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
-    """Predictions of one model on one client's split.
+    """Predictions of one model on one client's split: confusions for `tasks`, and outputs of `shown` dense tasks.
 
-    Confusions are counted for `tasks`. `shown` are dense tasks whose outputs on `examples` examples, evenly spaced over
-    the split, are wanted.
+    These are for `examples` examples, evenly spaced over the split.
     """
 
     shown: tuple[str, ...] = ()
@@ -160,8 +159,7 @@ class Worker:
         self.model = self._common = FlatModel.copy_of(setup.module, device)
         self._own = {client: FlatModel.copy_of(module, device) for client, module in setup.modules.items()}
         self.tasks = {task.name: task for task in setup.federation.tasks}
-        self._last: EvalJob | None = None
-        """The job whose model is still loaded, if that of any is."""
+        self._last: EvalJob | None = None  # the job whose model is still loaded, if that of any is
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """Return the client's part of a round, and the scores of the trained model if they are wanted."""
@@ -272,10 +270,7 @@ class Worker:
 
 @contextmanager
 def fitting(who: str, key: str, batch: int, more: str = "") -> Iterator[None]:
-    """Raise UserError with the batch size to try where memory runs out inside.
-
-    `who` did what, with the recipe's `key` at `batch`; `more` is what may help too.
-    """
+    """Raise UserError with the batch size to try where memory runs out inside, for `who` at the recipe's `key`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -310,10 +305,7 @@ def with_index(name: str) -> str:
 
 
 def check_device(name: str) -> str:
-    """Return the device's name with its number, if it is there; nothing falls back to the CPU silently.
-
-    Raises UserError otherwise.
-    """
+    """Return the device's name with its number. Raises UserError where it is not there: nothing falls back."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

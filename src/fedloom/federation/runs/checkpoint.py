@@ -107,21 +107,11 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
 
 
 _DTYPES = {
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-    torch.float32: "F32",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
+    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
+    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 """Dtype -> its name in a file, in the order in which the format puts tensors: large numbers first."""
 _PIECE = 1 << 18
 
@@ -219,14 +209,8 @@ def sync(path: Path) -> None:
 
 
 _NEEDED = (
-    "recipe.yaml",
-    "partition.json",
-    "nodes.json",
-    "flower.json",
-    "keys.json",
-    "*.jsonl",
-    "peers/*/*.safetensors",
-    "peers/*/*.json",
+    *("recipe.yaml", "partition.json", "nodes.json", "flower.json", "keys.json", "*.jsonl"),
+    *("peers/*/*.safetensors", "peers/*/*.json"),
     *(f"{name}{kind}" for name in ("best*", "state.prev", "state") for kind in (".safetensors", ".json")),
     "run.json",
 )

@@ -80,34 +80,25 @@ def check_parts(path: Path, about: Mapping[str, Any]) -> None:
 class RunFolder:
     """Reads and writes one run folder.
 
-    A round's lines are appended, and synced before the next checkpoint. So a crash between the two leaves too many
-    lines, never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it
-    and of the partition, run.json its own: what is read back is what was written, or it is said.
+    A round's lines are synced before the next checkpoint, so a crash leaves too many lines, never too few, and `resume`
+    cuts them off. Checkpoints have the checksums of the lines before them and of the partition, run.json its own.
     """
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
         """Open an existing directory for this process alone. Raises InUseError if another process is at work there.
 
-        What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint. `warn`
-        hears where that fails.
+        What resuming needs is copied into the folder `copies` with each checkpoint; `warn` hears where that fails.
         """
         self.warn = warn
-        self._unmirrored: str | None = None
-        """Why the mirror is not up to date; None where it is."""
+        self._unmirrored: str | None = None  # why the mirror is not up to date; None where it is
         self.path = path
         self.mirror = checkpoint.mirror_of(path, copies)
-        self.tracker: Tracking | None = None
-        """Receives each round, once the run goes on."""
-        self.audit: Audit | None = None
-        """Where what happens is written down for others to check, if anywhere."""
-        self._events: list[dict[str, Any]] = []
-        """Events between two sessions, for the next round's line."""
-        self._written: dict[str, tuple[int, Any]] = {}
-        """Log -> (bytes, running checksum) of what it holds."""
-        self._named: int | None = None
-        """The best round that the newest checkpoint names."""
-        self._unsynced: set[str] = set()
-        """Logs with lines that may not be on the disk yet."""
+        self.tracker: Tracking | None = None  # receives each round, once the run goes on
+        self.audit: Audit | None = None  # where what happens is written down for others to check, if anywhere
+        self._events: list[dict[str, Any]] = []  # events between two sessions, for the next round's line
+        self._written: dict[str, tuple[int, Any]] = {}  # log -> (bytes, running checksum) of what it holds
+        self._named: int | None = None  # the best round that the newest checkpoint names
+        self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
         self._lock = ExitStack()
         self._lock.enter_context(locked(path / LOCK, path))
 
@@ -223,8 +214,7 @@ class RunFolder:
     def _accept(self, about: Mapping[str, Any], changed: Mapping[str, Any] | None, round_: int) -> None:
         """Put another recipe in the place of the folder's, and write into run.json which keys `changed`, if any did.
 
-        The recipe is written under another name, then run.json, and then the recipe takes its name. So a run that is
-        killed in between has one of the two recipes, and `recorded.replaced` tells which.
+        First it has another name, then run.json is written: which recipe a killed run has, `recorded.replaced` tells.
         """
         checkpoint.write_text(self.path / NEXT, to_yaml(about["recipe"]))
         if changed is not None:
@@ -271,8 +261,7 @@ class RunFolder:
         self._events.append(dict(event))
 
     def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append a round's line of metrics once more, with those of the records that it has not; a line where there was
-        none."""
+        """Append a round's line of metrics once more, with the records that it has not; a line where there was none."""
         names = ("client", "task", "metric", "model", "split")
         path = self.path / _METRICS
         if _is_torn(path):
@@ -396,10 +385,7 @@ class RunFolder:
         return decision
 
     def load(self, name: str = "state", home: Path | None = None) -> tuple[State, dict[str, Any], list[str]] | None:
-        """Return the newest whole checkpoint, its labels and the problems met, or None if none was ever written.
-
-        It is that of the run's folder, or of its mirror, `home`.
-        """
+        """Return (state, labels, problems) of the newest whole checkpoint in the folder, or in `home`, or None."""
         home = home or self.path
         if not any(home.glob(f"{name}.*json")):
             return None
@@ -430,12 +416,10 @@ class RunFolder:
         tell: Callable[[str], None],
         accept: bool | Collection[str] = False,
     ) -> State:
-        """Return the state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
+        """Return the state to go on from, `initial` where nothing was saved; cut off lines of rounds after it.
 
-        An accepted change of the recipe is written into recipe.yaml and run.json; it is an event of the next round.
-
-        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`), or where
-        its checkpoints are gone.
+        An accepted change of the recipe is written, and is an event of the next round. `tell` hears of damaged
+        checkpoints. Raises StateError where the run is not what it was (`check`), or checkpoints are gone.
         """
         if (self.path / NEXT).exists():  # a change that was cut off
             if replaced(self.path):

@@ -263,10 +263,7 @@ class Run:
         return tuple(sorted({client for record in scores for client in record["clients"]}))
 
     def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
-        """Return `final` at each measured round, in order; empty if nothing was measured on the split.
-
-        With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
-        """
+        """Return `final` at each measured round, in order, of all clients or of this `client` and its tasks alone."""
         lines = [(v, number) for number in self._measured if (v := self.entries(number, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
@@ -279,10 +276,7 @@ class Run:
         return self._by_client(split, at, ("personal", "global"))
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
-        """Round -> client -> a metric of a task, for the rounds and clients where it was measured.
-
-        The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
-        """
+        """Return round -> client -> a metric of a task, of the personal model where measured, else the global one."""
         by_round: dict[int, dict[str, float]] = {}
         for number in self._measured:
             for client in self.info["clients"]:
@@ -311,10 +305,7 @@ class Run:
         return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
 
     def bits_per_task(self) -> float:
-        """Mean bits that a client sends in a round for each of its tasks; nan before the first round.
-
-        0 where one who has the examples of all trains in the clients' place.
-        """
+        """Return mean bits per client, round and task; nan before the first round, 0 where all data are pooled."""
         sent = 8 * self.bytes_total()["up"]
         tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
         times = sum(tasks.get(client, 1) for line in self.rounds for client in line.get("cohort", ()))
@@ -395,6 +386,13 @@ class Run:
             if key not in best or entry["model"] == "personal":
                 best[key] = entry
         return best
+
+
+def frame(runs: Iterable[tuple[Mapping[str, str], Run]]) -> Any:
+    """Return the rows of several runs as a pandas.DataFrame, each after the labels of its run."""
+    import pandas  # it takes half a second to import
+
+    return pandas.DataFrame([{**labels, **row} for labels, run in runs for row in run.rows()])
 
 
 def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, Mapping[str, float]]) -> float | None:

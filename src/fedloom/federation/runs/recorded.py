@@ -86,10 +86,7 @@ _INFO = _open(
 # recipe.yaml, as far as readers of runs look at it
 _SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
 _RECIPE = _open(
-    "Recipe",
-    name=_Maybe[str],
-    seed=_Maybe[Natural],
-    **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None]),
+    "Recipe", name=_Maybe[str], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
 )
 _METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
 _ROUND = _open(
@@ -165,10 +162,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def recipe_in(folder: Path) -> Recipe:
-    """Return the recipe of a run's folder.
-
-    Raises RecipeError where it names code, unless this user began a run with the same source, which run.json records.
-    """
+    """Return the recipe of a run's folder. Raises RecipeError where it names code that this user did not run."""
     origins = read_info(folder).get("origins") if (folder / "run.json").is_file() else None
     file = replaced(folder) or folder / "recipe.yaml"
     return load(file, (), Origin.FOLDER, origins if isinstance(origins, Mapping) else {})
@@ -281,17 +275,14 @@ def sums(folder: Path) -> dict[str, Any]:
 
 MANY = 64
 """From so many clients on, their entries in a line become one."""
-_LISTS = ("train", "metrics", "up", "down")
-"""The lists of a line that have an entry for each client."""
-_LARGEST = 10_000_000
-"""A list never has more entries than this."""
+_LISTS = ("train", "metrics", "up", "down")  # the lists of a line that have an entry for each client
+_LARGEST = 10_000_000  # a list never has more entries than this
 
 
 def packed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's line as its file holds it: entries that differ in the client and in numbers alone are one entry.
+    """Return a round's line as its file holds it: entries that differ in the client and in numbers alone are one.
 
-    Instead of `client` that has `clients`, the position of a list of names in the line's `groups`, and a list of
-    numbers where these are not the same for all. `unpacked` is the inverse.
+    It has `clients`, a position in the line's `groups`, and lists of numbers that are not the same. See `unpacked`.
     """
     groups: dict[tuple[str, ...], int] = {}
     lists = {name: _together(line[name], groups) for name in _LISTS if name in line}
@@ -378,10 +369,7 @@ def line_of(file: Path, round_: int) -> Mapping[str, Any] | None:
 
 
 def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
-    """Return the rounds in a JSON-lines file. A round repeated after a crash counts once, a torn last line does not.
-
-    Raises StateError for a line that is no round's.
-    """
+    """Return the rounds in a JSON-lines file, each once, without a torn last line. Raises StateError for others."""
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():
         return ()

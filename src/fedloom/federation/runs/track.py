@@ -1,8 +1,7 @@
 """Others that hear of a run's rounds: trackers of experiments, and an audit file for others to check.
 
-An audit file shows where it was changed: one line per event, each with the hash of the one before. Who can write it
-can write another from its beginning, or cut off its end; so `fedloom flower audit` prints the last hash, which another
-party may keep. Free of torch.
+Each line of an audit file has the hash of the one before, so changes show; but who writes it can begin anew or cut off
+its end, so another party may keep the last hash. Free of torch.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class MLflow(Tracker):
 class Wandb(Tracker):
     """Sends to Weights & Biases, as its own variables say (WANDB_MODE, WANDB_PROJECT, ...); its files are in `wandb`.
 
-    The project is fedloom if none is named. An offline run leaves a folder with all rounds so far at each start: the
-    newest folder is the one for `wandb sync`.
+    The project is fedloom by default. Offline, the newest folder has all rounds: it is the one for `wandb sync`.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, known: str | None) -> None:
@@ -145,11 +143,8 @@ TRACKERS: Mapping[str, Callable[[Mapping[str, Any], Path, str | None], Tracker]]
 class Tracking:
     """Sends a run's rounds to the tracker that its recipe names (`config`); `tell` receives why tracking stops.
 
-    MLflow keeps both values of a step that is sent twice, and wandb may lose what was sent just before a process was
-    killed. So a tracker says which round it has last, and is then sent the rounds that it lacks, from the files of the
-    run folder, and no round twice. An error (the network, a full disk) ends the tracking, not the run.
-
-    Raises UserError if a package that it needs is not installed.
+    A tracker is sent the rounds that it lacks, from the run folder, and none twice, which MLflow would keep; wandb may
+    have lost some. An error ends the tracking, not the run. Raises UserError if a package is not installed.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
@@ -189,10 +184,7 @@ class Tracking:
 
 
 def scalars(line: Mapping[str, Any], traffic: Mapping[str, Any]) -> dict[str, float]:
-    """Tag -> number of one round: 'TASK/METRIC, SPLIT, MODEL', 'TASK/training loss', 'bytes/up', 'seconds/PHASE'.
-
-    Metrics of clients become their mean; a mean that is not finite is left out.
-    """
+    """Return tag -> finite number of one round, such as 'TASK/METRIC, SPLIT, MODEL', means over clients."""
     each: dict[str, list[float]] = defaultdict(list)
     for e in line["metrics"]:
         each[f"{e['task']}/{e['metric']}, {e['split']}, {e['model']}"].append(number_of(e["value"]))
@@ -229,14 +221,10 @@ class Audit:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._lines: list[dict[str, Any]] = []
-        self._size = 0
-        """Bytes of the file that `lines` has read."""
+        self._size = 0  # bytes of the file that `lines` has read
 
     def note(self, what: str, **about: Any) -> None:
-        """Append what happened; it is on the disk when this returns.
-
-        Raises StateError where the end of the file is not one of its lines. What a crash cut short is taken away.
-        """
+        """Append what happened; it is on the disk when this returns. Raises StateError for a file of another end."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with naming(self.file), self.file.open("a+b") as file:
             with contextlib.suppress(ImportError):  # not a POSIX system
@@ -250,10 +238,7 @@ class Audit:
             os.fsync(file.fileno())
 
     def lines(self) -> Sequence[dict[str, Any]]:
-        """Return all whole lines, each checked once; none where there is no file. Raises StateError as `verified`.
-
-        A last line that a crash cut short is left out, as `note` takes it away.
-        """
+        """Return all whole lines, each checked once; none without a file. Raises StateError as `verified`."""
         if not self.file.is_file():
             self._lines, self._size = [], 0
             return self._lines

@@ -68,11 +68,7 @@ def cfl(
 
 @m.METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020", note=BY_CLUSTER)
 def ifca(
-    *,
-    clusters: Count = 2,
-    first: First = "groups",
-    noise: NonNegative = 1.0,
-    share: Share = "everything",
+    *, clusters: Count = 2, first: First = "groups", noise: NonNegative = 1.0, share: Share = "everything"
 ) -> m.Method:
     """Keep C models at the server; a client trains the one with the smallest loss on its training data.
 
@@ -182,12 +178,7 @@ def fedsoft(
 
 @m.METHODS.register("fedspd", source="FedSPD: Lin, Yagan, Joe-Wong, UAI 2025 (PMLR 286)", note=BY_CLUSTER)
 def fedspd(
-    *,
-    clusters: Count = 2,
-    least: Count = 10,
-    tune: Natural = 5,
-    noise: NonNegative = 1.0,
-    share: Share = "everything",
+    *, clusters: Count = 2, least: Count = 10, tune: Natural = 5, noise: NonNegative = 1.0, share: Share = "everything"
 ) -> m.Method:
     """Cluster examples, not clients: a client trains one of C models per round, on the examples that it fits.
 
@@ -357,13 +348,7 @@ def colnet(leaders: stages.TaskLeaders) -> m.Method:
 
     Couples tasks by design: leaders of the groups of tasks exchange updates.
     """
-    return m.Method(
-        name="colnet",
-        stage=leaders,
-        private=m.ALL_BUT_ENCODER,
-        weights="uniform",
-        buffers="local",
-    )
+    return m.Method(name="colnet", stage=leaders, private=m.ALL_BUT_ENCODER, weights="uniform", buffers="local")
 
 
 @parameters("fedloom.methods.clusters.aggregation:SimilarGroups")
@@ -399,10 +384,4 @@ def matfl(mix: stages.SimilarGroups) -> m.Method:
 
     Couples tasks by design: groups are formed from the models of all clients.
     """
-    return m.Method(
-        name="matfl",
-        stage=mix,
-        private=m.ALL_BUT_ENCODER,
-        weights="uniform",
-        buffers="local",
-    )
+    return m.Method(name="matfl", stage=mix, private=m.ALL_BUT_ENCODER, weights="uniform", buffers="local")

@@ -2,8 +2,7 @@
 
 Each model becomes a mean of all models, weighted by cosine similarity (FDSE's erasers).
 
-Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks between clients with
-different subsets (FedPMT)."""
+Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks (FedPMT)."""
 
 from __future__ import annotations
 
@@ -50,9 +49,8 @@ def cosines(G: Tensor) -> Tensor:
 def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
     """Return positions in groups: the two groups with the smallest distance are merged until `groups` are left.
 
-    The distance between groups is the mean, the largest ("complete") or the smallest ("single") distance over their
-    pairs. Among equal distances the first in the order of the rows counts. Groups are in the order of their first
-    members.
+    The distance of groups is the mean, the largest ("complete") or the smallest ("single") over their pairs; of equal
+    ones the first counts. Groups are in the order of their first members.
     """
     parts = [[i] for i in range(len(D))]
     D = D.double().clone()
@@ -215,8 +213,7 @@ def bipartition(
 ) -> tuple[list[str], list[str]]:
     """Return clients (at least two) in two groups by their cosines C, in the order of `members` (CFL).
 
-    Single linkage merges the most similar pair first, so the largest cosine across the two groups is the smallest of
-    all bipartitions. Complete linkage merges by the least similar pair, and does not reach it in general.
+    Single linkage makes the largest cosine across the groups the smallest of all bipartitions; complete does not.
     """
     a, b = agglomerate(-C, 2, linkage)
     return [members[i] for i in a], [members[i] for i in b]

@@ -81,8 +81,7 @@ def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broad
 
 
 def rebalanced(chosen: Sequence[int], count: int, least: int, rng: torch.Generator) -> list[int]:
-    """Return choices among `count` clusters after clients moved from larger ones to those of fewer than `least`
-    (RR-Cluster).
+    """Return choices among `count` clusters after clients moved to those of fewer than `least` (RR-Cluster).
 
     Clients are visited in random order. One whose cluster has more than `least` goes to the smallest cluster, the first
     of equals, if that has fewer. So nobody moves twice, and with count x least clients or more no cluster stays short.

@@ -240,9 +240,7 @@ class FairGradSettings:
 
 
 @m.ADDONS.register(
-    "fairgrad",
-    source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022",
-    note=COMBINES,
+    "fairgrad", source="FairGrad: Ban and Ji, ICML 2024; alpha = 1 is Nash-MTL: Navon et al., ICML 2022", note=COMBINES
 )
 def fairgrad(method: m.Method, rule: stages.FairGrad) -> m.Method:
     """Replace the mean by the alpha-fair combination of the updates; alpha = 1 is the bargaining solution of Nash-MTL.
@@ -324,9 +322,4 @@ def fedga(rule: stages.GapWeights) -> m.Method:
 
     Couples tasks by design: weights compare the gaps of all clients.
     """
-    return m.Method(
-        name="fedga",
-        local=(training.ValidationLosses(),),
-        stage=rule >> stages.Mean(),
-        weights="uniform",
-    )
+    return m.Method(name="fedga", local=(training.ValidationLosses(),), stage=rule >> stages.Mean(), weights="uniform")

@@ -78,8 +78,7 @@ def solved(G: Tensor, c: float) -> tuple[Tensor, float]:
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
-    """Compute PCGrad in Gram space: W (K x K), such that row i of W X is row i projected against the rows in
-    `orders[i]`.
+    """Compute PCGrad in Gram space: W (K x K); row i of W X is row i projected against the rows in `orders[i]`.
 
     v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with the
     original X_j and the current v. Zero rows are skipped.
@@ -358,11 +357,9 @@ class ValidationLosses(LocalRule):
 def adjusted(
     weights: Mapping[str, float], gaps: Mapping[str, float], step: float, floor: float = 0.0
 ) -> dict[str, float]:
-    """Return weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], made to sum to 1
-    (FedGA).
+    """Return weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], of sum 1 (FedGA).
 
-    `gaps` may cover only some of the clients; a positive gap means that aggregation hurts the client. So a client that
-    suffers gains weight.
+    `gaps` may cover only some of the clients; a positive gap means that aggregation hurts the client: it gains weight.
     """
     largest = max((abs(g) for g in gaps.values()), default=0.0)
     if not largest > 0:

@@ -20,10 +20,7 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass(frozen=True)
 class ConditionalDistillation(ConditionalDistillationSettings, LocalRule):
-    """Adds distillation from the received model where labels are silent (ConDistFL).
-
-    State: the number of the client's rounds.
-    """
+    """Adds distillation from the received model where labels are silent (ConDistFL). State: its rounds."""
 
     def begin(self, view: View, state: State) -> State:
         return {"rounds": state.get("rounds", 0) + 1}

@@ -60,11 +60,7 @@ def fedopt(
 
 
 @m.METHODS.register("fedacg", source="Kim, Kim, Han, CVPR 2024")
-def fedacg(
-    *,
-    lam: BelowOne = 0.85,
-    beta: NonNegative = 1e-3,
-) -> m.Method:
+def fedacg(*, lam: BelowOne = 0.85, beta: NonNegative = 1e-3) -> m.Method:
     """Clients start from a lookahead, theta + lam m, and are held near it; m is the server's momentum.
 
     la = theta + lam m is sent;  local loss + beta |y - la|^2;  u = mean_k Delta_k with Delta_k = y_k - la;
@@ -113,9 +109,7 @@ def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Met
     """
     rules = (training.CountedSteps(mu),)
     return m.Method(
-        name="fednova",
-        local=(training.Proximal(mu), *rules) if mu else rules,
-        stage=normalise >> stages.Mean(),
+        name="fednova", local=(training.Proximal(mu), *rules) if mu else rules, stage=normalise >> stages.Mean()
     )
 
 

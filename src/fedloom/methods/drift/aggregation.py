@@ -30,12 +30,7 @@ class ControlVariates(Stage):
     only clients that train this task: only they are corrected, and their corrections c - c_k must cancel out.
     """
 
-    traits = Traits(
-        reads={"X", "auxiliary:control"},
-        writes={"broadcast:control"},
-        presence="block",
-        separable=True,
-    )
+    traits = Traits(reads={"X", "auxiliary:control"}, writes={"broadcast:control"}, presence="block", separable=True)
 
     def init(self, layout: Layout) -> State:
         return {"control": torch.zeros(layout.d)}

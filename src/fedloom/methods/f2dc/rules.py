@@ -46,8 +46,7 @@ EPS = 1e-8  # the release's guard of both logarithms
 def noise_of(u: Tensor, noise: Noise = "gumbel") -> Tensor:
     """Return noise from uniform draws in 0..1, any shape, always finite.
 
-    `gumbel` is standard Gumbel noise -log(-log u), as in the release. `logistic` is log u - log(1 - u), as the paper
-    prints it; the difference of two such draws has twice the variance of the difference of two Gumbel draws.
+    `gumbel` is -log(-log u), as in the release; `logistic`, as in the paper, is log u - log(1 - u).
     """
     if noise == "logistic":
         return torch.logit(u, eps=1e-7)
@@ -59,10 +58,8 @@ def gumbel_mask(
 ) -> Tensor:
     """Return the mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
 
-    This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)). Their difference is the
-    score itself, so no logarithm can overflow. `u_keep` and `u_drop` are uniform draws in the shape of `score`; without
-    them there is no noise, as in tests. The smaller `sigma`, the nearer M is to 0 or 1. Raises ValueError if sigma is
-    not above 0 or only one of the draws is given.
+    This is the paper's softmax over log sigmoid(score) and log(1 - sigmoid(score)), which cannot overflow. `u_keep` and
+    `u_drop` are uniform draws in the shape of `score`; without them there is no noise.
     """
     if not sigma > 0:
         raise ValueError(f"gumbel_mask: expected sigma > 0, found {sigma}")
@@ -137,11 +134,7 @@ def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> 
 
 
 def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the most confident wrong class of each example (B, int64), from the main classifier's logits (B x
-    classes).
-
-    The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
-    """
+    """Return the most confident wrong class of each example (B, int64), from the release's logits (B x classes)."""
     if logits.shape[1] < 2:
         raise ValueError("F2DC: expected at least two classes, because a wrong label is needed")
     return logits.detach().scatter(1, labels[:, None], -math.inf).argmax(1)

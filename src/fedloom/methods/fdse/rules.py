@@ -1,5 +1,4 @@
-"""Layers that split into an extractor for all clients and an eraser of each client's domain shift (FDSE), and the loss
-that holds the output of erasers to the statistics of all clients together.
+"""Layers that split into an extractor for all clients and an eraser of each client's domain shift (FDSE), and its loss.
 
 Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release, whose term differs from
 the divergence of the paper (`released_consistency`).
@@ -175,10 +174,7 @@ class ErasedLayer(nn.Module):
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (n - 1, as in running statistics) per channel: C and C, from B x C or B x C x H x W.
-
-    In single precision at least.
-    """
+    """Return mean and variance (n - 1) per channel: C and C, from B x C or B x C x H x W, not in half precision."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     over = (0, *range(2, x.ndim))
     return x.mean(over), x.var(over)
@@ -196,8 +192,7 @@ class Erase:
     Depthwise and other grouped convolutions stay. Where a layer has no norm behind it, or one that keeps no running
     statistics, it gets batch norm. The running statistics of eraser norms never leave a client.
 
-    Raises RecipeError for an encoder with frozen parameters (LoRA), with linear layers on tokens (transformers), or
-    without such layers.
+    RecipeError for an encoder with frozen parameters (LoRA), linear layers on tokens (transformers), or no such layers.
     """
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -148,8 +149,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     (0,1), (0,2), ..: shared (pairs x blocks: how many are activated by both); bins (rows x `bins`: activated dimensions
     along the flat vector, in equal pieces). For each group of blocks (the whole scope first, then its parts) three
     values follow from these counts: overlap = 2 |A & B| / (|A| + |B|), which is |A & B| / k if both have k; expected,
-    its expectation if the two sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or
-    B|.
+    its expectation if both sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or B|.
     """
 
     traits = Traits("matrix", writes=frozenset(), presence="block")
@@ -177,6 +177,13 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
         groups = {scope: range(len(sizes))} | {
             p: [i for i, q in enumerate(parts) if q == p] for p in dict.fromkeys(parts) if p != scope
         }
+
+        def of(members: Sequence[int]) -> dict[str, list[float]]:
+            own = [sum(counts[i][a] for i in members) for a in range(k)]
+            both = [sum(shared[i][j] for i in members) for j in range(len(pairs))]
+            each = [(own[a], own[b], n) for (a, b), n in zip(pairs, both, strict=True)]
+            return agreement(sum(sizes[i] for i in members), each)
+
         edges = [i * part.d // self.bins for i in range(self.bins + 1)]
         bins = [active[:, a:b].sum(1).tolist() for a, b in pairwise(edges)]
         return {
@@ -190,20 +197,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
             "active": _turned(counts, k),
             "shared": _turned(shared, len(pairs)),
             "bins": _turned(bins, k),
-            "groups": {
-                name: agreement(
-                    sum(sizes[i] for i in members),
-                    [
-                        (
-                            sum(counts[i][a] for i in members),
-                            sum(counts[i][b] for i in members),
-                            sum(shared[i][j] for i in members),
-                        )
-                        for j, (a, b) in enumerate(pairs)
-                    ],
-                )
-                for name, members in groups.items()
-            },
+            "groups": {name: of(members) for name, members in groups.items()},
         }
 
     def _activated(self, updates: Updates, part: Layout) -> Tensor:

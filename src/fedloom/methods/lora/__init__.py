@@ -67,12 +67,7 @@ def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
 
 
 @m.ADDONS.register("flora", source="FLoRA: Wang et al., Federated Fine-Tuning with Heterogeneous LoRA, NeurIPS 2024")
-def flora(
-    method: m.Method,
-    *,
-    scale: Positive = 1.0,
-    ranks: dict[str, Count] | None = None,
-) -> m.Method:
+def flora(method: m.Method, *, scale: Positive = 1.0, ranks: dict[str, Count] | None = None) -> m.Method:
     """Give clients low-rank factors of ranks of their own, and add the sum of their products to the frozen weight.
 
     client k trains r_k components of A and B, from the initial factors in every round, B = 0

@@ -132,10 +132,7 @@ class MergeFactors(LocalRule):
 
 @dataclass(frozen=True)
 class OwnRank(LocalRule):
-    """Trains the first components of all factors only: as many rows of A and columns of B as the server says.
-
-    The others keep their values, whatever the optimiser does beside the gradient. Without a word all are trained.
-    """
+    """Trains the first components of all factors only, as many as the server says; the others keep their values."""
 
     needs = frozenset({"broadcast:rank"})
 

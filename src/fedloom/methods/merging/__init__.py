@@ -206,10 +206,7 @@ class TaskVectorsSettings:
     "matu", source="MaTU: Tsouvalas, Ozcelebi, Meratnia, Many-Task Federated Fine-Tuning via Unified Task Vectors"
 )
 def matu(
-    vectors: stages.TaskVectors,
-    *,
-    heads: Literal["shared", "local", "frozen"] = "shared",
-    delta_w: bool = False,
+    vectors: stages.TaskVectors, *, heads: Literal["shared", "local", "frozen"] = "shared", delta_w: bool = False
 ) -> m.Method:
     """Train each task of a client alone and send one unified vector with a mask and a scale for each task.
 

@@ -249,8 +249,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
 class Staleness(StalenessSettings, Stage):
     """Multiplies each weight by (1 + s)^-a (the polynomial discount of FedAsync: Xie, Koyejo, Gupta, 2019).
 
-    s is the row's extra "staleness": the receiver's local rounds that have ended since the row was made. a = 0 changes
-    nothing.
+    s is the row's extra "staleness": the receiver's local rounds ended since the row was made. a = 0 changes nothing.
     """
 
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
@@ -290,8 +289,7 @@ class InterCluster(LocalRule):
     The thesis asks for a regularisation between clusters (section 1.1) that keeps knowledge shared across tasks, and
     gives no formula. This one is ours: the proximal term of FedProx with the other groups' models as its anchor.
 
-    The broadcast has `others` = o and `pull`, which is mu if there are such models and 0 otherwise. Without a broadcast
-    the rule does nothing.
+    The broadcast has `others` = o and `pull`: mu if there are such models, else 0. Without a broadcast nothing is done.
     """
 
     mu: NonNegative
@@ -339,8 +337,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, ca.safeguards)
             averse = method.combined_by(mix).stage
             method = replace(
-                method,
-                stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
+                method, stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse
             )
         also = frozenset({"broadcast:others", "broadcast:pull"}) if config.penalty else frozenset[str]()
         if config.weights.kind in ("size", "uniform"):

@@ -9,20 +9,21 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count, explain, strict
+from fedloom.core.settings.section import Count
+from fedloom.core.settings.yaml import checked
 
 TOPOLOGIES = Registry("topology", gives=("networkx:Graph",))
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -66,28 +67,6 @@ class Graph:
         """Return who may hear a peer, sorted."""
         return self._told[peer]
 
-    def among(self, peers: Collection[str]) -> Graph:
-        """Return the graph on some of the peers, with the links between them."""
-        keep = set(peers)
-        return Graph(
-            tuple(p for p in self.peers if p in keep),
-            frozenset((a, b) for a, b in self.links if a in keep and b in keep),
-        )
-
-    def connected(self) -> bool:
-        """Return whether what any peer knows can reach every other peer."""
-        if not self.peers:
-            return True
-        for step in (self.receivers, self.senders):
-            seen, rest = {self.peers[0]}, [self.peers[0]]
-            while rest:
-                new = set(step(rest.pop())) - seen
-                seen |= new
-                rest += new
-            if len(seen) < len(self.peers):
-                return False
-        return True
-
 
 def _by(peers: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     links: dict[str, list[str]] = {peer: [] for peer in peers}
@@ -101,10 +80,8 @@ def candidates(
 ) -> Graph:
     """Return the graph of a registered topology on named peers, in one round.
 
-    `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. Names are
-    sorted first, so their order does not matter. Fewer than two peers have no link, whatever the topology.
-
-    Raises RecipeError for an unknown topology, an unknown parameter, or one that does not fit the number of peers.
+    `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. The order of
+    names does not matter. Raises RecipeError for an unknown topology or parameter, and for one that does not fit.
     """
     values = resolved(name, params)
     if every < 0 or round < 0:
@@ -121,21 +98,15 @@ def candidates(
 def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters of a topology, with defaults. Raises RecipeError for wrong or unknown ones."""
     entry = TOPOLOGIES[name]
-    try:
-        return dict(strict(entry.params, params))
-    except ValidationError as error:
-        lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
-        raise RecipeError("\n".join(lines)) from None
+    head = f"topology {name!r}, "
+    return dict(checked(entry.params, params, head, between=f"\n{head}"))
 
 
 def metropolis(graph: Graph) -> Matrix:
-    """Return Metropolis-Hastings weights W (N x N, rows and columns in the order of `graph.peers`) for gossip
-    averaging.
+    """Return Metropolis-Hastings weights W (N x N, in the order of `graph.peers`) for gossip averaging.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, W_ii takes the rest (Xiao, Boyd and Lall, IPSN 2005). W is
-    symmetric and doubly stochastic, so gossip keeps the mean of the models. Peer i needs only its neighbours' degrees.
-
-    Raises ValueError for a directed graph.
+    symmetric and doubly stochastic. Raises ValueError for a directed graph.
     """
     if graph.directed:
         raise ValueError("Metropolis weights need an undirected graph, found a link without its opposite")

@@ -49,12 +49,7 @@ def _best(similarity: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def soft_weights(
-    own: str,
-    similarity: Mapping[str, float],
-    chosen: Collection[str],
-    *,
-    include_self: bool = True,
-    step: float = 1.0,
+    own: str, similarity: Mapping[str, float], chosen: Collection[str], *, include_self: bool = True, step: float = 1.0
 ) -> dict[str, float]:
     """Return weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
 
@@ -81,15 +76,13 @@ def _positive(similarity: float) -> float:
 
 
 def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:
-    """Return groups of similar peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first
-    level.
+    """Return groups of peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first level.
 
     The number of groups, `low` to `high`, is the one with the best silhouette on distances 1 - s / max s, and the
     smallest of equally good ones. Peers are sorted first. `low` peers or fewer are one group, and so are peers without
     any similarity.
 
-    The release gives the silhouette similarities in place of distances. Their diagonal of 1 is refused, so that it
-    always takes `low`.
+    The release gives the silhouette similarities, not distances. Their diagonal of 1 is refused, so it takes `low`.
     """
     if not 2 <= low <= high:
         raise ValueError(f"expected 2 <= low <= high, found {low} and {high}")
@@ -113,8 +106,7 @@ def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high
 
 
 def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0.4) -> Groups:
-    """Return groups by average linkage, merged while their mean distance 1 - s is at most `threshold`: C2's second
-    level.
+    """Return groups by average linkage, merged while their mean distance 1 - s is at most `threshold` (C2's level 2).
 
     The thesis' similarity here is that of the peers' outputs on the same data. Peers are sorted first.
     """

@@ -116,8 +116,7 @@ def conflict_averse_mix(
 
 
 def equalising(lengths: Tensor, own: int | None) -> Tensor:
-    """Return factors (n) that give every row the length of row `own`, or the median length if that is 0 or there is
-    none.
+    """Return factors (n) that give every row the length of row `own`, or the median length if that is 0 or absent.
 
     Rows of length 0 or without a finite one keep theirs.
     """

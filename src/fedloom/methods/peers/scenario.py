@@ -1,11 +1,8 @@
-"""A network and its peers, as a YAML file describes them: churn, loss, bandwidth, stragglers. Free of torch.
+"""A network and its peers, as a YAML file describes them, and a virtual clock. Free of torch.
 
-Every question has one answer: a pure function of the scenario's seed and of what is asked, whatever was asked before.
-
-A virtual clock: how long rounds and messages would take, without waiting for them. Free of torch.
-
-Seconds are simulated. Nothing here draws a random number: what a transfer or a local training takes comes from a
-`Scenario`, so times replay bit for bit."""
+Churn, loss, bandwidth and stragglers are pure functions of the scenario's seed and of what is asked, so that the
+simulated seconds of rounds and messages replay bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, explain, found, strict
-from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, found
+from fedloom.core.settings.yaml import checked, parse, to_yaml
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
-    tuple[Count, Count | None],
-    Field(description="[first round away, round of return], the latter null for good"),
+    tuple[Count, Count | None], Field(description="[first round away, round of return], the latter null for good")
 ]
 
 
@@ -107,11 +103,7 @@ class Scenario(Section):
             raise RecipeError(f"{where}: {error}") from None
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {fields}")
-        try:
-            return strict(Scenario, value)
-        except ValidationError as error:
-            lines = [f"{path}: {message}" for path, message in explain(error, Scenario)]
-            raise RecipeError("\n".join([f"{where} is not a valid scenario:", *lines])) from None
+        return checked(Scenario, value, f"{where} is not a valid scenario:\n")
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default written out; `load` reads it back to an equal scenario."""
@@ -187,18 +179,12 @@ class Timing:
 
 
 def synchronous(
-    start: float,
-    training: Mapping[str, float],
-    transfers: Mapping[Pair, float],
-    deadline: float | None = None,
+    start: float, training: Mapping[str, float], transfers: Mapping[Pair, float], deadline: float | None = None
 ) -> Timing:
     """Return a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 
-    Links work side by side: one message does not wait for another. The round ends when all training and all messages
-    are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
-    What takes infinitely long never arrives, which is an error without a deadline.
-
-    Raises ValueError for a negative time or a sender that does not train.
+    Links work side by side. The round ends when all messages are done, or at the `deadline`. Raises ValueError for a
+    negative time, a sender that does not train, and what never arrives without a deadline.
     """
     if deadline is not None and not deadline > 0:
         raise ValueError(f"deadline: expected a number of seconds above 0, found {deadline}")
@@ -236,8 +222,7 @@ class Arrival:
 class Events:
     """Asynchronous events in the order of their times: a priority queue, and the time of the event last taken.
 
-    Events of the same time are ordered by (receiver, sender, number), so that it does not matter which pair's event was
-    put in first.
+    Events of the same time are ordered by (receiver, sender, number), whichever pair's event was put in first.
     """
 
     def __init__(self, now: float = 0.0) -> None:

@@ -29,11 +29,7 @@ _CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
 
 
 def shared_columns(layout: Layout) -> Layout:
-    """Return the encoder's parameters, its norm layers included: what a gradient is compared over.
-
-    Buffers are left out. Running statistics and counters of batches would decide every cosine: counters grow by the
-    same hundreds at all peers while parameters move by less than ten.
-    """
+    """Return the encoder's parameters with norm layers; not buffers, which would decide every cosine."""
     return layout.select("encoder").parameters
 
 
@@ -43,8 +39,7 @@ def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -
     "unit" maps it to (cos + 1) / 2 in [0, 1], as the release does; "cosine" is the equation, in [-1, 1]. An update
     that is zero is orthogonal to all. Give rows over `shared_columns`, or sketches of them.
 
-    The rows are updates, as in the release, or gradients of the loss (eq. 4.2); the recipe key `similarity.gradient`
-    chooses.
+    The rows are updates, as in the release, or gradients of the loss (eq. 4.2); the key `similarity.gradient` chooses.
     """
     if scale not in ("unit", "cosine"):
         raise ValueError(f"scale: expected 'unit' or 'cosine', found {scale!r}")
@@ -53,18 +48,12 @@ def gradient(own: Tensor, others: Tensor | None = None, scale: Scale = "unit") -
 
 
 def parameters(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return (cos + 1) / 2 of two peers' models, in [0, 1]. Two models that are both zero have cosine 0.
-
-    Raw weights of models that started alike are almost parallel whatever they learned: give differences to the start.
-    """
+    """Return (cos + 1) / 2 of two peers' models, of differences to their common start; of two zeros 1/2."""
     return gradient(own, others)
 
 
 def features(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return the similarity of what encoders see (C1): `feature_statistics` 2 x C and n x 2 x C, or N x 2 x C.
-
-    The mean of two similarities, of the channels' means and of their standard deviations, each as in `parameters`.
-    """
+    """Return the similarity of what encoders see (C1): the mean of those of channels' means and deviations."""
     each = [parameters(own[..., i, :], None if others is None else others[..., i, :]) for i in (0, 1)]
     return (each[0] + each[1]) / 2
 
@@ -117,10 +106,9 @@ def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
 
 
 def disparity(losses: Tensor) -> Tensor:
-    """Return how badly others' models do here, 1 - exp(-loss), from losses (n): who has seen what the peer has not.
+    """Return how badly others' models do here, 1 - exp(-loss), from losses (n); nan, never chosen, where infinite.
 
-    The loss score of PFedDST (Fan et al., 2025), which asks how the peer's own model does on the others' data. nan
-    where the loss is infinite: such a model cannot be judged, and is not chosen.
+    The loss score of PFedDST (Fan et al., 2025) asks how the peer's own model does on the others' data.
     """
     return 1 - cross_loss(losses.where(losses.isfinite(), math.nan))
 
@@ -148,11 +136,9 @@ def per_task(losses: Tensor, weights: Tensor, relative: bool = True) -> Tensor:
 
 
 def normalised(similarity: Tensor, how: Normalise) -> Tensor:
-    """Return similarities on one scale over a peer's candidates: a vector (n), or each row of a matrix but for its
-    diagonal.
+    """Return similarities on one scale over a peer's candidates: a vector (n), or rows of a matrix but its diagonal.
 
-    "min-max": to [0, 1]. "z-score": mean 0, standard deviation 1 (that of the population). Where all candidates are
-    alike, or there is one, nothing tells them apart: 1/2, or 0. What is not finite is left out, and stays.
+    "min-max": to [0, 1]. "z-score": mean 0, deviation 1. Where all are alike: 1/2, or 0. What is not finite stays.
     """
     if how not in ("none", "min-max", "z-score"):
         raise ValueError(f"normalise: expected 'none', 'min-max' or 'z-score', found {how!r}")
@@ -182,8 +168,7 @@ def combined(
     weights: Mapping[str, float],
     normalise: Normalise | Mapping[str, Normalise] = "none",
 ) -> Tensor:
-    """Return the convex combination of named similarities, each normalised first (eq. 4.7; the thesis' alpha is that of
-    overlap).
+    """Return the convex combination of named similarities, each normalised first (eq. 4.7, with overlap's alpha).
 
     Weights are divided by their sum; a similarity of weight 0 need not be there, and does not count where it is nan.
     The release has "none": overlap and (cos + 1) / 2 are in [0, 1] already. The thesis has one of the others. A peer's
@@ -263,10 +248,7 @@ class Sketch(Checked):
     kind: Kind = "count"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Sketch of a vector (d to m), or of each row (n x d to n x m). float32, on the CPU.
-
-        A value that is not finite makes its bucket, or the whole sketch, not finite.
-        """
+        """Sketch a vector (d to m), or each row (float32, on the CPU); a value that is not finite spreads."""
         if x.ndim not in (1, 2):
             raise ValueError(f"expected a vector (d) or rows (n x d), found shape {tuple(x.shape)}")
         X = x.detach() if x.ndim == 2 else x.detach()[None]
@@ -304,8 +286,7 @@ class Sketch(Checked):
         return np.random.PCG64(derive_seed(self.seed, "sketch", self.kind))
 
     def error(self, delta: float) -> float:
-        """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any two vectors: sqrt(2 / (m
-        delta)).
+        """Return epsilon with P(|<Sx, Sy> - <x, y>| >= epsilon |x| |y|) <= delta for any vectors: sqrt(2 / (m delta)).
 
         Chebyshev's inequality, for each pair, not for all at once. Over seeds the variance of <Sx, Sy> is
         (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m, at most 2 |x|^2 |y|^2 / m (Weinberger et al., Lemma 2). For

@@ -54,8 +54,7 @@ def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", 
 
 
 def covariance(G: Tensor, floor: float = 1e-7) -> tuple[Tensor, Tensor]:
-    """Return MOCHA's (Sigma, Omega) from the Gram matrix G (K x K) of the models: Sigma = G^(1/2) / tr, Omega its
-    inverse.
+    """Return MOCHA's (Sigma, Omega) from the models' Gram matrix G (K x K): Sigma = G^(1/2) / tr, Omega its inverse.
 
     Eigenvalues of G below `floor` times the largest are raised to it for Omega. G = 0 gives Sigma = I/K.
     """

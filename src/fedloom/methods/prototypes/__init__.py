@@ -86,11 +86,7 @@ class MovingAnchorsSettings:
 
 @m.METHODS.register("fedsa", source="Zhou et al., AAAI 2025", note=BY_CLASS)
 def fedsa(
-    *,
-    lam: NonNegative = 1.0,
-    margin: NonNegative = 1.0,
-    calibration: NonNegative = 1.0,
-    anchors: stages.MovingAnchors,
+    *, lam: NonNegative = 1.0, margin: NonNegative = 1.0, calibration: NonNegative = 1.0, anchors: stages.MovingAnchors
 ) -> m.Method:
     """Pull features to one anchor per class, apart from others by a margin; heads must classify the anchors.
 
@@ -139,11 +135,7 @@ def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.M
 
     A class that no client of a round has keeps its clusters.
     """
-    return m.Method(
-        name="fpl",
-        local=(training.CollectPrototypes(), rule),
-        stage=keep >> stages.Mean(),
-    )
+    return m.Method(name="fpl", local=(training.CollectPrototypes(), rule), stage=keep >> stages.Mean())
 
 
 @m.METHODS.register("fedrcl", source="Seo, Kim, Kim, Han, CVPR 2024")

@@ -21,24 +21,12 @@ from fedloom.core.settings.section import Count, Natural, NonNegative, Positive
 from fedloom.core.stage import Identity, Traits
 from fedloom.core.untrusted import Array, Sender
 from fedloom.core.updates import Updates
-from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings
-from fedloom.methods.prototypes.maths import (
-    PrototypeGenerator,
-    Prototypes,
-    aggregated,
-    cluster_prototypes,
-    moved_anchors,
-    random_anchors,
-    trained_generator,
-)
+from fedloom.methods.prototypes import ClusteredPrototypesSettings, MovingAnchorsSettings, maths
 
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The values that prototype labels may have where a node sends them: (points x 3) of whole numbers, task by task.
-
-    In the order of tasks; of each of the sender's own there are all classes in their order, or none.
-    """
+    """The values that a node's prototype labels may have: task by task, all classes in order or none."""
 
     def read(self, value: Any, sender: Sender) -> Tensor:
         """Return the checked value."""
@@ -49,15 +37,17 @@ class ClassLabels:
         return labels
 
 
-def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
+def by_task(updates: Updates) -> dict[str, list[maths.Prototypes]]:
     """Return the clients' prototypes of each task, by its number as text; rows with nan or inf count as unknown."""
-    prototypes: dict[int, list[Prototypes]] = {}
+    prototypes: dict[int, list[maths.Prototypes]] = {}
     for points, labels in zip(updates.extra["prototypes"], updates.extra["prototype_labels"], strict=True):
         for task in labels[:, 0].unique().tolist():
             mine = labels[:, 0] == task
             means, counts = points[mine], labels[mine, 2].double()
             real = torch.isfinite(means).all(1)
-            prototypes.setdefault(task, []).append(Prototypes(means.where(real[:, None], 0), counts.where(real, 0)))
+            prototypes.setdefault(task, []).append(
+                maths.Prototypes(means.where(real[:, None], 0), counts.where(real, 0))
+            )
     return {str(task): prototypes[task] for task in sorted(prototypes)}
 
 
@@ -73,7 +63,7 @@ class KeepsPrototypes(Identity):
         extras={"prototypes": Array(("points", "features")), "prototype_labels": ClassLabels()},
     )
 
-    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+    def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
         """Return a task's new state from the clients' prototypes of the round."""
         raise NotImplementedError
 
@@ -102,12 +92,12 @@ class KeepsPrototypes(Identity):
         return updates, {"tasks": dict(sorted(tasks.items(), key=lambda item: int(item[0])))}
 
 
-def _latest(before: State | None, now: Prototypes) -> Prototypes:
+def _latest(before: State | None, now: maths.Prototypes) -> maths.Prototypes:
     """Return the new prototype of each class that has one, else the previous one."""
     if before is None:
         return now
     means = torch.where(now.known[:, None], now.means, before["means"])
-    return Prototypes(means, torch.where(now.known, now.counts, before["counts"]))
+    return maths.Prototypes(means, torch.where(now.known, now.counts, before["counts"]))
 
 
 @dataclass(frozen=True)
@@ -116,8 +106,8 @@ class MeanPrototypes(KeepsPrototypes):
 
     by: Literal["counts", "clients"] = "counts"
 
-    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        new = _latest(before, aggregated(prototypes, self.by))
+    def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
+        new = _latest(before, maths.aggregated(prototypes, self.by))
         return {"means": new.means, "counts": new.counts}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
@@ -129,8 +119,8 @@ class MeanPrototypes(KeepsPrototypes):
 class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
     """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
 
-    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
-        new = cluster_prototypes(prototypes, self.partition)
+    def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
+        new = maths.cluster_prototypes(prototypes, self.partition)
         if before is None:
             return {"points": new.points, "labels": new.labels}
         gone = ~torch.isin(before["labels"], new.labels)
@@ -153,15 +143,15 @@ class TrainedPrototypes(KeepsPrototypes):
     batch_size: Count = 10
     limit: Annotated[NonNegative, Field(allow_inf_nan=False)] = 100.0
 
-    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+    def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
         classes, width = prototypes[0].means.shape
-        generator = PrototypeGenerator(classes, width, derive_seed(ctx.seed, "fedtgp", task))
+        generator = maths.PrototypeGenerator(classes, width, derive_seed(ctx.seed, "fedtgp", task))
         known = torch.stack([p.known for p in prototypes]).any(0)
         if before is not None:
             generator.load_state_dict(before["generator"])
             known = known | before["known"]
         seed = derive_seed(ctx.seed, ctx.round, "fedtgp", task)
-        generator = trained_generator(
+        generator = maths.trained_generator(
             generator.to(prototypes[0].means),
             prototypes,
             epochs=self.epochs,
@@ -186,12 +176,12 @@ class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
     of all classes are broadcast.
     """
 
-    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+    def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
         like = prototypes[0].means
         if before is None:
             classes, width = like.shape
-            before = {"anchors": random_anchors(classes, width, derive_seed(ctx.seed, "fedsa", task)).to(like)}
-        return {"anchors": moved_anchors(before["anchors"], prototypes, self.momentum)}
+            before = {"anchors": maths.random_anchors(classes, width, derive_seed(ctx.seed, "fedsa", task)).to(like)}
+        return {"anchors": maths.moved_anchors(before["anchors"], prototypes, self.momentum)}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
         return state["anchors"], torch.arange(len(state["anchors"]))

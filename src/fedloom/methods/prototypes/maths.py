@@ -30,10 +30,7 @@ Over = Literal["known", "batch"]
 
 @dataclass(frozen=True, eq=False)
 class Prototypes:
-    """One vector per class: `means` (C x F), and the number of examples it averages (`counts`, C, float64).
-
-    A class with count 0 has no prototype; its row is 0 and must not be used.
-    """
+    """One vector per class: `means` (C x F; 0 without examples), and how many examples it averages (`counts`)."""
 
     means: Tensor
     counts: Tensor
@@ -54,10 +51,9 @@ def class_prototypes(features: Tensor, labels: Tensor, classes: int) -> Prototyp
 
 
 def aggregated(prototypes: Sequence[Prototypes], by: Literal["counts", "clients"] = "counts") -> Prototypes:
-    """Return the mean prototype of each class over the clients that have it (FedProto).
+    """Return the mean prototype of each class over the clients that have it (FedProto), or over a client's batches.
 
-    `counts`: weighted by the numbers of examples, as in the paper, so that it is the mean over all their examples;
-    `clients`: all alike, as in the release. It also sums up the batches of one client.
+    `counts`: weighted by the numbers of examples, as in the paper; `clients`: all alike, as in the release.
     """
     means = torch.stack([p.means for p in prototypes])
     counts = torch.stack([p.counts for p in prototypes])
@@ -107,8 +103,7 @@ def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Te
 def first_neighbours(points: Tensor) -> Tensor:
     """Return FINCH's first partition (N cluster numbers from 0) of points (N x F), by cosine; it has no parameter.
 
-    Two points are linked if one is the other's nearest or both have the same nearest; clusters are the connected parts.
-    They are numbered in the order of their first points; among equally near points the first counts.
+    Points are linked if one is the other's nearest or both have the same; of equally near points the first counts.
     """
     n = len(points)
     if n < 2:
@@ -127,10 +122,7 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def finch(points: Tensor) -> list[Tensor]:
-    """Return FINCH's partitions (N cluster numbers each), from the finest to the coarsest with more than one cluster.
-
-    Each partition clusters the means of the one before. If the first has a single cluster, it is the only one.
-    """
+    """Return FINCH's partitions (N cluster numbers each), from the finest to the coarsest with several clusters."""
     partitions = [first_neighbours(points)]
     # Two clusters are each other's nearest, so they would become one.
     while len(points) and (count := int(partitions[-1].amax()) + 1) > 2:
@@ -157,10 +149,7 @@ class ClusterPrototypes:
 def cluster_prototypes(
     prototypes: Sequence[Prototypes], partition: Literal["first", "last"] = "last"
 ) -> ClusterPrototypes:
-    """Return, per class, the means of FINCH's clusters of the clients' prototypes (FPL).
-
-    `last` is the coarsest partition with more than one cluster, as in the release.
-    """
+    """Return, per class, the means of FINCH's clusters of the clients' prototypes; `last`: the coarsest (FPL)."""
     points, labels = [], []
     for c in range(len(prototypes[0].counts)):
         own = [p.means[c] for p in prototypes if p.counts[c] > 0]
@@ -179,11 +168,7 @@ def cluster_prototypes(
 
 
 def cluster_contrast(
-    features: Tensor,
-    labels: Tensor,
-    clusters: ClusterPrototypes,
-    temperature: float = 0.02,
-    over: Over = "known",
+    features: Tensor, labels: Tensor, clusters: ClusterPrototypes, temperature: float = 0.02, over: Over = "known"
 ) -> Tensor:
     """Compute -log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
     mine = labels[:, None] == clusters.labels
@@ -299,10 +284,7 @@ def random_anchors(classes: int, features: int, seed: int = 0) -> Tensor:
 
 
 def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: float = 0.9999) -> Tensor:
-    """Return anchors drawn to the clients' mean prototypes: A_c <- momentum A_c + (1 - momentum) mean_c (FedSA).
-
-    A class that no client has keeps its anchor.
-    """
+    """Return A_c <- momentum A_c + (1 - momentum) mean_c; a class that no client has keeps its anchor (FedSA)."""
     mean = aggregated(prototypes, "clients")
     moved = momentum * anchors + (1 - momentum) * mean.means
     return torch.where(mean.known[:, None], moved, anchors)

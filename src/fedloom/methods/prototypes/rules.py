@@ -23,19 +23,7 @@ from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Checked
 from fedloom.methods.f2dc.rules import map_channels
-from fedloom.methods.prototypes import ClusterContrastSettings, ModelContrastSettings
-from fedloom.methods.prototypes.maths import (
-    ClusterPrototypes,
-    Over,
-    Prototypes,
-    aggregated,
-    anchor_losses,
-    anchor_margin,
-    class_prototypes,
-    fpl_loss,
-    prototype_pull,
-    relaxed_contrast,
-)
+from fedloom.methods.prototypes import ClusterContrastSettings, ModelContrastSettings, maths
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.training.flat import pooled
@@ -73,11 +61,11 @@ def features_now(view: View) -> Tensor:
     return view.features.now.to(view.params.dtype)
 
 
-def told_points(view: View, number: int) -> ClusterPrototypes:
+def told_points(view: View, number: int) -> maths.ClusterPrototypes:
     """Return the broadcast points of one task: none if the server has none."""
     labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
-    return ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
+    return maths.ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
 
 
 def added(losses: Iterable[Tensor]) -> Tensor | None:
@@ -93,8 +81,7 @@ class CollectPrototypes(LocalRule):
     """Provides the mean features of each class as seen in training, and the number of examples behind them.
 
     They cover the last pass over the training data: the round's last batches with, together, at most as many examples
-    as the client has. Without `last_epoch` they cover the whole round. State: the number of examples, which is counted
-    once.
+    as the client has. Without `last_epoch` they cover the whole round. State: the number of examples, counted once.
     """
 
     last_epoch: bool = True
@@ -109,7 +96,7 @@ class CollectPrototypes(LocalRule):
         if not tasks:
             return
         z = features_now(view).detach()
-        prototypes = {t.number: class_prototypes(z, t.labels, t.classes) for t in tasks}
+        prototypes = {t.number: maths.class_prototypes(z, t.labels, t.classes) for t in tasks}
         state["batches"].append((len(z), prototypes))
         if "examples" in state:
             keep_last(state["batches"], state["examples"])
@@ -132,10 +119,10 @@ class CollectPrototypes(LocalRule):
         }
 
     @staticmethod
-    def _merged(batches: deque[tuple[int, dict[int, Prototypes]]]) -> dict[int, Prototypes]:
+    def _merged(batches: deque[tuple[int, dict[int, maths.Prototypes]]]) -> dict[int, maths.Prototypes]:
         numbers = sorted({number for _, prototypes in batches for number in prototypes})
         return {
-            number: aggregated([prototypes[number] for _, prototypes in batches if number in prototypes])
+            number: maths.aggregated([prototypes[number] for _, prototypes in batches if number in prototypes])
             for number in numbers
         }
 
@@ -157,7 +144,7 @@ class PrototypePull(LocalRule):
 
     lam: float = 1.0
     distance: Literal["mse", "norm"] = "mse"
-    over: Over = "known"
+    over: maths.Over = "known"
     features = True
     needs = BROADCAST
 
@@ -166,7 +153,7 @@ class PrototypePull(LocalRule):
             return None
         z = features_now(view)
         total = added(
-            prototype_pull(z, t.labels, told_points(view, t.number).unbiased(t.classes), self.distance, self.over)
+            maths.prototype_pull(z, t.labels, told_points(view, t.number).unbiased(t.classes), self.distance, self.over)
             for t in classified(view)
         )
         return None if total is None else self.lam * total
@@ -187,7 +174,7 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
             return None
         z = features_now(view)
         return added(
-            fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature, self.over)
+            maths.fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature, self.over)
             for t in classified(view)
         )
 
@@ -219,9 +206,9 @@ class SemanticAnchors(CollectPrototypes):
                 continue
             if t.number not in state["margins"]:
                 own = state.get("own", {}).get(str(t.number))
-                before = None if own is None else Prototypes(own["means"], own["counts"])
-                state["margins"][t.number] = anchor_margin(anchors.means, before)
-            terms = anchor_losses(z, t.labels, anchors.means, t.head, state["margins"][t.number])
+                before = None if own is None else maths.Prototypes(own["means"], own["counts"])
+                state["margins"][t.number] = maths.anchor_margin(anchors.means, before)
+            terms = maths.anchor_losses(z, t.labels, anchors.means, t.head, state["margins"][t.number])
             loss = self.pull * terms[0] + self.margin * terms[1] + self.calibration * terms[2]
             total = loss if total is None else total + loss
         return total
@@ -297,7 +284,7 @@ class RelaxedContrast(LocalRule):
         if self.lam == 0:
             return None
         how = (self.temperature, self.threshold, self.positives, self.negatives, self.penalty_weight)
-        total = added(relaxed_contrast(z, t.labels, *how) for t in classified(view) for z in levels)
+        total = added(maths.relaxed_contrast(z, t.labels, *how) for t in classified(view) for z in levels)
         if total is None:
             return None
         return self.lam * total / (len(levels) if self.over_levels == "mean" else 1)

@@ -1,11 +1,9 @@
 """Rules that a few hostile rows cannot own, as coefficients of the rows: all from their Gram matrix (K x K, float64).
 
-Nothing depends on the scale of the rows, and no row of any finite size turns another's coefficient into nan.
-
-Rules for rows some of which may be hostile: each row becomes what its group says, before the method's own mean.
-
-A group is the rows of clients that hold the same tasks. Among rows of several tasks such a rule takes the smaller task
-for the attack: of 6 rows of one task and 2 of another, all honest, Multi-Krum (f = 2) keeps only the 6."""
+Nothing depends on the scale of the rows, and no finite row makes another's coefficient nan. Each row becomes what its
+group, the clients with the same tasks, says: of 6 rows of one task and 2 of another, all honest, Multi-Krum (f = 2)
+would keep only the 6.
+"""
 
 from __future__ import annotations
 
@@ -281,8 +279,7 @@ class MinimumDiameter(ByGram):
         return W
 
 
-_SETS = 100_000
-"""The most sets of rows that `MinimumDiameter` tries: 20 rows with f = 7 have 77,520."""
+_SETS = 100_000  # the most sets of rows that `MinimumDiameter` tries: 20 rows with f = 7 have 77,520
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ class Metric(ABC):
 class Task(ABC):
     """One task. `channels` is the width of the head's output, `weight` the default loss weight.
 
-    `judge` names the metrics that were chosen for the task; the first stands for it. Recipes and `fl.task` call it
-    `metric`.
+    `judge` names the metrics chosen for the task; the first stands for it. Recipes and `fl.task` call it `metric`.
     """
 
     name: str

@@ -1,8 +1,4 @@
-"""One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
-
-The module collect gathers what the files of a run or a grid hold, figures draws it, for pages and for files, pages
-writes the HTML; related does all three for relatedness studies.
-"""
+"""One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch."""
 
 from __future__ import annotations
 

@@ -21,20 +21,12 @@ from fedloom.core.errors import StateError, UserError
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of, total
 from fedloom.federation.runs.recorded import read_info
-from fedloom.study import grid
+from fedloom.study import grid, statistics
 from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import small_clients, timed, worst
 from fedloom.study.report.words import without_folders
 from fedloom.study.results import Combination, Results, Side, change, deltas, unsettled_among
-from fedloom.study.statistics import (
-    Estimate,
-    Verdict,
-    delta_m,
-    delta_terms,
-    family,
-    without_base,
-)
 
 SPLITS = ("test", "val")
 BASES = ("local", "constant")
@@ -120,10 +112,7 @@ class Against:
 
 
 def against(run: Run, base: Run) -> Against:
-    """Compare the kept models of two runs.
-
-    Raises StateError where the baseline is the run itself, or has no task or no measured split in common with it.
-    """
+    """Compare the kept models of two runs. Raises StateError where they have no task or measured split in common."""
     if run.folder.resolve() == base.folder.resolve():
         raise StateError(f"{base.folder}: the base is the run itself: expected another run of the same tasks")
     refusal = f"{base.folder} cannot be the base of {run.folder}"
@@ -149,8 +138,8 @@ def against(run: Run, base: Run) -> Against:
             {row.task: of.values[row.task][row.metric] for row in rows if (split, row.task, row.metric) in means}
             for of in (mine[split], theirs[split])
         )
-        out = without_base(values, others)
-        deltas[split] = (delta_m(values, others, directions), len(values) - len(out))
+        out = statistics.without_base(values, others)
+        deltas[split] = (statistics.delta_m(values, others, directions), len(values) - len(out))
         if out:
             notes.append(f"Δm on {split} leaves out {', '.join(out)}: 0 or undefined in the base.")
         here, there = (", ".join(of[split].data) or "none" for of in (mine, theirs))
@@ -191,7 +180,7 @@ def _means(run: Run, mine: Final, theirs: Final, rows: Sequence[TaskMetric]) -> 
 
 
 def _change(value: float, base: float, direction: str) -> Change:
-    return Change(value, base, delta_terms({"": value}, {"": base}, {"": direction}).get("", math.nan))
+    return Change(value, base, statistics.delta_terms({"": value}, {"": base}, {"": direction}).get("", math.nan))
 
 
 def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[Each, ...]:
@@ -314,7 +303,7 @@ def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
 OFFERED = 12
 """Methods that a page offers as a baseline of the others, at most."""
 
-Clients = Mapping[TaskMetric, tuple[Estimate, tuple[str, ...]]]
+Clients = Mapping[TaskMetric, tuple[statistics.Estimate, tuple[str, ...]]]
 """Task -> the worst client's number, and the clients that were the worst in a seed; for tasks with several clients.
 
 In a seed in which all clients have the same number, no client is the worst.
@@ -329,11 +318,11 @@ class Method:
     label: str
     reference: str
     """The method that changes are against; its own name for the reference, '' where the grid has none."""
-    delta: Estimate | None
+    delta: statistics.Estimate | None
     """Delta_m in percent over seeds, without tasks on which no method is better than the constant prediction."""
     seeds: tuple[float, ...]
     """Delta_m of each seed."""
-    changes: Mapping[TaskMetric, Estimate]
+    changes: Mapping[TaskMetric, statistics.Estimate]
     """Task (or domain) -> its change in percent."""
     is_method: bool
     """False for `centralised` and `constant`, which are no federated methods."""
@@ -345,11 +334,11 @@ class Method:
     """That of its runs (`Side`)."""
     reason: str
     """Why no verdict is possible; '' where one is."""
-    verdict: Verdict | None = None
+    verdict: statistics.Verdict | None = None
     """The verdict on Delta_m, after Holm's correction over the methods of the data set; None for the reference."""
 
     @property
-    def worst_task(self) -> tuple[TaskMetric, Estimate] | None:
+    def worst_task(self) -> tuple[TaskMetric, statistics.Estimate] | None:
         """Return the task with the lowest change in percent, which is positive where all got better."""
         return min(self.changes.items(), key=lambda item: item[1].mean, default=None)
 
@@ -396,36 +385,26 @@ def _methods(
         unsettled = unsettled_among({of.label: of.unsettled for of in (side, other) if of is not None})
         if other is not None and other is not side:
             seeds = list(deltas(side.values, other.values, directions).values())
-            delta = Estimate.of(seeds, side.ratio) if seeds else None
+            delta = statistics.Estimate.of(seeds, side.ratio) if seeds else None
             each = {
                 row: change(side.values, other.values, {row.task: row.direction}, side.ratio)
                 for row in results.rows[data]
             }
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
-        yield Method(
-            data,
-            side.label,
-            "" if named is None else together(*named),
-            delta if delta is not None and not math.isnan(delta.mean) else None,
-            tuple(seeds),
-            changes,
-            base not in grid.reference_rows,
-            lowest[key],
-            *costs[key],
-            side.ratio,
-            unsettled,
-        )
+        known = delta if delta is not None and not math.isnan(delta.mean) else None
+        over = data, side.label, "" if named is None else together(*named), known, tuple(seeds), changes
+        yield Method(*over, base not in grid.reference_rows, lowest[key], *costs[key], side.ratio, unsettled)
 
 
 def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:
     """Return the methods with their verdicts."""
     every = tuple(methods)
-    verdicts: dict[tuple[str, str], Verdict] = {}
+    verdicts: dict[tuple[str, str], statistics.Verdict] = {}
     for data in {m.data for m in every}:
         mine = {m.label: m for m in every if m.data == data and m.is_method and len(m.seeds) > 1}
         mine = {name: m for name, m in mine.items() if all(map(math.isfinite, m.seeds))}
         gains, ratios = {n: m.seeds for n, m in mine.items()}, {n: m.ratio for n, m in mine.items()}
-        tested = family(gains, ratios, {n: m.reason for n, m in mine.items()}, smallest)
+        tested = statistics.family(gains, ratios, {n: m.reason for n, m in mine.items()}, smallest)
         verdicts |= {(data, name): of.verdict for name, of in tested.items()}
     return tuple(replace(m, verdict=verdicts.get((m.data, m.label))) for m in every)
 
@@ -452,5 +431,5 @@ def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
                 numbers.append(lowest[1])
                 names += [lowest[0]] if len(set(values.values())) > 1 else []
         if numbers:
-            by_method[row] = Estimate.of(numbers), tuple(dict.fromkeys(names))
+            by_method[row] = statistics.Estimate.of(numbers), tuple(dict.fromkeys(names))
     return by_method

@@ -19,14 +19,7 @@ from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
 from fedloom.study.report import predictions, records, words
 from fedloom.study.report.against import Against, Method, bases_of, methods_of
 from fedloom.study.report.predictions import Predictions
-from fedloom.study.report.records import (
-    Curves,
-    Score,
-    Series,
-    UpdateAgreement,
-    curves,
-    scores,
-)
+from fedloom.study.report.records import Curves, Score, Series, UpdateAgreement, curves, scores
 from fedloom.study.results import of_grid as results_of
 from fedloom.study.significance import Ranks, ranked
 from fedloom.study.table import GridTable, tabulate
@@ -105,31 +98,16 @@ class GridReport:
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """Read the files of a run, and compare it with its baseline and with other runs beside it.
-
-    Without `base` the baseline is detected beside the run. Raises StateError where the two cannot be compared.
-    """
+    """Read a run, its baseline (by default detected beside it) and others beside it. Raises StateError."""
     compared, others = bases_of(run, base)
     labels = _labels(run.folder)
     clients = {
         name: {**about, **({"labels": labels[name]} if name in labels else {})}
         for name, about in run.info["clients"].items()
     }
-    return RunReport(
-        run,
-        run.folder,
-        f"{run.recipe['name']}: {run.label}",
-        _facts(run),
-        _outline(run),
-        clients,
-        curves(run),
-        scores(run),
-        records.agreement_of(run),
-        predictions.of_run(run),
-        compared,
-        others,
-        base is None and compared is not None,
-    )
+    about = run, run.folder, f"{run.recipe['name']}: {run.label}", _facts(run), _outline(run), clients
+    shown = curves(run), scores(run), records.agreement_of(run), predictions.of_run(run)
+    return RunReport(*about, *shown, compared, others, base is None and compared is not None)
 
 
 def of_grid(grid: Grid, folder: Path) -> GridReport:
@@ -176,21 +154,8 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     lines = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
-    return GridReport(
-        folder,
-        grid.title or grid.name,
-        facts,
-        text,
-        table,
-        problem,
-        about,
-        lines,
-        own,
-        shown,
-        methods,
-        ranks,
-        grid.smallest,
-    )
+    head = folder, grid.title or grid.name, facts, text, table, problem, about
+    return GridReport(*head, lines, own, shown, methods, ranks, grid.smallest)
 
 
 def _shared(several: Sequence[Series]) -> Series:

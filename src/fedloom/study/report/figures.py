@@ -430,10 +430,7 @@ def _hyper_weights(weights: HyperWeights) -> Iterator[tuple[str, Figure]]:
 
 
 def circle(m: Matrices, tasks: Mapping[str, Mapping[str, float]]) -> Figure | None:
-    """Draw peers on a circle, and a line from each sender to the one that takes its model, dark near the receiver.
-
-    None for more than `PEERS`, or where nobody takes from another.
-    """
+    """Draw peers on a circle, with lines from senders to receivers; None for more than `PEERS` or without a line."""
     sets = {name: ", ".join(sorted(tasks[name])) for name in m.names}
     names = sorted(m.names, key=lambda name: (-list(sets.values()).count(sets[name]), sets[name]))
     edges = {

@@ -16,32 +16,16 @@ from fedloom.core.disclosure import shown
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
 from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, thinned
 from fedloom.study.output import Table, filled, text_of
-from fedloom.study.report import words
+from fedloom.study.report import records, words
 from fedloom.study.report.against import Against, Change, Method
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.figures import Figure, against_of, compared, figures_of
-from fedloom.study.report.records import (
-    IN_CONFLICT,
-    Curves,
-    Score,
-    Series,
-    UpdateAgreement,
-    cosines,
-    happened,
-    matrices,
-    primary,
-    totals,
-    worst_tasks,
-)
 from fedloom.study.report.words import number, percent
 from fedloom.study.statistics import Estimate
 
 
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
-    """Fill the template of a kind of page, with `data` for programs and the figures in it.
-
-    Raises UserError where Jinja2 or vl-convert is absent.
-    """
+    """Fill the template of a page with `data` for programs and figures. Raises UserError without a library."""
     views = {
         name: [{"name": view.name, "group": view.group, "chart": finished(view.chart)} for view in figure.views]
         for name, figure in figures.items()
@@ -74,7 +58,7 @@ _POINTS = 30  # of a small line
 class Tile:
     """The result of one task."""
 
-    score: Score
+    score: records.Score
     constant: float | None
     """The score of the constant prediction; None where the page compares with a run."""
     change: words.Spread | None
@@ -88,9 +72,9 @@ def tiles_of(report: RunReport) -> list[Tile]:
     base = report.against
     each = {} if base is None else {e.row.task: [e.clients[n].percent for n in e.compared] for e in base.each}
     changes = {task: words.spread_of(of) for task, of in each.items()}
-    judged, constant = primary(report.curves), report.run.constant if base is None else {}
+    judged, constant = records.primary(report.curves), report.run.constant if base is None else {}
     lines = report.constant_lines if base is None else base.over_rounds
-    first: dict[str, Score] = {}
+    first: dict[str, records.Score] = {}
     for score in report.scores:
         if score.primary:
             first.setdefault(score.task, score)
@@ -114,22 +98,21 @@ def sentences(report: RunReport, tiles: Sequence[Tile]) -> list[str]:
     return [text for text in (said, words.trend(slope(report.curves))) if text]
 
 
-def conflict_of(agreement: UpdateAgreement) -> str:
+def conflict_of(agreement: records.UpdateAgreement) -> str:
     """Say which updates conflict; '' where the files do not say."""
-    furthest = min(((*pair, value) for pair, value in cosines(agreement).items()), key=lambda e: e[2], default=None)
+    furthest = min(
+        ((*pair, value) for pair, value in records.cosines(agreement).items()), key=lambda e: e[2], default=None
+    )
     shares = {
         group: mean_of(known)
-        for group, series in agreement.over_rounds.get(IN_CONFLICT, {}).items()
+        for group, series in agreement.over_rounds.get(records.IN_CONFLICT, {}).items()
         if (known := [v for v in series.values() if not math.isnan(v)])
     }
     return words.conflict(shares, furthest)
 
 
-def slope(curves: Sequence[Curves]) -> float:
-    """Return the change of the training loss in percent per round, over the last `LATELY` ones: the mean over tasks.
-
-    Least squares for each task's mean over clients; nan with fewer than three rounds.
-    """
+def slope(curves: Sequence[records.Curves]) -> float:
+    """Return the mean change of training losses in percent per round, by least squares over `LATELY` rounds, or nan."""
     slopes = []
     for c in curves:
         points = [(r, v) for r, v in c.mean.items() if not math.isnan(v)][-LATELY:] if c.split == "train" else []
@@ -140,7 +123,7 @@ def slope(curves: Sequence[Curves]) -> float:
     return mean_of(slopes) if slopes else math.nan
 
 
-def spark(series: Series, base: Series) -> tuple[str, str]:
+def spark(series: records.Series, base: records.Series) -> tuple[str, str]:
     """Return the SVG paths of a run's line and of its baseline's in a box of 100 x 30."""
     known = [{r: v for r, v in of.items() if not math.isnan(v)} for of in (series, base)]
     rounds, values = ([each for of in known for each in side(of)] for side in (dict.keys, dict.values))
@@ -175,10 +158,10 @@ def of_run(report: RunReport) -> str:
         views.append(_view(against, at))
         figures |= dict(against_of(against, views[at]["end"]))
     judging = [s for s in report.scores if s.primary]
-    sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in totals(report.run)]
+    sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in records.totals(report.run)]
     events = [
         (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
-        for h in happened(report.run)
+        for h in records.happened(report.run)
     ]
     return render(
         "run",
@@ -188,9 +171,9 @@ def of_run(report: RunReport) -> str:
         report=report,
         lead=_lead(report),
         views=views,
-        conflict=conflict_of(report.agreement or UpdateAgreement()),
+        conflict=conflict_of(report.agreement or records.UpdateAgreement()),
         equal=any(s.clients > 1 for s in judging) and all(s.worst is None for s in judging),
-        matrices=matrices(report.run),
+        matrices=records.matrices(report.run),
         method=str(report.run.info.get("recipe_text", "")),
         recipe=words.without_folders((report.folder / "recipe.yaml").read_text("utf-8")),
         peers=report.run.recipe.get("peers") is not None,
@@ -206,10 +189,7 @@ def of_run(report: RunReport) -> str:
 
 
 def _view(report: RunReport, at: int) -> dict[str, Any]:
-    """Return the parts of the page that compare the run with the report's baseline, the page's `at`-th, or with none.
-
-    `end` is the end of the names of their figures and tables, because a page may have none of a name.
-    """
+    """Return the parts of a page that compare the run with its `at`-th baseline, if any; `end` ends their names."""
     base, tiles = report.against, tiles_of(report)
     own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
     end = f"-{at}" if at else ""
@@ -251,7 +231,7 @@ def _run_data(report: RunReport) -> dict[str, Any]:
         for c in report.curves
         if c.best is not None
     ]
-    sent = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in totals(report.run)]
+    sent = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in records.totals(report.run)]
     base = {} if report.against is None else {"base": _base_data(report.against)}
     return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": sent, **base}
 
@@ -284,7 +264,7 @@ def _lead(report: RunReport) -> str:
     return " · ".join(parts)
 
 
-def _scores(name: str, scores: Sequence[Score], base: Against | None) -> Table:
+def _scores(name: str, scores: Sequence[records.Score], base: Against | None) -> Table:
     against = () if base is None else (f"base: {base.label}", "change")
     worst = any(s.worst is not None for s in scores)
     value = "mean over clients" if any(s.clients > 1 for s in scores) else "value"
@@ -304,10 +284,10 @@ def _scores(name: str, scores: Sequence[Score], base: Against | None) -> Table:
     return Table("", head, tuple(lines), name=name, text=texts)
 
 
-def _lowest(scores: Sequence[Score], base: Against | None) -> str:
+def _lowest(scores: Sequence[records.Score], base: Against | None) -> str:
     """Say which task has the lowest change; without a baseline the worst one of each metric that judges several."""
     if base is None:
-        tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(scores)]
+        tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in records.worst_tasks(scores)]
         return f"Worst task by {'; by '.join(tasks)}." if tasks else ""
     named = {(s.task, s.metric): base.means.get((base.split, s.task, s.metric)) for s in scores if s.primary}
     changes = {key: of.percent for key, of in named.items() if of is not None and not math.isnan(of.percent)}

@@ -481,17 +481,8 @@ def agreement_of(run: Run) -> UpdateAgreement | None:
         for group, rows in _by_row(looks, "kept").items()
         if any(v < MASKED for series in rows.values() for v in series.values())
     }
-    return UpdateAgreement(
-        cosine,
-        sign,
-        _most(often),
-        _over_rounds(cosine, sign),
-        weights,
-        given,
-        _most(receivers + senders),
-        kept,
-        _note(looks),
-    )
+    rows, over_rounds, peers = _most(often), _over_rounds(cosine, sign), _most(receivers + senders)
+    return UpdateAgreement(cosine, sign, rows, over_rounds, weights, given, peers, kept, _note(looks))
 
 
 def _look(round: int, about: Mapping[str, Any]) -> _Look:
