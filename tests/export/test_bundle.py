@@ -465,3 +465,23 @@ def test_a_result_of_data_made_in_python_is_exported_as_it_is(tmp_path: Path) ->
     own = fl.run(fed, tmp_path / "own", model=fl.model(torch.nn.Linear(5, 4), heads="linear"), rounds=1)
     with pytest.raises(UserError, match=r"made in Python.*`Result.model` returns it"):
         fl.export(own, tmp_path / "again")
+
+
+def test_series_are_predicted_in_the_axes_of_their_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    x = (rng.normal(5, 1, (120, 20, 3)) + 2 * y[:, None, None] * (np.arange(3) == 1)).astype(np.float32)
+    np.savez(tmp_path / "pool.npz", x=x, y=y)
+    data = {"name": "arrays", "path": str(tmp_path / "pool.npz"), "images": "x", "labels": {"t": "y"}, "axes": "NTC"}
+    recipe = {**TRAINED, "data": {**data, "test_fraction": 0.3}, "partition": {"name": "iid", "clients": 2}}
+    run = fl.run({**recipe, "model": {"name": "conv1d", "depth": 1}}, tmp_path / "run")
+    bundle, built = Bundle.read(export(run.folder, tmp_path / "out")), reopen(run.folder)[0]
+    np.save(tmp_path / "whole.npy", x)
+    predicted = pd.read_csv(of_files(bundle, [tmp_path / "whole.npy"], tmp_path / "p.png").table)["t"].to_numpy()
+    test = built.dataset.test
+    places = [int(np.flatnonzero((x == raw.T).all((1, 2)))[0]) for raw in test.images.numpy()]
+    assert (predicted == y)[places].mean() == pytest.approx(run.final().values["t"]["accuracy"])
+    assert (predicted == y)[places].mean() > 0.8
+    np.save(tmp_path / "turned.npy", x.transpose(0, 2, 1))
+    with pytest.raises(UserError, match="expected \\(3, 20\\), as in training; exchange the last two axes"):
+        of_files(bundle, [tmp_path / "turned.npy"], tmp_path / "p.png")

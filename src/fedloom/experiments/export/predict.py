@@ -19,7 +19,17 @@ from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.drawing import Cell, grid, label, palette, save
-from fedloom.data.inputs import ENDINGS, VOLUMES, as_inputs, opened, pixels_of, resized, signal_of, with_vocabulary
+from fedloom.data.inputs import (
+    ENDINGS,
+    VOLUMES,
+    as_inputs,
+    finite,
+    opened,
+    pixels_of,
+    resized,
+    signal_of,
+    with_vocabulary,
+)
 from fedloom.data.prepare import Array, Store
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
@@ -207,11 +217,14 @@ def _array(bundle: Bundle, file: Path) -> Tensor:
     array, where = Store(file.parent).read(file.stem), str(file)
     signal = signal_of(array, about.signal, where)
     square = shape[1] if signal.kind == "image" and shape[-1] == shape[-2] else None
-    x = as_inputs(array, signal, square, channels if (channels := shape[0]) in (1, 3) and square else None, where)
+    axes = bundle.recipe.data.arguments.get("axes") if signal.kind == "series" else None
+    channels = shape[0] if square and shape[0] in (1, 3) else None
+    x = as_inputs(array, signal, square, channels, where, axes)
     if tuple(x.shape[1:]) != shape:
-        raise DataError(f"{file}: inputs of shape {tuple(x.shape[1:])} found, expected {shape}, as in training")
-    if x.is_floating_point() and not bool(x.isfinite().all()):
-        raise DataError(f"{file}: expected finite inputs, found NaN or infinity")
+        advice = "; exchange the last two axes" if tuple(x.shape[1:]) == shape[::-1] else ""
+        raise DataError(f"{file}: inputs of shape {tuple(x.shape[1:])} found, expected {shape}, as in training{advice}")
+    if signal.kind != "tokens":
+        finite(x, where)
     if signal.kind == "image" and about.pixels != "stored":
         is_share = x.dtype == torch.uint8 or bool((x > -OFF).all() and (x < 1 + OFF).all())
         if is_share != (about.pixels is not None):
