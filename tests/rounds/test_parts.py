@@ -22,6 +22,7 @@ from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
 from fedloom.engines.api import plan
 from fedloom.errors import DataError, UserError
+from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
 from fedloom.federation.rounds.messages import Payload
@@ -368,3 +369,13 @@ def test_vectors_beside_the_model_count_the_blocks_that_a_client_has(quick: Quic
     plain, double = sent("fedavg"), sent("scaffold")
     assert len({*plain.values()}) > 1
     assert {key: double[key] - 8 * (key[0] == "up") for key in plain} == {key: 2 * n for key, n in plain.items()}
+
+
+def test_a_task_of_one_class_is_doubted(tmp_path: Path) -> None:
+    """Every prediction is right, and nothing was learned."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
+    np.savez(tmp_path / "t.npz", x=x, one=np.ones(40, int), two=np.arange(40) % 2)
+    data = {"name": "arrays", "path": str(tmp_path / "t.npz"), "images": "x", "test_fraction": 0.2}
+    recipe = {"name": "t", "model": "mlp", "method": "fedavg", "partition": {"name": "iid", "clients": 2}}
+    built = build(load({**recipe, "data": {**data, "labels": {"one": "one", "two": "two"}}}))
+    assert built.dataset.doubts == ("task 'one': all training examples are of one class, so there is nothing to learn",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model, is_whole
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
-from fedloom.models.tasks.labels import Regression
+from fedloom.models.tasks.labels import Classification, Regression
 from fedloom.models.tasks.own import Own, judged
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import kind, pays, stacks
@@ -174,6 +174,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     method = method_of(recipe)
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
+    dataset = replace(dataset, doubts=(*dataset.doubts, *_one_class(dataset, pool)))
     if partition is None:
         _enough(recipe.partition.arguments, pool)
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
@@ -190,6 +191,14 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)
     return built
+
+
+def _one_class(dataset: Dataset, pool: Pool) -> Iterator[str]:
+    """Yield a doubt for each task whose training examples are all of one class."""
+    for task in dataset.tasks:
+        known = pool.labels[task.name]
+        if isinstance(task.known, Classification) and len(known := known[known >= 0]) and (known == known[0]).all():
+            yield f"task {task.name!r}: all training examples are of one class, so there is nothing to learn"
 
 
 def _with_public(method: Method, dataset: Dataset, partition: Partition, seed: int) -> tuple[Dataset, Partition]:
