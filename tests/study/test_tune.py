@@ -22,7 +22,6 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.errors import StateError, UserError
-from fedloom.experiments.compared import _sites
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import (
     RATE,
@@ -45,6 +44,7 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes
 from fedloom.study.significance import contrasts
+from fedloom.study.significance import sites as sites_of_runs
 
 SHORT = Budget(trials=4)
 
@@ -446,7 +446,7 @@ def test_a_site_is_followed_over_seeds_by_its_domain() -> None:
         clients = [{f"c{place}": {"domain": domain} for place, domain in enumerate(order)} for order in orders]
         return {seed: SimpleNamespace(info={"clients": of}) for seed, of in enumerate(clients)}
 
-    assert _sites(runs("ab", "ba")) == {"a": {0: "c0", 1: "c1"}, "b": {0: "c1", 1: "c0"}}
-    assert _sites(runs("aab", "aba")) == {"c0": {0: "c0", 1: "c0"}}  # nothing tells the clients of a domain apart
+    assert sites_of_runs(runs("ab", "ba")) == {"a": {0: "c0", 1: "c1"}, "b": {0: "c1", 1: "c0"}}
+    assert sites_of_runs(runs("aab", "aba")) == {"c0": {0: "c0", 1: "c0"}}  # alike
     nowhere = {seed: SimpleNamespace(info={"clients": {"x": {"domain": None}, "y": {}}}) for seed in (0, 1)}
-    assert _sites(nowhere) == {"x": {0: "x", 1: "x"}, "y": {0: "y", 1: "y"}}
+    assert sites_of_runs(nowhere) == {"x": {0: "x", 1: "x"}, "y": {0: "y", 1: "y"}}

@@ -35,7 +35,7 @@ from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.results import UNKNOWN
-from fedloom.study.significance import holders
+from fedloom.study.significance import holders, sites
 from fedloom.study.statistics import delta_m, judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
@@ -281,17 +281,6 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
     return max(known, key=lambda name: known[name], default=None)
 
 
-def _sites(runs: Mapping[int, Run]) -> dict[str, dict[int, str]]:
-    """Return name -> seed -> client of sites that are the same at all seeds: the only client of a domain, under the
-    domain's name whatever the client is called, or a client whose domain never changes."""
-    domains = {s: [(c, about.get("domain")) for c, about in run.info["clients"].items()] for s, run in runs.items()}
-    alone = all(len({d for _, d in of if d is not None}) == len(of) for of in domains.values())
-    found = {seed: {d if alone else (c, d): c for c, d in of} for seed, of in domains.items()}
-    same: set[Any] = set.intersection(*({*of} for of in found.values()))
-    sites = {key if alone else key[0]: {seed: of[key] for seed, of in found.items()} for key in same}
-    return dict(sorted(sites.items()))
-
-
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
     """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
     alone, together = columns["local"], columns[best]
@@ -304,7 +293,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         gains += verdict == "yes"
         lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
     tested = 0
-    for site, clients in _sites({seed: alone.runs[seed] for seed in seeds}).items():
+    for site, clients in sites({seed: alone.runs[seed] for seed in seeds}).items():
         by_verdict: dict[str, list[str]] = {}
         for row in rows:
             if not all(client in holders(alone.runs[seed], row.task) for seed, client in clients.items()):

@@ -406,6 +406,17 @@ def holders(run: Run, task: str) -> set[str]:
     return {client for client, info in run.info["clients"].items() if task in info["tasks"]}
 
 
+def sites(runs: Mapping[int, Run]) -> dict[str, dict[int, str]]:
+    """Return name -> seed -> client of sites that are the same at all seeds: the only client of a domain, under the
+    domain's name whatever the client is called, or a client whose domain never changes."""
+    domains = {s: [(c, about.get("domain")) for c, about in run.info["clients"].items()] for s, run in runs.items()}
+    alone = all(len({d for _, d in of if d is not None}) == len(of) for of in domains.values())
+    found = {seed: {d if alone else (c, d): c for c, d in of} for seed, of in domains.items()}
+    same: set[Any] = set.intersection(*({*of} for of in found.values()))
+    named = {key if alone else key[0]: {seed: of[key] for seed, of in found.items()} for key in same}
+    return dict(sorted(named.items()))
+
+
 def _both(one: Side, base: Side, row: TaskMetric, seed: int) -> dict[str, tuple[float, float]]:
     """Return client -> its numbers of a task with the one and with the other method, at a seed where it has both."""
     mine, theirs = one.clients[seed], base.clients[seed]
@@ -419,12 +430,17 @@ def _both(one: Side, base: Side, row: TaskMetric, seed: int) -> dict[str, tuple[
 
 
 def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Return, for each of the two methods, client -> task -> the mean over the seeds at which both have a number."""
+    """Return, for each of the two methods, client -> task -> the mean over the seeds at which both have a number.
+
+    A client that is the same site at all seeds has the site's name (`sites`).
+    """
+    same = sites({seed: one.runs[seed] for seed in seeds})
+    names = {(seed, client): site for site, clients in same.items() for seed, client in clients.items()}
     values: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         for row in rows:
             for client, pair in _both(one, base, row, seed).items():
-                values[client][row.task].append(pair)
+                values[names.get((seed, client), client)][row.task].append(pair)
     order = [row.task for row in rows]
     mine, theirs = (
         {
