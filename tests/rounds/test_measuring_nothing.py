@@ -152,7 +152,7 @@ def test_a_run_without_the_test_split_shows_its_validation_numbers(quick: Quick)
 def test_a_server_of_nodes_looks_at_numbers_only_and_a_node_at_nothing() -> None:
     """Labels lie at the nodes, and a node may lack what others have."""
     whole = build(load_recipe())
-    reports = {name: about(client, (1, 8, 8)) for name, client in whole.federation.clients.items()}
+    reports = {name: about(client, whole.dataset) for name, client in whole.federation.clients.items()}
     recipe = load_recipe("evaluation.splits=[val]")
     assert build_from(recipe, reports).models == ("global",)
     without = {n: r.model_copy(update={"sizes": r.sizes.model_copy(update={"val": 0})}) for n, r in reports.items()}
