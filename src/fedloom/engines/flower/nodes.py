@@ -49,6 +49,9 @@ AT_NODE = "node.json"
 _MOST = 10_000_000  # most examples of one split of a client
 _VALUES = 1 << 26  # most values of one input
 _CHANNELS = 1 << 15  # most channels of a task
+_CLASSES = (
+    "; list all sites' classes alike as `classes` of texts and arrays, or by an empty folder for one that a site lacks"
+)
 _Line = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]
 _Names = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=_CHANNELS)]
 
@@ -298,7 +301,7 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
             other = values.pop(right)[0]
             for value, names in values.items():
                 mine, theirs = _apart(value, right)
-                advice = about_words(value, right)
+                advice = _CLASSES if key.endswith(", classes") else about_words(value, right)
                 out |= dict.fromkeys(names, f"{what} {key}: it has {mine}, client {other!r} has {theirs}{advice}")
         fitting = {name: report for name, report in fitting.items() if name not in out}
     return fitting, out
