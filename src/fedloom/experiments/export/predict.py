@@ -148,7 +148,7 @@ def _sources(paths: Sequence[Path]) -> list[Path]:
         if not within:
             raise UserError(f"predict: {path} has no inputs: their names end in {', '.join(_ENDINGS)}")
         files += within
-    return files
+    return [*dict.fromkeys(files)]
 
 
 def _stems(files: Sequence[Path]) -> dict[Path, Path]:
@@ -156,7 +156,7 @@ def _stems(files: Sequence[Path]) -> dict[Path, Path]:
     files of one place."""
     top = Path(os.path.commonpath([file.absolute().parent for file in files]))
     whose: dict[Path, Path] = {}
-    for file in dict.fromkeys(files):
+    for file in files:
         ending = next((end for end in _ENDINGS if file.name.lower().endswith(end)), file.suffix)
         stem = file.absolute().relative_to(top).with_name(file.name[: len(file.name) - len(ending)])
         if (other := whose.setdefault(stem, file)) is not file:
