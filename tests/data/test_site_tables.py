@@ -183,6 +183,10 @@ def test_a_sites_last_rows_are_its_tests(tmp_path: Path) -> None:
     two = table.assign(day=hours // 24, hour=hours % 24)
     apart = [rows_of(read(two, "site", ()), label, Split(time=each), 0).parts for each in (["day", "hour"], "at")]
     assert all(np.array_equal(*pair) for name in apart[0] for pair in zip(*(each[name] for each in apart), strict=True))
+    table["year"] = hours // 60  # all rows of a year are at one time: their order in the file decides
+    years = [rows_of(read(table, "site", ()), label, Split(time="year"), seed).parts for seed in (0, 1)]
+    assert all(np.array_equal(*pair) for name in years[0] for pair in zip(*(of[name] for of in years), strict=True))
+    table = table.drop(columns="year")
     grouped = table.assign(who=[f"p{hour // 4}" for hour in hours])
     for train, val, test in rows_of(read(grouped, "site", ()), label, Split(group="who", time="at"), 0).parts.values():
         assert (hours[train] // 4).max() < (hours[val] // 4).min() <= (hours[val] // 4).max() < (hours[test] // 4).min()

@@ -49,8 +49,9 @@ def test_the_global_model_and_one_task(quick: Quick, tmp_path: Path) -> None:
     one = Bundle.read(str(export(run, tmp_path / "one", task=names[1])))
     assert [task.name for task in one.tasks] == names[1:2]
     assert not [name for name in one.module.state_dict() if f".{names[0]}." in name]
-    x, size, shown = inputs(bundle, picture(tmp_path / "a.png"))
-    assert (tuple(x.shape[1:]), size) == (tuple(bundle.about.input_shape), (14, 20))
+    x, back, shown = inputs(bundle, picture(tmp_path / "a.png"))
+    assert tuple(x.shape[1:]) == tuple(bundle.about.input_shape)
+    assert back(torch.zeros(2, *bundle.about.input_shape[1:])).shape == (2, 14, 20)
     assert shown is not None
     assert shown(0).shape == (*bundle.about.input_shape[1:], 3)
     with torch.inference_mode():
@@ -332,7 +333,7 @@ def test_files_predict_what_the_run_measured_or_nothing(tmp_path: Path, scale: f
     assert measured > 0.9
     as_trained, otherwise = (tmp_path / f"{name}.npy" for name in ("as", "otherwise"))
     np.save(as_trained, inputs_of[40:])
-    np.save(otherwise, (images * (5.0 if reads else 1 / 255))[40:].astype(np.float32))
+    np.save(otherwise, (images * 5.0)[40:].astype(np.float32) if reads else images[40:])
     with pytest.raises(UserError, match="found, but the model was trained on"):
         of_files(bundle, [otherwise], tmp_path / "p.png")
     for several in ([as_trained], files if reads else []):
@@ -485,3 +486,102 @@ def test_series_are_predicted_in_the_axes_of_their_file(tmp_path: Path) -> None:
     np.save(tmp_path / "turned.npy", x.transpose(0, 2, 1))
     with pytest.raises(UserError, match="expected \\(3, 20\\), as in training; exchange the last two axes"):
         of_files(bundle, [tmp_path / "turned.npy"], tmp_path / "p.png")
+
+
+def _predicted(bundle: Bundle, array: Any, folder: Path) -> pd.DataFrame:
+    """Predict an array as an .npy file."""
+    np.save(folder / "rows.npy", array)
+    return pd.read_csv(of_files(bundle, [folder / "rows.npy"], folder / "rows-out.png").table)
+
+
+def test_archives_of_tables_are_predicted_from_their_own_numbers(tmp_path: Path) -> None:
+    """They are standardised when they are read, so that the bundle has to know by what."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(1000, 300, (90, 4))
+    y, who = x[:, 0] * 2 + rng.normal(0, 30, 90), np.arange(90) % 2
+    np.savez(tmp_path / "t.npz", x=x, y=y, who=who)
+    keys = {"features": "x", "targets": "y", "task_by": "who", "test_fraction": 0.3}
+    data = {"name": "tables", "path": str(tmp_path / "t.npz"), "kind": "regression", **keys}
+    recipe = {**TRAINED, "data": data, "model": "mlp", "partition": {"name": "domains", "clients": 1}}
+    run = fl.run(recipe, tmp_path / "run", rounds=10)
+    bundle, test = Bundle.read(export(run.folder, tmp_path / "out")), reopen(run.folder)[0].dataset.test
+    found = _predicted(bundle, x, tmp_path)
+    scaled = (x - x.mean(0)) / x.std(0)
+    for task, values in run.final().values.items():
+        index = np.flatnonzero(~np.isnan(test.labels[task].numpy()))
+        places = [int(np.abs(scaled - each).sum(1).argmin()) for each in test.images.numpy()[index]]
+        truth = test.labels[task].numpy()[index]
+        off = found[task].to_numpy()[places] - truth
+        assert np.sqrt(np.mean(off**2)) == pytest.approx(values["rmse"], rel=0.1)
+
+
+def test_bytes_are_no_other_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 80)
+    x = (rng.integers(0, 60, (80, 6)) + 90 * y[:, None]).astype(np.uint8)
+    np.savez(tmp_path / "t.npz", x=x, y=y)
+    data = {
+        "name": "arrays",
+        "path": str(tmp_path / "t.npz"),
+        "images": "x",
+        "labels": {"t": "y"},
+        "test_fraction": 0.3,
+    }
+    recipe = {**TRAINED, "model": "mlp", "partition": {"name": "iid", "clients": 2}}
+    for kind in ("uint8", "float32"):
+        np.savez(tmp_path / "t.npz", x=x.astype(kind), y=y)
+        run = fl.run({**recipe, "data": data}, tmp_path / kind)
+        bundle = Bundle.read(export(run.folder, tmp_path / f"{kind}-out"))
+        assert (_predicted(bundle, x.astype(kind), tmp_path)["t"] == y).mean() > 0.9
+        with pytest.raises(UserError, match="found, but the model was trained on .*uint8"):
+            _predicted(bundle, x.astype("float32" if kind == "uint8" else "uint8"), tmp_path)
+    with pytest.raises(UserError, match=r"shape \(0, 6\) found, expected N x 6 with N above 0"):
+        _predicted(bundle, x[:0].astype("float32"), tmp_path)
+    np.save(tmp_path / "big.npy", x[:3].astype("float32"))
+    (tmp_path / "BIG.NPY").write_bytes((tmp_path / "big.npy").read_bytes())
+    np.save(tmp_path / "BIG.npy", x.astype("float32"))
+    assert len(of_files(bundle, [tmp_path / "BIG.NPY"], tmp_path / "b.png").words) == 3
+    flat = fl.run({**recipe, "data": data, "method": "constant"}, tmp_path / "constant", rounds=1)
+    assert len(_predicted(Bundle.read(export(flat.folder, tmp_path / "c")), x.astype("float32"), tmp_path)) == 80
+
+
+def test_dense_images_are_padded_as_in_training_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    masks = np.repeat((np.arange(48)[None] < rng.integers(8, 44, 40)[:, None])[:, None], 40, 1).astype(np.uint8)
+    x = (rng.integers(0, 90, (40, 40, 48, 3)) + 120 * masks[..., None]).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=x[:28], x_test=x[28:], m_train=masks[:28], m_test=masks[28:])
+    dense = {"seg": {"kind": "semseg", "key": "m_{split}"}}
+    data = {"name": "arrays", "path": str(tmp_path / "a.npz"), "dense": dense, "augment": False}
+    run = fl.run(
+        {**TRAINED, "data": data, "model": "tiny-pyramid", "partition": {"name": "iid", "clients": 2}}, tmp_path / "r"
+    )
+    bundle = Bundle.read(export(run.folder, tmp_path / "out"))
+    assert bundle.about.pixels == "pad"
+    files = [tmp_path / "in" / f"{number}.png" for number in range(12)]
+    files[0].parent.mkdir()
+    for file, pixels in zip(files, x[28:], strict=True):
+        image.fromarray(pixels).save(file)
+    np.save(tmp_path / "in.npy", x[28:])
+    maps = of_files(bundle, files, tmp_path / "p.png").maps
+    predicted = np.stack([np.asarray(image.open(file)) for file in maps])
+    (whole,) = of_files(bundle, [tmp_path / "in.npy"], tmp_path / "q.png").maps
+    assert (np.load(whole) == predicted).mean() > 0.999
+    truth = masks[28:]
+    both = [((predicted == k) & (truth == k)).sum() / ((predicted == k) | (truth == k)).sum() for k in (0, 1)]
+    assert np.mean(both) == pytest.approx(run.final().values["seg"]["miou"], abs=1e-6)
+    image.fromarray(np.tile(x[0], (3, 2, 1))).save(tmp_path / "large.png")
+    (large,) = of_files(bundle, [tmp_path / "large.png"], tmp_path / "l.png").maps
+    assert np.asarray(image.open(large)).shape == (120, 96)
+
+    (tmp_path / "drawn" / "seg").mkdir(parents=True)
+    (tmp_path / "drawn" / "seg" / "0.png").write_bytes(b"by hand")
+    with pytest.raises(UserError, match="holds other files"):
+        of_files(bundle, files, tmp_path / "drawn.png")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "predictions.csv").touch()
+    (tmp_path / "s" / "seg").symlink_to(tmp_path / "in")
+    with pytest.raises(UserError, match="inputs lie in"):
+        of_files(bundle, [tmp_path / "link"], tmp_path / "s.png")
+    with pytest.raises(UserError, match="expected the name of a picture"):
+        of_files(bundle, files, tmp_path / "x.v1")

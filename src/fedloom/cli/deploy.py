@@ -81,12 +81,13 @@ def predict(
     Maps (masks, depth, ...) have the images' size and lie in a folder beside the picture, one folder per task. The exit
     code is 1 where some files could not be read; they are left out.
     """
-    from fedloom.data.inputs import ENDINGS
     from fedloom.data.tables.read import is_table
+    from fedloom.experiments.export.bundle import ABOUT, Bundle
 
     absent = next((path for path in files if not path.exists()), None)
-    with_labels = any(one.name.lower().endswith(ENDINGS) for one in files[0].rglob("*"))  # a folder of images
-    of_rows = is_table(files[0]) and not with_labels
+    bundle = Bundle.read(model) if (model / ABOUT).is_file() else None
+    takes_rows = bundle is None or bundle.about.table is not None or bundle.words is not None
+    of_rows = is_table(files[0]) and (takes_rows or not files[0].is_dir())  # a folder of images may have a table beside
     file = out or Path("predictions.csv" if of_rows else "predictions.png")
     inputs = [one for path in files for one in (path, *path.glob("*")) if one.exists()]
     if file.exists() and any(one.samefile(file) for one in inputs):
@@ -107,13 +108,11 @@ def predict(
         return
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
-    from fedloom.experiments.export.bundle import Bundle
     from fedloom.experiments.export.predict import of_files
 
-    bundle = Bundle.read(model)
     if absent is not None:
         raise UserError(f"predict: {absent} does not exist: expected images")
-    answers = of_files(bundle, files, file)
+    answers = of_files(bundle or Bundle.read(model), files, file)
     rows = [{"image": name, **words} for name, words in answers.words if words]
     lines = [f"{name}: " + ", ".join(f"{t} {text}" for t, text in words.items()) for name, words in answers.words]
     told = [line for line, (_, words) in zip(lines, answers.words, strict=True) if words]

@@ -26,7 +26,7 @@ from fedloom.data.inputs import (
     stated,
     with_vocabulary,
 )
-from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Store, TestFraction
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Reading, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ def arrays(
     doubts = [*_in_both(parts, group), *copied({places[0]: inputs[0]}, {places[1]: inputs[1]}, data.signal)]
     doubts += doubtful_axes(data.input_shape, data.signal, "data.axes={}") if axes is None else ()
     doubts += far_off(_moments_by_domain(inputs[0], parts[0].domain, data), data.signal)
-    return replace(data, redrawn=test_fraction is not None, group=parts[0].group, doubts=tuple(doubts))
+    more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": tuple(doubts)}
+    return replace(data, reading=Reading(turned=axes == "NTC"), **more)
 
 
 def _moments_by_domain(inputs: Tensor, domain: Array | None, data: Dataset) -> dict[str, Moments]:
@@ -374,7 +375,7 @@ def tables(
         tasks = tuple(task_of(name, k) for name, (_, k) in places.items())
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
     more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
-    return Dataset(title, tasks, train, test, domains, **more)
+    return Dataset(title, tasks, train, test, domains, reading=Reading(scale=(mean.tolist(), std.tolist())), **more)
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16

@@ -444,7 +444,7 @@ def embedded(
     def scaled(part: Any) -> Examples:
         return replace(part, images=(part.images - mean) / std.clamp(min=1e-6))
 
-    return replace(data, train=scaled(data.train), test=scaled(data.test))
+    return replace(data, train=scaled(data.train), test=scaled(data.test), reading=prepare.Reading(derived=True))
 
 
 def _place(seed: int, of: Mapping[str, Any], encoder: Mapping[str, Any], weights: str | None) -> Path | None:

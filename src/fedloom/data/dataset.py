@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.data.prepare import Array, digest
+from fedloom.data.prepare import Array, Reading, digest
 from fedloom.data.transforms import MEAN, STD, Crop, Dense
 from fedloom.models.signal import Signal, inferred
 from fedloom.models.tasks.task import IGNORE, Task
@@ -384,7 +384,7 @@ class Dataset:
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
-    stored    whether inputs are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them
+    reading   how files become inputs
     public    inputs (n x ...), as models take them, that everybody has; no client trains on them
     models    client -> a model of its own, as `fl.run(model=...)` takes it
     group     the group of each train example (N numbers or texts), whose examples stay in one part of a client's data
@@ -404,7 +404,7 @@ class Dataset:
     doubts: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
-    stored: bool = False
+    reading: Reading = Reading()
     public: Tensor | None = None
     models: Mapping[str, Any] = field(default_factory=dict)
     group: Array | None = None

@@ -42,7 +42,7 @@ from fedloom.data.inputs import (
 )
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
-from fedloom.data.prepare import channel_moments, joined_groups
+from fedloom.data.prepare import Reading, channel_moments, joined_groups
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
 from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.labels import Regression
@@ -193,7 +193,7 @@ class Federation:
             name,
             tuple(known.values()),
             *(train, tested, tuple(own), deal, signal),
-            stored=first.is_stored,
+            reading=Reading(stored=first.is_stored, turned=keys.is_turned),
             public=None if public is None else _public(public, first.shape, is_measured),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
             group=owners,
@@ -252,6 +252,8 @@ class Federation:
         known = {str(name): _known(name, each) for name, each in described.items()}
         chosen = None if features is None else _several("features", features)
         away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
+        if time is not None and not time:
+            raise DataError("from_table: time=[] found, expected a column, or several")
         split = Split(group=group, time=time)
         plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
         built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)

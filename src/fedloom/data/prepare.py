@@ -319,6 +319,22 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
     return ("pool",) if pooled[0] else SPLITS
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the numbers in a file became inputs, beside what `TensorExamples` does, for files that come later.
+
+    stored    pixels are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them
+    derived   inputs were computed, such as features of an encoder; no file of a user's own has them
+    turned    the last two axes were exchanged
+    scale     (mean, standard deviation) by which they were standardised when they were read
+    """
+
+    stored: bool = False
+    derived: bool = False
+    turned: bool = False
+    scale: tuple[Sequence[float], Sequence[float]] | None = None
+
+
 class Store:
     """Named arrays of an .npz archive or a folder, read when they are asked for. What an array's header says is
     believed only if as many bytes follow it."""
@@ -351,20 +367,10 @@ class Store:
         if key not in self.keys:
             raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
-            array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
+            array = mapped(self.path / f"{key}.npy") if self.archive is None else _unpacked(self.archive, key)
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r}: expected one value per example, found a single value")
         return array
-
-    def _mapped(self, key: str) -> Array:
-        file = self.path / f"{key}.npy"
-        with file.open("rb") as opened:
-            shape, order, kind = npy_header(opened, file.stat().st_size)
-            start = opened.tell()
-        if not math.prod(shape):
-            return np.zeros(shape, kind)
-        # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
-        return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
     def integers(self, key: str, expected: int, beside: str, texts: bool = False, real: str = "") -> Array:
         """Read a column of `expected` integers, as int64 in memory; with `texts`, a column of texts as it is, too.
@@ -394,6 +400,17 @@ class Store:
             shown = f"{column.dtype} of shape {column.shape}"
             raise DataError(f"arrays, {self.path}: {key!r}: expected a list of names, found {shown}")
         return tuple(self._texts(key, column).tolist())
+
+
+def mapped(file: Path) -> Array:
+    """Map an .npy file. Raises DataError, ValueError or OSError where it is none, or no plain array."""
+    with file.open("rb") as opened:
+        shape, order, kind = npy_header(opened, file.stat().st_size)
+        start = opened.tell()
+    if not math.prod(shape):
+        return np.zeros(shape, kind)
+    # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
+    return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
 
 def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:

@@ -60,7 +60,7 @@ def table(
     limit: Count | None = None,
     least: Count = 1,
     group: str | None = None,
-    time: str | list[str] | None = None,
+    time: str | Annotated[list[str], Field(min_length=1)] | None = None,
 ) -> Dataset:
     """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
 
@@ -122,7 +122,8 @@ class Split:
             return learned, validated, tested
         count = len(labels[0])
         rng = np.random.default_rng(derive_seed(seed, "data", "table", site))
-        order = np.lexsort((rng.permutation(count), *(reversed(labels) if times is None else (times,))))
+        ties = rng.permutation(count) if times is None else np.arange(count)  # rows of one time stay as in the file
+        order = np.lexsort((ties, *(reversed(labels) if times is None else (times,))))
         test = min(max(round(self.test * count), 1), count - 1)
         if self.limit is not None:
             test = max(test, count - self.limit)
@@ -335,6 +336,8 @@ def build(
     """Make the data set of a table that was read."""
     _refuse(table.where, tasks, inputs)
     rows, inputs = rows_of(table, tasks, split, seed), split.without_group(inputs)
+    if not inputs:
+        raise DataError(f"{table.where}: {split.group!r} is the column of groups and the only input; name other inputs")
     rows = replace(rows, notes=(*rows.notes, *uneven(table, inputs, rows, minimum)))
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)

@@ -35,6 +35,7 @@ from fedloom.data.inputs import Fit
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
 from fedloom.data.texts import Words, words_in
+from fedloom.data.transforms import Dense
 from fedloom.engines.flower.nodes import Elsewhere
 from fedloom.engines.result import Result, model_key, trained_models
 from fedloom.experiments.export.finished import reopen
@@ -77,10 +78,15 @@ class About(Section):
     signal: Signal | None = None
     mean: list[float] | None
     std: list[Positive] | None
-    pixels: Fit | Literal["stored"] | None = "stretch"
+    pixels: Fit | Literal["stored", "pad"] | None = "stretch"
     """The way in which the file of a picture gets the inputs' size. "stored": inputs are the numbers in files of more
-    than 8 bits (volumes, 16-bit images), at the files' size. None: no picture becomes an input, because the model was
-    trained on arrays of other values than a picture's, which are 0 to 1."""
+    than 8 bits (volumes, 16-bit images), at the files' size. "pad": pictures keep their size, and the mean colour fills
+    the rest. None: no picture becomes an input, because the model was trained on arrays of other values than a
+    picture's, which are 0 to 1, or on computed features."""
+    bytes: bool | None = None
+    """True: the inputs of training were uint8, which became 0 to 1. None in folders of earlier versions."""
+    turned: bool = False
+    """True: the last two axes of arrays were exchanged."""
     tasks: list[dict[str, Any]]
     classes: dict[str, list[str]] = Field(default_factory=dict)
     """Task -> the names of its classes, where they have names and inputs are no table."""
@@ -209,6 +215,7 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
 def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], licence: str) -> About:
     """Return what export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std, pixels = _inputs(built, client, tasks)
+    stored = getattr(part, "images", None)
     names = {} if built.dataset.table is not None else built.dataset.classes
     return About(
         recipe=built.recipe.name,
@@ -222,6 +229,8 @@ def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], li
         mean=mean,
         std=std,
         pixels=pixels,
+        bytes=None if stored is None else stored.dtype == torch.uint8,
+        turned=built.dataset.reading.turned,
         tasks=described(tasks),
         classes={task.name: [*names[task.name]] for task in tasks if task.name in names},
         table=built.dataset.table,
@@ -236,7 +245,7 @@ def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 def _inputs(
     built: Built, client: str | None, tasks: Sequence[Task]
-) -> tuple[Examples, list[float] | None, list[float] | None, Fit | Literal["stored"] | None]:
+) -> tuple[Examples, list[float] | None, list[float] | None, Any]:
     """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with,
     `About.pixels`)."""
     federation, part = built.federation, built.dataset.test
@@ -253,11 +262,15 @@ def _inputs(
     if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
     statistics = normal(part, index)
-    fit: Any = "stored"
-    if not built.dataset.stored:
-        fit = _pixels(part, index[:_SOME], statistics, built.recipe.data.arguments.get("fit", "stretch"))
+    reading, fit = built.dataset.reading, built.recipe.data.arguments.get("fit", "stretch")
+    if reading.stored or reading.derived:
+        fit = "stored" if reading.stored else None
+    else:  # dense labels that are not a user's own come with images that are padded
+        is_padded = any(task.dense for task in tasks) and getattr(part, "change", Dense) is not None
+        fit = _pixels(part, index[:_SOME], statistics, "pad" if is_padded else fit)
     if statistics is None:
-        return part, *_before_encoder(built, None, None), fit
+        scale = (None, None) if reading.scale is None else tuple([*map(float, each)] for each in reading.scale)
+        return part, *_before_encoder(built, *scale), fit
     each = torch.cat(statistics, 1).unique(dim=0)
     if len(each) > 1:
         names = ", ".join(task.name for task in tasks)
@@ -269,7 +282,7 @@ def _inputs(
     return part, *_before_encoder(built, mean.tolist(), std.tolist()), fit
 
 
-def _pixels(part: Examples, index: Tensor, statistics: tuple[Tensor, Tensor] | None, fit: Fit) -> Fit | None:
+def _pixels(part: Examples, index: Tensor, statistics: tuple[Tensor, Tensor] | None, fit: str) -> str | None:
     """Return `fit` where some inputs, before they are normalised, lie in 0 to 1, as those from files do; else None."""
     if not is_image(part.input_shape) or not len(index):
         return fit

@@ -14,13 +14,14 @@ from pandas import DataFrame
 from torch import Tensor
 from torch.nn import functional
 
-from fedloom.core.errors import DataError, StateError, UserError, listed, warn, writing
+from fedloom.core.errors import DataError, StateError, UserError, listed, parsing, warn, writing
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.drawing import Cell, grid, label, palette, save
 from fedloom.data.inputs import (
     ENDINGS,
+    SUFFIXES,
     VOLUMES,
     as_inputs,
     finite,
@@ -30,7 +31,7 @@ from fedloom.data.inputs import (
     signal_of,
     with_vocabulary,
 )
-from fedloom.data.prepare import Array, Store
+from fedloom.data.prepare import Array, mapped
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.read import read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
@@ -49,6 +50,7 @@ ROWS = 4096
 BATCH, DRAWN = 64, 24
 """Other inputs that pass the model together, and how many are drawn."""
 _ENDINGS = (*ENDINGS, ".npy")
+TABLE = "predictions.csv"
 Chosen = Callable[[str, str], MultiTask | None]
 """(site, task) -> the model that predicts the task there; None where the site's own model never learned it."""
 
@@ -66,7 +68,7 @@ class Answers:
     folders: tuple[Path, ...] = ()
     """The folders of these files, one per task."""
     table: Path | None = None
-    """The file of all predictions without maps, with probabilities, a row per input."""
+    """The file with a row per input: its name, and the predictions without maps, with probabilities."""
     picture: Path | None = None
     """The picture of the first inputs and all predictions on them."""
 
@@ -79,14 +81,21 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
     that takes no such inputs, for two files whose maps would have one name, and where an input would be overwritten.
     """
     sources, folder = _sources(paths), picture.with_suffix("")
-    if any(folder.absolute() in source.absolute().parents for source in sources):
-        raise UserError(f"predict: inputs lie in {folder}, where predictions go: choose another name with --out")
     dense = [task for task in bundle.tasks if isinstance(task, DenseTask)]
+    if is_image(bundle.about.input_shape) and picture.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{picture}: expected the name of a picture, which ends in {', '.join(SUFFIXES)}")
+    ours = {folder.resolve(), *((folder / task.name).resolve() for task in dense)}
+    if any(ours & {*source.resolve().parents} for source in sources):
+        raise UserError(f"predict: inputs lie in {folder}, where predictions go: choose another name with --out")
+    if folder.exists() and not (folder / TABLE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"predict: {folder} holds other files, and predictions go there: choose another name with --out"
+        )
     stems = _stems(sources) if dense else {}
     answers, columns, drawn = Answers(), dict[str, list[Any]](), list[list[Cell]]()
     for file in sources:
         try:
-            x, size, seen = inputs(bundle, file)
+            x, back, seen = inputs(bundle, file)
         except DataError as error:
             answers.unread[f"{file}"] = f"{error}"
             continue
@@ -100,7 +109,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                 output = outputs[task.name]
                 if isinstance(task, DenseTask):
                     cells.append(label(task, as_label(task, output)))
-                    maps[task.name].append(_stored(task, as_label(task, _resized(output, size))))
+                    maps[task.name].append(_stored(task, as_label(task, back(output))))
                     continue
                 assert isinstance(task, Linear)  # there is no third kind
                 predicted = task.predictions(output[None].double()).numpy()
@@ -119,11 +128,10 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
     for why in answers.unread.values():
         warn(f"left out: {why}")
     answers.folders = tuple(folder / task.name for task in dense)
-    if len(columns) > 1:
-        answers.table = folder / "predictions.csv"
-        folder.mkdir(parents=True, exist_ok=True)
-        with writing(answers.table, "csv"):
-            DataFrame(columns).to_csv(answers.table, index=False)
+    answers.table = folder / TABLE  # also where all tasks have maps: it says that the folder is of predictions
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(answers.table, "csv"):
+        DataFrame(columns).to_csv(answers.table, index=False)
     if drawn:
         answers.picture = picture
         save(grid(["input", *(task.name for task in bundle.tasks)], drawn), picture)
@@ -164,12 +172,12 @@ def _stems(files: Sequence[Path]) -> dict[Path, Path]:
     return {file: stem for stem, file in whose.items()}
 
 
-def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, tuple[int, int] | None, Callable[[int], Array] | None]:
-    """Return (inputs as the model takes them, N x ...; the height and width of the file's images, if it has any; what
-    makes the picture of one, H x W x 3 of uint8).
+def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tensor], Callable[[int], Array] | None]:
+    """Return (inputs as the model takes them, N x ...; what gives an output, C x h x w, the height and width of the
+    file's images; what makes the picture of one, H x W x 3 of uint8).
 
-    A picture is resized to the size that the model was trained on. Raises DataError where a file cannot be read or does
-    not fit, UserError where the model takes no such files.
+    A picture gets the size that the model was trained on, as in training. Raises DataError where a file cannot be read
+    or does not fit, UserError where the model takes no such files.
     """
     about, shape = bundle.about, tuple(bundle.about.input_shape)
     channels = shape[0]
@@ -196,16 +204,28 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, tuple[int, int] | None, 
         size = (shape[1], shape[2])
     else:
         image = opened(file, "L" if channels == 1 else "RGB")
-        size = (image.height, image.width) if about.pixels == "stretch" else None
-        image = resized(image, (shape[2], shape[1]), about.pixels)
+        size = None if about.pixels == "crop" else (image.height, image.width)
+        if about.pixels == "pad":
+            less = min(1.0, shape[1] / image.height, shape[2] / image.width)
+            if less < 1:  # larger than all images of training
+                image = resized(image, (max(1, int(less * image.width)), max(1, int(less * image.height))), "stretch")
+        else:
+            image = resized(image, (shape[2], shape[1]), about.pixels)
         raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        raw = raw.view(1, *shape[1:], channels).permute(0, 3, 1, 2)
+        raw = raw.view(1, image.height, image.width, channels).permute(0, 3, 1, 2)
     x = raw.float().div(255) if raw.dtype == torch.uint8 else raw
     seen = _seen(x) if is_image(shape) else None
     if about.mean is not None and about.std is not None:
         mean, std = (torch.tensor(of).view(-1, *(1,) * (x.ndim - 2)) for of in (about.mean, about.std))
         x = (x - mean) / std
-    return x, size, seen
+    if about.pixels != "pad":
+        return x, lambda output: _resized(output, size), seen
+    (high, wide), inner = (shape[1] - x.shape[2], shape[2] - x.shape[3]), (x.shape[2], x.shape[3])
+    if min(high, wide) < 0:
+        raise DataError(f"{file}: images of {inner} found, expected at most {shape[1:]}, as in training")
+    top, left = high // 2, wide // 2
+    x = functional.pad(x, (left, wide - left, top, high - top))
+    return x, lambda output: _resized(output[:, top : top + inner[0], left : left + inner[1]], size), seen
 
 
 def _array(bundle: Bundle, file: Path) -> Tensor:
@@ -214,21 +234,33 @@ def _array(bundle: Bundle, file: Path) -> Tensor:
     about, shape = bundle.about, tuple(bundle.about.input_shape)
     if not file.is_file():
         raise DataError(f"{file} cannot be read: it is no file")
-    array, where = Store(file.parent).read(file.stem), str(file)
+    if about.pixels is None and not is_image(shape) and about.bytes is not None:
+        raise UserError(f"{file}: the model's inputs were computed, such as features of an encoder; no file has them")
+    where = str(file)
+    with parsing(f"{file} cannot be read as a plain array"):
+        array = mapped(file)
+    if not array.ndim or not len(array):
+        raise DataError(f"{file}: shape {array.shape} found, expected N x {' x '.join(map(str, shape))} with N above 0")
     signal = signal_of(array, about.signal, where)
-    square = shape[1] if signal.kind == "image" and shape[-1] == shape[-2] else None
-    axes = bundle.recipe.data.arguments.get("axes") if signal.kind == "series" else None
-    channels = shape[0] if square and shape[0] in (1, 3) else None
-    x = as_inputs(array, signal, square, channels, where, axes)
-    if tuple(x.shape[1:]) != shape:
+    is_other = about.bytes is not None and (array.dtype == np.uint8) != about.bytes
+    if signal.kind in ("series", "features") and is_other:
+        trained = "uint8, which became 0 to 1" if about.bytes else "other numbers than uint8"
+        raise DataError(f"{file}: {array.dtype} found, but the model was trained on {trained}; convert the array")
+    if signal.kind == "image" and array.shape[1:] == shape and shape[0] not in (1, 3):
+        x = torch.from_numpy(array.astype(np.uint8 if array.dtype == np.uint8 else np.float32))
+    else:
+        square = shape[1] if about.pixels == "stretch" and signal.kind == "image" and shape[1] == shape[2] else None
+        channels = shape[0] if signal.kind == "image" and shape[0] in (1, 3) else None
+        x = as_inputs(array, signal, square, channels, where, "NTC" if about.turned else None)
+    if tuple(x.shape[1:]) != shape and (about.pixels != "pad" or x.shape[1] != shape[0]):
         advice = "; exchange the last two axes" if tuple(x.shape[1:]) == shape[::-1] else ""
         raise DataError(f"{file}: inputs of shape {tuple(x.shape[1:])} found, expected {shape}, as in training{advice}")
     if signal.kind != "tokens":
         finite(x, where)
     if signal.kind == "image" and about.pixels != "stored":
-        is_share = x.dtype == torch.uint8 or bool((x > -OFF).all() and (x < 1 + OFF).all())
-        if is_share != (about.pixels is not None):
-            found = "uint8" if x.dtype == torch.uint8 else f"values from {float(x.min()):g} to {float(x.max()):g}"
+        is_byte, is_share = x.dtype == torch.uint8, bool((x > -OFF).all() and (x < 1 + OFF).all())
+        if is_byte if about.pixels is None else not (is_byte or is_share):
+            found = "uint8" if is_byte else f"values from {float(x.min()):g} to {float(x.max()):g}"
             other = "values of 0 to 1 or uint8" if about.pixels is not None else "other values than 0 to 1"
             raise DataError(f"{file}: {found} found, but the model was trained on {other}")
     if signal.kind == "tokens":
@@ -256,7 +288,7 @@ def _outputs(bundle: Bundle, x: Tensor) -> Iterator[dict[str, Tensor]]:
     names = [task.name for task in bundle.tasks]
     for part in x.split(BATCH):
         with torch.inference_mode():
-            outputs = bundle.module(part, names)
+            outputs = {name: output.detach() for name, output in bundle.module(part, names).items()}
         for at in range(len(part)):
             yield {name: outputs[name][at] for name in names}
 
@@ -357,7 +389,7 @@ def of_table(model: Path, file: Path, client: str | None = None) -> Any:
             if (module := chosen(site, task)) is None:
                 continue
             with torch.inference_mode():
-                parts = [module(part, (task,))[task] for part in x[torch.from_numpy(rows)].split(ROWS)]
+                parts = [module(part, (task,))[task].detach() for part in x[torch.from_numpy(rows)].split(ROWS)]
             outputs = task_of(task, about).predictions(torch.cat(parts).double())
             if output is None:
                 output = np.full((len(frame), outputs.shape[1]), np.nan)
@@ -373,7 +405,8 @@ def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
     """Return the predictions for each row of a table with a column of texts; a row without a word has none."""
     if not all(isinstance(task, Linear) for task in bundle.tasks):
         raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
-    rows = read(file, None)
+    about = bundle.recipe.data.arguments
+    rows = read(file, about.get("domain"), about.get("missing") or ())
     texts = texts_of(rows, words.column)
     there = np.flatnonzero([*map(bool, texts)])
     if not len(there):
