@@ -174,7 +174,8 @@ def arrays(
         built = build(where, dense, parts, prepare.resolve(augment), crop, multiple)
         data, inputs = Dataset(store.path.stem, *built, domains), [part.images for part in built[1:]]
     else:
-        known, normal = _ready(where, parts, stated(signal or ("series" if axes else None)), size, channels, axes)
+        said = signal or ("series" if axes and parts[0].inputs.ndim == 3 else None)
+        known, normal = _ready(where, parts, stated(said), size, channels, axes)
         called = {task: each for task, each in called.items() if each}
         with at(where):
             data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known, classes=called)
