@@ -541,8 +541,10 @@ def test_bytes_are_no_other_numbers(tmp_path: Path) -> None:
     (tmp_path / "BIG.NPY").write_bytes((tmp_path / "big.npy").read_bytes())
     np.save(tmp_path / "BIG.npy", x.astype("float32"))
     assert len(of_files(bundle, [tmp_path / "BIG.NPY"], tmp_path / "b.png").words) == 3
-    flat = fl.run({**recipe, "data": data, "method": "constant"}, tmp_path / "constant", rounds=1)
-    assert len(_predicted(Bundle.read(export(flat.folder, tmp_path / "c")), x.astype("float32"), tmp_path)) == 80
+    for method, client in ({"name": "constant"}, None), ({"name": "fedmd", "public": 10}, "c00"):
+        other = fl.run({**recipe, "data": data, "method": method}, tmp_path / method["name"], rounds=1)
+        out = export(other.folder, tmp_path / f"{method['name']}-out", client)
+        assert len(_predicted(Bundle.read(out), x.astype("float32"), tmp_path)) == 80
 
 
 def test_dense_images_are_padded_as_in_training_and_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from fedloom.federation.runs.checkpoint import save_tensors
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.federation.runs.recorded import json_of, sum_of
 from fedloom.models.build import build_model
-from fedloom.models.changes import changed
+from fedloom.models.changes import PublicOutputs, changed
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
@@ -206,8 +206,14 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
     raise UserError(f"{run}: the run has no global model; choose a client with --client ({', '.join(owners)})")
 
 
+def predicting(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model with which it predicts: without its predictions on a public set (FedMD)."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith("public_outputs.")}
+
+
 def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
     """Return the tensors of a model without those of other tasks."""
+    state = predicting(state)
     owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 
@@ -391,7 +397,8 @@ def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: 
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
     module = build_model(model.entry, params, tuple(shape), tasks, recipe.seed, None, model.lora, signal)
-    return changed(module, method_of(recipe).model, tuple(shape), recipe.seed)
+    changes = [change for change in method_of(recipe).model if not isinstance(change, PublicOutputs)]
+    return changed(module, changes, tuple(shape), recipe.seed)
 
 
 def card(
