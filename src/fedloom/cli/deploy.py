@@ -115,7 +115,7 @@ def predict(
     answers = of_files(bundle or Bundle.read(model), files, file)
     rows = [{"image": name, **words} for name, words in answers.words if words]
     lines = [f"{name}: " + ", ".join(f"{t} {text}" for t, text in words.items()) for name, words in answers.words]
-    told = [line for line, (_, words) in zip(lines, answers.words, strict=True) if words]
+    told = [shared.printable(line) for line, (_, words) in zip(lines, answers.words, strict=True) if words]
     if len(told) > TOLD:
         told[TOLD:] = [f"... and {len(told) - TOLD} more"]
     written = {"picture": answers.picture, "table": answers.table, "maps": answers.maps}

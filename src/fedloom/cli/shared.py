@@ -208,11 +208,11 @@ def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
     columns = [key for key in next(iter(rows), {}) if any(row[key] is not None for row in rows)]
     table = Table(*columns, box=SIMPLE_HEAD, show_header=header)
     for row in rows:
-        table.add_row(*(Text(_printable(_cell(row[key]))) for key in columns))
+        table.add_row(*(Text(printable(_cell(row[key]))) for key in columns))
     return table
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text without control characters, because names and events may be untrusted."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
