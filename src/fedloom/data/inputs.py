@@ -201,9 +201,11 @@ def far_off(moments: Mapping[str, Moments], signal: Signal | None) -> tuple[str,
         return ()
     means, stds = (torch.stack(each) for each in zip(*moments.values(), strict=True))
     sentences = []
+    centre, theirs = means.quantile(0.5, 0), stds.quantile(0.5, 0)
     for place, who in enumerate(moments):
-        others = [other for other in range(len(moments)) if other != place or len(moments) > MANY]
-        centre, theirs = means[others].quantile(0.5, 0), stds[others].quantile(0.5, 0)
+        if len(moments) <= MANY:
+            others = [other for other in range(len(moments)) if other != place]
+            centre, theirs = means[others].quantile(0.5, 0), stds[others].quantile(0.5, 0)
         # A rare value, or one that only this site has, is no other unit.
         width = torch.maximum(torch.where(theirs > 1e-6 * centre.abs(), theirs, stds[place]), stds[place] / 10)
         distance = torch.where(width > 0, (means[place] - centre).abs() / width, 0.0)
