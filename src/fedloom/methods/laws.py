@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, generator
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Block, Layout
-from fedloom.core.stage import Stage
+from fedloom.core.stage import Stage, every
 from fedloom.core.updates import Updates
 from fedloom.methods.method import Method
 
@@ -32,12 +32,59 @@ def check(thing: Stage | Method, beside: Beside | None = None) -> None:
     names, be zero for zero updates, and come without any client; and blocks that only some clients hold end as
     `Traits.presence` says. (That updates and state stay as they are is checked at every call.) `beside` are extras that
     the stage reads, of the clients c0 to c4, where these are not numbers. Raises UserError that names all laws that are
-    broken.
+    broken, or says why the stage cannot be checked.
     """
+    if not isinstance(thing, Stage | Method):
+        raise UserError(
+            f"fl.check: expected a stage or a method, such as Mean() or fl.methods.fedavg(), found {thing!r}"
+        )
+    beside = _beside(beside)
     stage = thing.edge >> thing.stage if isinstance(thing, Method) else thing
-    broken = [*_broken(stage, beside or {})]
+    try:
+        broken = [*_broken(stage, beside)]
+    except UserError:
+        raise
+    except Exception as error:  # a stage may fail in any way
+        by_task = isinstance(thing, Method) and thing.turn.by_task
+        by_task = by_task or any("tasks" in one.traits.writes for one in every(stage))
+        guessed = [name for name in _names(stage, "extra") if name not in {"tasks", *beside}]
+        more = ""
+        if by_task:
+            more = " It takes a row per client and task. fl.check has a row per client, and does not support it."
+        elif guessed:
+            more = (
+                f" fl.check guessed these extras as numbers: {', '.join(guessed)}. Where they are something else, give "
+                f"a value for each of {', '.join(OVERLAPPING)}: beside={{{guessed[0]!r}: {{'c0': ..., 'c1': ...}}}}."
+            )
+        failed = f"{stage!r} fails with {type(error).__name__}: {error}."
+        raise UserError(f"fl.check: {failed}{more}") from error
     if broken:
         raise UserError("\n".join([f"{stage!r} breaks these laws:", *broken]))
+
+
+def _beside(beside: Any) -> Beside:
+    """Return the extras that a user gives. Raises UserError for anything but a value of each client."""
+    if beside is None:
+        return {}
+    clients = ", ".join(OVERLAPPING)
+    example = "beside={'domain': {'c0': 'a', 'c1': 'b', ...}}"
+    if not isinstance(beside, Mapping):
+        raise UserError(f"beside: expected a mapping such as {example}, found {type(beside).__name__}")
+    for name, values in beside.items():
+        if not isinstance(values, Mapping):
+            found = type(values).__name__
+            raise UserError(f"beside: {name!r}: expected a mapping such as {example}, found {found}")
+        if missing := [client for client in OVERLAPPING if client not in values]:
+            raise UserError(f"beside: {name!r}: no value of {', '.join(missing)} found, expected one each of {clients}")
+        if unknown := [client for client in values if client not in OVERLAPPING]:
+            raise UserError(f"beside: {name!r}: unknown client {unknown[0]!r}, expected the clients {clients}")
+    return beside
+
+
+def _names(stage: Stage, kind: str) -> list[str]:
+    """Return the names of the extras ("extra"), or of the vectors beside X ("auxiliary"), that a stage reads."""
+    fields = sorted(stage.traits.reads | stage.traits.wants)
+    return [field.removeprefix(f"{kind}:") for field in fields if field.startswith(f"{kind}:")]
 
 
 def _broken(stage: Stage, beside: Beside) -> Iterator[str]:
@@ -61,7 +108,7 @@ def _broken(stage: Stage, beside: Beside) -> Iterator[str]:
         if bool(zero.X.any()):  # nan counts
             yield f"zero: updates of zeros give others in round {round_}"
             break
-    if next(stage.unfit(tell.rows(1, COHORTS[0]), 0), None) is not None:
+    if any(why for one in every(stage) for why in one.unfit(tell.rows(1, COHORTS[0]), 0)):
         return  # it says itself that it needs clients, and the next laws have rounds with one or none
     try:
         nobody, _ = stage(tell.rows(2, ()), after, Ctx(2, 3))
@@ -99,12 +146,10 @@ class _Federation:
 
     def __init__(self, stage: Stage, layout: Layout, held: Mapping[str, str], beside: Beside) -> None:
         self.stage, self.layout, self.held = stage, layout, held
-        fields = stage.traits.reads | stage.traits.wants
         numbers = {client: 1.0 + place / 4 for place, client in enumerate(OVERLAPPING)}
-        names = [name.removeprefix("extra:") for name in sorted(fields) if name.startswith("extra:")]
         known = {**beside, "tasks": {client: ",".join(tasks) for client, tasks in held.items()}}
-        self.extra = {name: known.get(name, numbers) for name in names}
-        self.vectors = [name.removeprefix("auxiliary:") for name in sorted(fields) if name.startswith("auxiliary:")]
+        self.extra = {name: known.get(name, numbers) for name in _names(stage, "extra")}
+        self.vectors = _names(stage, "auxiliary")
 
     def rows(
         self, round_: int, clients: Sequence[str], swap: Mapping[str, str] | None = None, scale: float = 1.0
