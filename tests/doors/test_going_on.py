@@ -32,6 +32,26 @@ def test_a_run_goes_on_as_if_it_had_been_meant_to(quick: Quick) -> None:
     assert fl.resume(short.folder).run.last_round == 5
 
 
+def test_a_run_from_before_a_key_existed_goes_on(tmp_path: Path) -> None:
+    """A key that came later, and has its default, is no change of the recipe; one with another value is."""
+    data = "data={name: digits, domains: [plain, inverted], tasks: [parity], size: 16, test_fraction: 0.2}"
+    recipe = load_recipe(data, "partition={name: domains, clients: 1}", "training.rounds=1")
+    folder = fl.run(recipe, tmp_path / "run").folder
+    file = folder / "run.json"
+    info = json.loads(file.read_text())
+    del info["check"]  # as runs from before it
+    del info["recipe"]["partition"]["named"], info["recipe"]["runtime"]["exact"], info["recipe"]["privacy"]
+    file.write_text(json.dumps(info))
+    assert fl.resume(folder, rounds=2).run.last_round == 2
+    changed = json.loads(file.read_text())
+    del changed["check"]
+    assert changed["changes"] == [{"after_round": 1, "keys": {"training.rounds": [1, 2]}}]
+    del changed["recipe"]["partition"]["named"]
+    file.write_text(json.dumps(changed | {"recipe": changed["recipe"] | {"seed": 7}, "recipe_hash": "0"}))
+    with pytest.raises(StateError, match=r"has changed since the run began: seed was 7, is 0, training\.rounds was 2"):
+        fl.resume(folder, rounds=3)
+
+
 def test_a_change_that_is_killed_before_the_recipe_has_its_name_is_made(
     quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from pydantic import (
 from fedloom.core.errors import MANY, RecipeError
 from fedloom.core.settings.registry import Registered, Registry
 from fedloom.core.settings.renamed import hashed
-from fedloom.core.settings.section import Problem, Problems, Section, carry, explain, found, join, strict
+from fedloom.core.settings.section import Problem, Problems, Section, carry, explain, found, join, strict, value_at
 from fedloom.core.settings.trust import Code, Origin, admit, imported, is_import, located, names_in, source
 from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
 from fedloom.methods.peers.config import PeersBase
@@ -428,6 +428,14 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     method = {k: v for k, v in hashed(value["method"]).items() if k != "python"}
     value["method"] = {**method, "add": list(method.get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def came_later(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a key (a path) is new since a resolved recipe `before` was written, and has its default `now`."""
+    home, _, name = key.rpartition(".")
+    was = value_at(before, home) if home else before
+    defaults = LATER.get(tuple(home.split(".")) if home else (), {})
+    return isinstance(was, Mapping) and name not in was and name in defaults and defaults[name] == value_at(now, key)
 
 
 def registry(module: str, name: str) -> Registry:

@@ -25,7 +25,7 @@ from fedloom.core.settings.yaml import to_yaml
 from fedloom.data.partition import Partition
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.runtime import EarlyStopping
-from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.recipes.schema import Recipe, came_later
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.federation.runs.recorded import (
@@ -202,8 +202,10 @@ class RunFolder:
         check_parts(self.path, about)
         if before.get("recipe_hash") == about["recipe_hash"]:
             return None
-        keys = sorted(differs("", before.get("recipe", {}), about["recipe"])) if "recipe" in before else []
-        changed = {key: [value_at(before["recipe"], key), value_at(about["recipe"], key)] for key in keys}
+        was, now = before.get("recipe", {}), about["recipe"]
+        keys = sorted(differs("", was, now)) if was else []
+        keys = [key for key in keys if not came_later(key, was, now)]  # the fedloom that began the run lacked them
+        changed = {key: [value_at(was, key), value_at(now, key)] for key in keys}
         if not accept or (accept is not True and not set(keys) <= set(accept)):
             raise StateError(
                 f"{self.path}: the recipe has changed since the run began: {_words(changed)}. Change it back, "
