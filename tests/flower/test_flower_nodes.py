@@ -14,12 +14,15 @@ import torch
 from PIL import Image
 
 import fedloom
+from fedloom.data.dataset import Dataset
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.export.finished import reopen
 from fedloom.experiments.export.predict import inputs, of_files
+from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.runs.reader import Run
+from fedloom.models.tasks.labels import Classification
 from sites_support import SITES, Go, Server, events, recipe, trained
 
 pytest.importorskip("flwr")
@@ -27,8 +30,10 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord
 
 from fedloom.engines.flower import Node, client_app
+from fedloom.engines.flower.at_nodes import _HELLO
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
-from fedloom.engines.flower.nodes import NodeReport, agreed, federation_of
+from fedloom.engines.flower.nodes import Elsewhere, NodeReport, about, agreed, federation_of
+from fedloom.engines.flower.wire import encode, size_of
 
 
 @pytest.mark.parametrize(
@@ -260,15 +265,66 @@ def test_what_cannot_be_run_is_refused(homes: dict[int, dict[str, str]], tmp_pat
         run(recipe("training.stacked=true"), tmp_path / "c", engine=OverGrid(grid, tmp_path / "c"))
 
 
+def report(client: str, channels: int = 2, **more: Any) -> NodeReport:
+    """A node's report with one task, mood."""
+    task = {"kind": "Classification", "name": "mood", "channels": channels}
+    sizes = {"train": 9, "val": 0, "test": 3}
+    plain = {"client": client, "tasks": [task], "weights": {"mood": 1}, "sizes": sizes, "domain": None}
+    return NodeReport.read({**plain, "input_shape": [8], **more}, client)
+
+
+def told(client: str, *classes: str) -> NodeReport:
+    """The report of a node whose data have the task mood with these classes, as a server reads it."""
+    task = Classification("mood", len(classes))
+    examples = Elsewhere(4, (8,))
+    dataset = Dataset("own", (task,), examples, examples, classes={"mood": classes})
+    own = Part(examples, np.arange(4), "own")
+    node = about(BuiltClient(client, {"mood": (task, 1.0)}, own, own, own), dataset)
+    hello = encode(node.model_dump(mode="json"), {"client": client})
+    assert size_of(hello) <= _HELLO
+    return NodeReport.read(json.loads(node.model_dump_json()), client)
+
+
+def test_names_of_classes_are_compared_one_by_one() -> None:
+    split = {"bonn": told("bonn", "x, y", "z"), "oslo": told("oslo", "x", "y, z")}
+    assert agreed(split)[1]["oslo"].startswith("task mood, classes: it has 'x', 'y, z', client 'bonn' has 'x, y', 'z'")
+    many = [f"c{i}" for i in range(500)]
+    out = agreed({"bonn": told("bonn", *many), "oslo": told("oslo", *many[:7], "other", *many[8:])})[1]
+    assert out["oslo"].startswith("task mood, classes: it has 'other' as class 7, client 'bonn' has 'c7' as class 7")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"class {i}" for i in range(10_000)],
+        ["\U0001f600" * 150 + str(i) for i in range(1000)],
+        ["a", "two\nlines"],
+        ["a", "b" * 201],
+    ],
+    ids=["many", "large", "lines", "long"],
+)
+def test_names_that_do_not_fit_a_report_are_compared_by_checksum(names: list[str]) -> None:
+    nodes = {client: told(client, *names) for client in ("bonn", "oslo")}
+    assert nodes["bonn"].classes == {}
+    assert agreed(nodes)[1] == {}
+    assert federation_of(nodes, True)[1].classes == {}
+    out = agreed({**nodes, "rome": told("rome", *reversed(names))})[1]
+    assert out["rome"].startswith("task mood, classes: its names differ from those of client 'bonn'; list all sites'")
+    unnamed = report("rome", len(names), signal={"kind": "features"})  # labels that are numbers have no names
+    assert agreed({**nodes, "rome": unnamed})[1] == {}
+
+
+def test_checksums_that_are_not_those_of_the_names() -> None:
+    other = told("rome", "good", "poor").digests
+    assert report("rome", classes={"mood": ["good", "poor"]}, digests=other).digests == other
+    wrongs = ({"mood": "no"}, {"temper": other["mood"]}, other)
+    for digests in wrongs:
+        with pytest.raises(ValueError, match="digests"):
+            report("rome", classes={"mood": ["bad", "good"]}, digests=digests)
+
+
 def test_nodes_whose_classes_have_other_names_do_not_train_together() -> None:
     """A node numbers the classes that it knows, so other names would be other labels without a word."""
-
-    def report(client: str, channels: int = 2, **more: Any) -> NodeReport:
-        task = {"kind": "Classification", "name": "mood", "channels": channels}
-        sizes = {"train": 9, "val": 0, "test": 3}
-        plain = {"client": client, "tasks": [task], "weights": {"mood": 1}, "sizes": sizes, "domain": None}
-        return NodeReport.read({**plain, "input_shape": [8], **more}, client)
-
     named = {name: report(name, classes={"mood": ["bad", "good"]}) for name in ("bonn", "oslo")}
     other = report("rome", classes={"mood": ["good", "poor"]})
     fitting, out = agreed({**named, "rome": other, "nice": report("nice")})

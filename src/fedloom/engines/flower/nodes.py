@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +54,10 @@ _CLASSES = (
 )
 _Line = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]
 _Names = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=_CHANNELS)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_FEW = 1000  # most classes of a task whose names are sent
+_BYTES = 1 << 16  # most bytes of the names that one node sends, so that its hello stays within its limit
+_LISTED = 20  # most names that a message lists
 
 
 class Sizes(Section):
@@ -79,7 +83,10 @@ class NodeReport(Section):
     counted: bool = True
     """If false, a size of 1 only says that there are some examples."""
     classes: Annotated[dict[str, _Names], Field(max_length=256)] = Field(default_factory=dict)
-    """Task -> the names of its classes, of those that have names; a table's labels have theirs."""
+    """Task -> the names of its classes, of those that have names; a table's labels have theirs. Long lists, and names
+    that do not fit one line, are left out."""
+    digests: Annotated[dict[str, _Digest], Field(max_length=256)] = Field(default_factory=dict)
+    """Task -> the checksum of the names of its classes, also of those whose names are left out."""
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
@@ -101,6 +108,10 @@ class NodeReport(Section):
             if channels.get(name) != len(classes):
                 expected = f"{channels[name]} names" if name in channels else f"one of {', '.join(channels)}"
                 raise ValueError(f"classes of {shown(name)}: {len(classes)} names found, expected {expected}")
+            if report.digests.get(name, right := _digest(classes)) != right:
+                raise ValueError(f"digests: expected {right} of the names of {shown(name)}'s classes, found another")
+        if unknown := [name for name in report.digests if name not in channels]:
+            raise ValueError(f"digests of {shown(unknown[0])}: expected one of {', '.join(channels)}")
         if (report.input_shape == (0,)) != (report.table is not None) or (
             report.table is None and 0 in report.input_shape
         ):
@@ -239,6 +250,8 @@ def own_data(
 def about(client: BuiltClient, dataset: Dataset, counted: bool = True, table: TableReport | None = None) -> NodeReport:
     """Return a node's report about itself; with `counted` it states how many examples it has."""
     sizes = {split: len(client.part(split)) for split in ("train", "val", "test")}
+    known = dataset.classes if table is None else {}
+    names = {task: known[task] for task in client.tasks if task in known}
     return NodeReport(
         client=client.id,
         tasks=tuple(as_plain(task) for task, _ in client.tasks.values()),
@@ -249,8 +262,32 @@ def about(client: BuiltClient, dataset: Dataset, counted: bool = True, table: Ta
         table=table,
         signal=dataset.signal,
         counted=counted,
-        classes={} if table is not None else {n: dataset.classes[n] for n in client.tasks if n in dataset.classes},
+        classes=_short(names),
+        digests={name: _digest(each) for name, each in names.items()},
     )
+
+
+def _digest(names: Sequence[str]) -> str:
+    """Return the checksum of the names of a task's classes."""
+    return digest_of(json.dumps([*names]))
+
+
+def _short(classes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the names that fit a report: of few classes, each of one line, and not too many bytes together."""
+    short, left = {}, _BYTES
+    for task, names in classes.items():
+        size = len(json.dumps(names))
+        if len(names) <= _FEW and size <= left and all(map(_is_line, names)):
+            short[task], left = names, left - size
+    return short
+
+
+def _is_line(name: str) -> bool:
+    try:
+        _adapter(_Line).validate_python(name)
+    except ValidationError:
+        return False
+    return True
 
 
 def as_plain(task: Task) -> dict[str, Any]:
@@ -274,7 +311,7 @@ def as_task(plain: Mapping[str, Any]) -> Task:
 
 
 @cache
-def _adapter(kind: type[Task]) -> TypeAdapter[Task]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -301,8 +338,11 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
             other = values.pop(right)[0]
             for value, names in values.items():
                 mine, theirs = _apart(value, right)
-                advice = _CLASSES if key.endswith(", classes") else about_words(value, right)
-                out |= dict.fromkeys(names, f"{what} {key}: it has {mine}, client {other!r} has {theirs}{advice}")
+                found = f"it has {mine}, client {other!r} has {theirs}"
+                if isinstance(value, _Classes) and not (value.names and right.names):
+                    found = f"its names differ from those of client {other!r}"
+                advice = _CLASSES if isinstance(value, _Classes) else about_words(value, right)
+                out |= dict.fromkeys(names, f"{what} {key}: {found}{advice}")
         fitting = {name: report for name, report in fitting.items() if name not in out}
     return fitting, out
 
@@ -319,14 +359,33 @@ def _inputs(report: NodeReport) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _Classes:
+    """The names of a task's classes: alike if their checksums are. Without names where the report left them out."""
+
+    digest: str
+    names: tuple[str, ...] = field(compare=False)
+
+
 def _tasks(report: NodeReport) -> dict[str, Any]:
     """Return the tasks and, where classes have names, their names: a node numbers the classes that it knows."""
-    named = {f"{name}, classes": ", ".join(names) for name, names in report.classes.items()}
+    digests = {name: _digest(names) for name, names in report.classes.items()} | report.digests
+    named = {f"{name}, classes": _Classes(each, report.classes.get(name, ())) for name, each in digests.items()}
     return {task.name: task for task in map(as_task, report.tasks)} | named
 
 
 def _apart(value: Any, other: Any) -> tuple[str, str]:
-    """Return in words how two values differ: of tasks, the fields that do."""
+    """Return in words how two values differ: of tasks, the fields that do; of many classes, the first that does."""
+    if isinstance(value, _Classes):
+        lists = value.names, other.names
+        if max(map(len, lists)) > _LISTED:
+            apart = (i for i, pair in enumerate(zip(*lists, strict=False)) if len({*pair}) > 1)
+            place = next(apart, None)
+            one, two = (f"{len(x)} names" if place is None else f"{x[place]!r} as class {place}" for x in lists)
+            return one, two
+        is_odd = any("," in name for names in lists for name in names)
+        one, two = (", ".join(map(repr, names) if is_odd else names) for names in lists)
+        return one, two
     if not isinstance(value, Task) or type(value) is not type(other):
         return f"{value}", f"{other}"
     keys = [key for key, mine in asdict(value).items() if mine != asdict(other)[key]]
