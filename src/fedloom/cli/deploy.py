@@ -99,7 +99,7 @@ def predict(
             raise UserError(f"predict: {absent} does not exist: expected a table")
         from fedloom.experiments.export.predict import of_table
 
-        predictions = of_table(model, files[0], client)
+        predictions = of_table(model, files[0], client, bundle)
         with writing(file, "csv"):
             predictions.to_csv(file, index=False)
         shared.answer(

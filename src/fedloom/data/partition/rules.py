@@ -358,10 +358,10 @@ def domains(
 
 def _like_domains(order: Sequence[str]) -> list[str]:
     """Return names of clients after their domains; numbers where some domain's name is none for a client."""
-    seen: Counter[str] = Counter()
+    counts, seen = Counter(order), Counter[str]()
     names = []
     for domain in order:
-        names.append(domain if order.count(domain) == 1 else f"{domain}-{seen[domain]}")
+        names.append(domain if counts[domain] == 1 else f"{domain}-{seen[domain]}")
         seen[domain] += 1
     try:
         return [client_name(name) for name in names] if len({*names}) == len(names) else ids(len(order))

@@ -115,8 +115,10 @@ class Split:
         their first time.
         """
         if groups is not None:
-            member, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
-            first = None if times is None else np.array([times[member == one].min() for one in range(len(sizes))])
+            member, first = np.unique(groups, return_inverse=True)[1], None
+            if times is not None:
+                rows = np.lexsort((times, member))
+                first = times[rows[np.unique(member[rows], return_index=True)[1]]]
             parts = self.of(means_by(member, labels), seed, site, None, first)
             learned, validated, tested = (np.flatnonzero(np.isin(member, part)) for part in parts)
             return learned, validated, tested

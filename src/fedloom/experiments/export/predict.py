@@ -92,6 +92,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
             f"predict: {folder} holds other files, and predictions go there: choose another name with --out"
         )
     stems = _stems(sources) if dense else {}
+    named = {task.name: _names(bundle, task) for task in bundle.tasks if isinstance(task, Linear)}
     answers, columns, drawn = Answers(), dict[str, list[Any]](), list[list[Cell]]()
     for file in sources:
         try:
@@ -113,7 +114,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                     continue
                 assert isinstance(task, Linear)  # there is no third kind
                 predicted = task.predictions(output[None].double()).numpy()
-                names, own = _names(bundle, task)
+                names, own = named[task.name]
                 numbers |= {key: values[0] for key, values in columns_of(task, predicted, own).items()}
                 words[task.name] = _words(task, predicted[0].tolist(), names)
                 cells.append((None, words[task.name]))
@@ -352,14 +353,16 @@ def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> st
     return f"class {names[best]} ({predicted[best]:.0%})"
 
 
-def of_table(model: Path, file: Path, client: str | None = None) -> Any:
+def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle | None = None) -> Any:
     """Return a pandas.DataFrame with a row for each row of a table: the site, each task's prediction, probabilities.
 
-    `model` is a run's folder or an exported model; that may also take a column of texts. Of a run, the rows of a site
-    get the model of the client of that name, others the model for all; with `client` all rows get that client's. Raises
-    UserError for a model that takes no table, and DataError for a table without the columns that it takes.
+    `model` is a run's folder or an exported model (`bundle`, if it was read before), which may take a column of texts.
+    Of a run, the rows of a site get the model of the client of that name, others the model for all; with `client` all
+    rows get that client's. Raises UserError for a model that takes no table, and DataError for a table without the
+    columns that it takes.
     """
-    bundle = Bundle.read(model) if (model / ABOUT).is_file() else None
+    if bundle is None and (model / ABOUT).is_file():
+        bundle = Bundle.read(model)
     if bundle is not None and client not in (None, bundle.about.client):
         raise UserError(
             f"{model}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
