@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.functional import max_pool2d
 
 import fedloom as fl
+from fedloom.data import inputs
 from fedloom.errors import DataError, RecipeError
 from fedloom.tasks import Depth
 
@@ -310,6 +312,17 @@ def test_labels_beside_a_folder_are_joined_by_file_name(tmp_path: Path) -> None:
             read(wrong)
     with pytest.raises(DataError, match="task 'ill': .*scan3.png: the label 7 found, expected 0 to 1"):
         read({**ill, "scan3": 7})
+
+
+def test_a_volume_whose_header_claims_more_than_its_file_can_hold(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    file = tmp_path / "p1.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4, 2), np.int16), np.eye(4)), file)
+    header = bytearray(gzip.decompress(file.read_bytes()))
+    header[42:48] = np.full(3, 32767, "<i2").tobytes()  # dim[1:4]
+    file.write_bytes(gzip.compress(header))
+    with pytest.raises(DataError, match=r"p1.nii.gz: cannot be read \(its header claims 70362301923326 bytes"):
+        inputs.pixels_of(file)
 
 
 def test_volumes_are_read_slice_by_slice(tmp_path: Path) -> None:

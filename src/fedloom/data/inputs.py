@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ MANY = 20
 COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
 ROWS = 1024  # examples converted at a time
+DEFLATED = 1032  # gzip makes at most so many bytes one
 Fit = Literal["stretch", "crop"]
 Moments = tuple["Tensor", "Tensor"]
 """Mean and standard deviation of each channel."""
@@ -403,7 +405,11 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
     library = need(package, "volumes" if name.endswith(VOLUMES) else "vision")
     with parsing(f"{file}: cannot be read"):
         if is_volume:
-            volume = np.asarray(library.load(file).dataobj)
+            volume = library.load(file)
+            claimed, found = math.prod(volume.shape) * volume.get_data_dtype().itemsize, file.stat().st_size
+            if claimed > DEFLATED * found:  # memory for it is taken before the first of its values is read
+                raise ValueError(f"its header claims {claimed} bytes of values, expected what {found} bytes can hold")
+            volume = np.asarray(volume.dataobj)
             pixels = np.moveaxis(volume.reshape(*volume.shape[:2], -1), 2, 0)[:, None]
         elif is_dicom:
             scan = library.dcmread(file)
