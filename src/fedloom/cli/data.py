@@ -52,6 +52,9 @@ def init(
     features: Names = None,
     leave_out: Annotated[str | None, option("Columns or globs that are not inputs.", "NAME,...")] = None,
     missing: Missing = None,
+    images: Annotated[
+        Path | None, option("The folder of the images that a column of the table names.", "DIR", file_okay=False)
+    ] = None,
     metric: Annotated[str | None, option("The metric of all tasks: auc, accuracy, rmse ...")] = None,
     preprocess: Annotated[
         Literal["federated", "local"], option("Scale inputs with the counts of all sites, or each site with its own.")
@@ -68,10 +71,15 @@ def init(
         raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table(path):
-        settings = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
-        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**settings, "mode": preprocess})
+        settings: dict[str, Any] = {
+            "features": _listed(features),
+            "leave_out": _listed(leave_out) or [],
+            "missing": codes(missing),
+        }
+        settings["mode"] = preprocess
+        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, settings)
     else:
-        options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric}
+        options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric, "images": images}
         for option, value in options.items():
             if value is not None:
                 raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
@@ -108,10 +116,12 @@ def _of_table(
     method: str | None,
     rounds: int | None,
     metric: str | None,
+    images: Path | None,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Look at a table, print what its columns are, and return its recipe."""
     from fedloom.data.tables.columns import draft
+    from fedloom.data.tables.images import draft_of_images
     from fedloom.data.tables.read import read
     from fedloom.federation.recipes.draft import draft_of_table
 
@@ -127,7 +137,8 @@ def _of_table(
         else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     )
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
-    plan = draft(path, tasks, None if held.isdigit() or not held else held, **settings)
+    site = None if held.isdigit() or not held else held
+    plan = draft_of_images(path, tasks, site, images, **settings) or draft(path, tasks, site, **settings)
     for line in plan.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")
@@ -255,9 +266,9 @@ def statistics(
         from fedloom.federation.recipes.loader import load
 
         section = load(str(file)).data
-        if section.name != "table":
+        if section.name not in ("table", "image-table"):
             raise RecipeError(f"{file}: data: {section.name} found, expected data: table")
-        about = section.params
+        about = {"inputs": {}, **section.params}
     sites, columns, notes = counts(about, minimum)
     tables = shared.table_of(sites), shared.table_of(columns)
     everything = {"sites": sites, "columns": columns, "notes": notes}

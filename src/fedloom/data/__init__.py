@@ -11,6 +11,7 @@ from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
 from fedloom.data.partition import Share as Share
 from fedloom.data.prepare import DATASETS as DATASETS
+from fedloom.data.tables import images as _images  # noqa: F401
 from fedloom.data.tables import table as _table  # noqa: F401
 
 if TYPE_CHECKING:

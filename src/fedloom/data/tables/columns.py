@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ValidationError
@@ -52,6 +52,8 @@ _OUTCOMES = {
 class Draft:
     """A table and the roles of its columns."""
 
+    name: ClassVar[str] = "table"
+    signal: ClassVar[Literal["features"]] = "features"
     table: Table
     tasks: Mapping[str, Label]
     inputs: Mapping[str, Kind | list[str]]
@@ -65,8 +67,7 @@ class Draft:
     @property
     def section(self) -> dict[str, Any]:
         """The keys of a recipe's section `data`."""
-        tasks = {task: label.model_dump(mode="json", exclude_defaults=True) for task, label in self.tasks.items()}
-        section: dict[str, Any] = {"site": self.table.site, "tasks": tasks, "inputs": dict(self.inputs)}
+        section: dict[str, Any] = {"site": self.table.site, "tasks": stated(self.tasks), "inputs": dict(self.inputs)}
         section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
 
@@ -77,12 +78,8 @@ class Draft:
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
-        labels = []
-        for task, label in self.tasks.items():
-            names = label.classes or label.columns
-            labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
-        lines = [f"labels: {', '.join(labels)}", f"inputs: {', '.join(inputs)}"]
+        lines = [named(self.tasks), f"inputs: {', '.join(inputs)}"]
         if asked := [name for name, why in self.left_out.items() if why == ASKED]:
             lines.append(f"left out as asked: {', '.join(asked)}")
         return [*lines, *self.refused, *([ALLOW] if self.allowed else []), *self.notes]
@@ -95,6 +92,20 @@ class Draft:
             if why != ASKED:
                 reasons.setdefault(why, []).append(name)
         return [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def stated(tasks: Mapping[str, Label]) -> dict[str, Any]:
+    """Return labels as a recipe states them."""
+    return {task: label.model_dump(mode="json", exclude_defaults=True) for task, label in tasks.items()}
+
+
+def named(tasks: Mapping[str, Label]) -> str:
+    """Return a line with the columns of the labels, their kinds and some of their classes."""
+    labels = []
+    for task, label in tasks.items():
+        names = label.classes or label.columns
+        labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
+    return f"labels: {', '.join(labels)}"
 
 
 ASKED = "as asked"
@@ -124,27 +135,8 @@ def draft(
     table = read(source, site, missing)
     where, site = table.where, table.site
     names = [str(name) for name in table.frame.columns]
-    if not labels:
-        raise DataError(f"{where}: no label is named, expected at least one of {', '.join(names[:20])}")
-    described = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
-    wanted = [column for name, known in described.items() for column in known.get("columns") or (name,)]
-    for name in (*wanted, *([site] if site is not None else [])):
-        table.column(name)
-    if site in wanted:
-        raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
-    tasks: dict[str, Label] = {}
-    for name, known in described.items():
-        plain = plain_name(name)  # part of the names of parameters
-        task = f"{plain}_task" if plain in _TAKEN else plain
-        if task in tasks:
-            clash = f"its task would get the name {task!r}, which another task has: rename the column"
-            raise DataError(f"{where}, column {name!r}: {clash}")
-        several = known.get("kind") == "multilabel"
-        try:
-            one = labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
-        except ValidationError as error:
-            raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg']}") from None
-        tasks[task] = one if task == name or several else one.model_copy(update={"column": name})
+    tasks = labels_in(table, labels, mode)
+    wanted = [column for task, label in tasks.items() for column in label.read_from(task)]
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
     if twice := [name for name in chosen or () if name in wanted or name == site]:
@@ -199,8 +191,36 @@ def draft(
     dates = [name for name in left_out if table.column(name).is_date]
     advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
     notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]
-    notes += [*uneven(table, inputs, rows, minimum), *_repeated(table, [*left_out], inputs, len(rows.parts))]
+    notes += [*uneven(table, inputs, rows, minimum), *repeated(table, [*left_out], inputs, len(rows.parts))]
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
+
+
+def labels_in(table: Table, labels: Sequence[str] | Mapping[str, Mapping[str, Any]], mode: Mode) -> dict[str, Label]:
+    """Return task -> label, of `labels` as in `draft`. Raises DataError as `draft` does."""
+    where, site = table.where, table.site
+    if not labels:
+        names = ", ".join(list(map(str, table.frame))[:20])
+        raise DataError(f"{where}: no label is named, expected at least one of {names}")
+    described = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
+    wanted = [column for name, known in described.items() for column in known.get("columns") or (name,)]
+    for name in (*wanted, *([site] if site is not None else [])):
+        table.column(name)
+    if site in wanted:
+        raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
+    tasks: dict[str, Label] = {}
+    for name, known in described.items():
+        plain = plain_name(name)  # part of the names of parameters
+        task = f"{plain}_task" if plain in _TAKEN else plain
+        if task in tasks:
+            clash = f"its task would get the name {task!r}, which another task has: rename the column"
+            raise DataError(f"{where}, column {name!r}: {clash}")
+        several = known.get("kind") == "multilabel"
+        try:
+            one = labels_of_columns(table, name, known) if several else label_of(table.column(name), known, mode)
+        except ValidationError as error:
+            raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg']}") from None
+        tasks[task] = one if task == name or several else one.model_copy(update={"column": name})
+    return tasks
 
 
 def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
@@ -386,7 +406,7 @@ def _is_identifier(name: str) -> bool:
     return bool({*words[:1], *words[-1:]} & _IDENTIFIERS)
 
 
-def _repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], sites: int) -> Iterator[str]:
+def repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], sites: int) -> Iterator[str]:
     """Yield a sentence for each identifier with repeated values, and one for rows that are identical."""
     both = "can be in train and test"
     for column in map(table.column, left_out):

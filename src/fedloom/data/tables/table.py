@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -336,7 +336,7 @@ def build(
     ranges: Ranges | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
-    _refuse(table.where, tasks, inputs)
+    refuse(table.where, tasks, inputs)
     rows, inputs = rows_of(table, tasks, split, seed), split.without_group(inputs)
     if not inputs:
         raise DataError(f"{table.where}: {split.group!r} is the column of groups and the only input; name other inputs")
@@ -347,7 +347,7 @@ def build(
     made = replace(dataset_of(table, rows, fitted, left_out or {}), doubts=doubts)
     if mode == "local" or ranges is None:
         return made
-    _refuse(table.where, tasks, inputs, ranges)
+    refuse(table.where, tasks, inputs, ranges)
 
     def private(noise: Noise) -> Dataset:
         columns = fitting.wanted(inputs, tasks, ranges)
@@ -358,7 +358,7 @@ def build(
     return replace(made, private=private)
 
 
-def _refuse(where: str, tasks: Mapping[str, Label], inputs: Collection[str], ranges: Collection[str] = ()) -> None:
+def refuse(where: str, tasks: Mapping[str, Label], inputs: Collection[str], ranges: Collection[str] = ()) -> None:
     """Raise DataError for a column that is a label twice, or a label and an input, and for a range of no column."""
     columns = [column for task, label in tasks.items() for column in label.read_from(task)]
     for place, column in enumerate(columns):
@@ -374,25 +374,47 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     """Return the data set of a table's rows, preprocessed as was fitted."""
     import torch
 
-    from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.data.partition import Partition, Share
+    taken = np.sort(np.concatenate([part for parts in rows.parts.values() for part in parts]))
+    whose = whose_rows(table, rows)
+    x = fitted.apply(table, list(rows.parts), whose[taken], taken)
+    made = of_rows(
+        table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(taken, index)])}
+    )
+    known = {*(each.column for each in fitted.inputs), *left_out, table.site}
+    known |= {column for task, label in fitted.tasks.items() for column in label.read_from(task)}
+    notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
+    return replace(made, table=fitted, notes=(*rows.notes, *notes))
 
-    where, site, tasks = table.where, table.site, fitted.tasks
+
+def whose_rows(table: Table, rows: Rows) -> Array:
+    """Return the number of each row's site, -1 of rows that take no part."""
     whose = np.full(len(table.frame), -1)
     for number, parts in enumerate(rows.parts.values()):
         whose[np.concatenate(parts)] = number
-    taken = np.flatnonzero(whose >= 0)
-    x = fitted.apply(table, list(rows.parts), whose[taken], taken)
+    return whose
+
+
+def of_rows(
+    table: Table, rows: Rows, tasks: Mapping[str, Label], inputs: Callable[[Array, bool], Mapping[str, Any]]
+) -> Dataset:
+    """Return the data set of a table's rows, of which `inputs` (rows, whether they train) says what `TensorExamples`
+    takes beside the labels."""
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.data.partition import Partition, Share
+
+    where, site, whose = table.where, table.site, whose_rows(table, rows)
     learned = np.sort(np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)]))
     tests = np.sort(np.concatenate([test for _, _, test in rows.parts.values()]))
 
-    def examples(index: Array) -> TensorExamples:
+    def examples(index: Array, training: bool) -> TensorExamples:
         labels = {task: column[index] for task, column in rows.labels.items()}
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
         known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
-        inputs, domain = torch.from_numpy(x[np.searchsorted(taken, index)]), torch.from_numpy(whose[index])
+        domain = None if site is None else torch.from_numpy(whose[index])
         annotated = {task: labelled(column) for task, column in real.items()}
-        return TensorExamples(inputs, known, None if site is None else domain, annotated=annotated)
+        return TensorExamples(labels=known, domain=domain, annotated=annotated, **inputs(index, training))
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
@@ -403,17 +425,13 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         shares.append(Share(who, dict.fromkeys(own, 1.0), places, apart, None if site is None else who))
     partition = Partition(tuple(shares))
 
-    known = {*(each.column for each in fitted.inputs), *left_out, site}
-    known |= {column for task, label in tasks.items() for column in label.read_from(task)}
-    notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return Dataset(
         Path(where).name.split(".")[0],
         tuple(task_of(task, label) for task, label in tasks.items()),
-        *(examples(learned), examples(tests), tuple(rows.parts) if site is not None else ()),
+        *(examples(learned, True), examples(tests, False), tuple(rows.parts) if site is not None else ()),
         deal=lambda pool, seed: partition,
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
-        table=fitted,
-        notes=(*rows.notes, *notes),
+        notes=rows.notes,
         redrawn=not rows.by_time,
     )
 
@@ -470,7 +488,7 @@ class OwnTable:
         found = read(about["path"], about["site"], about["missing"] or ())
         split = Split(*(about[key] for key in ("test_fraction", "val_fraction", "limit", "least", "group", "time")))
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
-        _refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
+        refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
         held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}

@@ -17,6 +17,7 @@ from fedloom.data.folders import copied_files
 from fedloom.data.inputs import LAYOUTS, doubtful_axes, kinds_of
 from fedloom.data.prepare import SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
+from fedloom.data.tables.images import ImageDraft
 from fedloom.models.signal import Kind, Signal
 
 _SIZE = 64  # images of a folder are resized to so many pixels a side, which the small CNN is for
@@ -98,14 +99,15 @@ def draft(content: Found, name: str, labels: Sequence[str], clients: str, method
 
 
 def draft_of_table(
-    content: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
+    content: Draft | ImageDraft, path: Path, name: str, clients: int | None, method: str, rounds: int
 ) -> dict[str, Any]:
     """Return the recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
     partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
-    data = {"name": "table", "path": str(path.resolve()), **content.section}
+    data = {"name": content.name, "path": str(path.resolve()), **content.section}
     frame, site = content.table.frame, content.table.site
     sites = clients or (1 if site is None else frame[site].nunique())
-    recipe = _recipe(rounds, RATE, name=name, data=data, partition=partition, model="mlp", method=method)
+    model = MODELS[content.signal]
+    recipe = _recipe(rounds, RATE, name=name, data=data, partition=partition, model=model, method=method)
     fits = (size for size in BATCHES if len(frame) / sites <= STEPS * size)
     recipe["training"]["batch_size"] = next(fits, BATCHES[-1])
     return recipe

@@ -1,0 +1,159 @@
+"""Images that a table names: the data set `image-table`, and the recipe that `init` writes for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedloom.cli.app import app
+from fedloom.data import DATASETS, Pool
+from fedloom.engines import api
+from fedloom.engines.flower.node import NodeConfig
+from fedloom.engines.flower.nodes import own_data
+from fedloom.errors import DataError
+from fedloom.federation.recipes.loader import load
+
+TASKS: dict[str, Any] = {
+    "grade": {"kind": "classification", "classes": ["low", "mid", "high"]},
+    "age": {"kind": "regression"},
+    "signs": {"kind": "multilabel", "columns": ["left", "right"]},
+}
+
+
+def read(folder: Path, **about: Any) -> Any:
+    entry = DATASETS["image-table"]
+    arguments = {"path": str(folder / "labels.csv"), "root": str(folder / "scans"), "tasks": TASKS, "site": "clinic"}
+    return entry.function(0, **vars(entry.params(**{**arguments, "size": 16, **about})))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """60 scans of two clinics, half of them in a folder below, whose brightness tells the grade and the age."""
+    rng, rows = np.random.default_rng(0), []
+    for i in range(60):
+        level = int(rng.integers(0, 3))
+        name = f"{'old/' * (i % 2)}scan{i:02d}"
+        pixels = rng.normal(50 + 70 * level, 15, (20, 14)).clip(0, 255).astype("uint8")
+        file = tmp_path / "scans" / f"{name}.{'png' if i % 3 else 'jpg'}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+        rows.append(
+            {
+                "scan": name if i % 4 else f"{name}{file.suffix}",
+                "clinic": ("north", "south")[i // 30],
+                "patient": i // 3,
+                "grade": TASKS["grade"]["classes"][level] if i % 10 else None,
+                "age": 30 + 20 * level + rng.normal(),
+                "left": ("no", "yes")[level > 0],
+                "right": ("no", "yes")[level > 1],
+            }
+        )
+    pandas.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
+    return tmp_path
+
+
+def test_labels_of_all_kinds_stand_beside_the_images_that_their_row_names(folder: Path) -> None:
+    data = read(folder, image="scan")
+    assert data.domains == ("north", "south")
+    assert data.input_shape == (3, 16, 16)
+    assert [(task.name, task.kind) for task in data.tasks] == [
+        ("grade", "classification"), ("age", "regression"), ("signs", "multilabel")
+    ]  # fmt: skip
+    assert len(data.train) + len(data.test) == 60
+    assert data.notes == () == data.doubts
+    table = pandas.read_csv(folder / "labels.csv")
+    ages = torch.cat([data.train.labels["age"], data.test.labels["age"]])
+    images = torch.cat([data.train.images, data.test.images])
+    for age, image in zip(ages.tolist(), images, strict=True):
+        (row,) = np.flatnonzero(np.isclose(table.age, age, atol=1e-5))
+        (file,) = [each for each in (folder / "scans").rglob("*") if each.stem == f"scan{row:02d}"]
+        assert torch.equal(
+            image, torch.tensor(np.asarray(Image.open(file).convert("RGB").resize((16, 16), 2))).permute(2, 0, 1)
+        )
+    trained = data.train.labels["age"][np.concatenate([share.train for share in data.deal(Pool.of(data), 0).shares])]
+    (age,) = [task for task in data.tasks if task.name == "age"]
+    assert (age.mean, age.std) == pytest.approx((float(trained.mean()), float(trained.std(correction=0))), rel=1e-5)
+
+
+def test_images_of_a_patient_stay_together_and_rows_without_an_image_are_left_out(folder: Path) -> None:
+    for lost in ("scan00.jpg", "scan03.jpg", "old/scan07.png"):
+        (folder / "scans" / lost).unlink(missing_ok=True)
+    data = read(folder, image="scan", group="patient")
+    table = pandas.read_csv(folder / "labels.csv")
+    whose = [{int(table.patient[np.isclose(table.age, age, atol=1e-5)].iloc[0]) for age in part.labels["age"].tolist()}
+             for part in (data.train, data.test)]  # fmt: skip
+    assert not whose[0] & whose[1]
+    assert len(whose[1]) >= 2
+    assert data.notes == (f"rows whose image is not in {folder / 'scans'}, left out: 2, the first is row 1",)
+
+
+def test_copies_among_the_tests_are_said(folder: Path) -> None:
+    for file in (folder / "scans" / "old").iterdir():
+        Image.new("L", (20, 14), 9).save(file)
+    (doubt,) = read(folder, image="scan").doubts
+    assert "are copies of training images, for example old/scan" in doubt
+
+
+def test_what_does_not_fit_is_named(folder: Path) -> None:
+    table = pandas.read_csv(folder / "labels.csv")
+
+    def refused(expected: str, **about: Any) -> None:
+        with pytest.raises(DataError, match=expected):
+            read(folder, **{"image": "scan", **about})
+
+    refused("no column 'image'", image="image")
+    refused("column 'clinic': no cell names an image in .*, expected files that end in .jpg", image="clinic", site=None)
+    refused("'grade' is both a label and an input", image="grade")
+    refused("has no classes, expected those of kind classification", tasks={"grade": {"kind": "classification"}})
+    for outside in ("../labels", "/etc/passwd.png", "old\\..\\..\\x.png"):
+        table.assign(scan=[outside, *table.scan[1:]]).to_csv(folder / "labels.csv", index=False)
+        refused("column 'scan': .* found, expected the name of a file below")
+    table.to_csv(folder / "labels.csv", index=False)
+    (folder / "scans" / "scan02.png").write_bytes(b"no image")
+    refused("scan02.png: cannot be read as an image")
+
+
+def test_init_finds_the_images_and_its_recipe_learns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+    def init(*more: str) -> Any:
+        labels = "grade,age,signs=left+right"
+        chosen = ["--labels", labels, "--clients", "clinic", "--rounds", "12", "--method", "fedavg"]
+        return CliRunner().invoke(app, ["init", "labels.csv", *chosen, "--out", "r.yaml", *more])
+
+    for more, expected in (
+        (("--images", "."), "no column names images in ., expected names of files below it"),
+        (("--images", "scans", "--features", "patient"), "images are the inputs, so features cannot be"),
+        (("--leave-out", "patient"), "only the images that 'scan' names are inputs, so none can be left out"),
+    ):
+        assert expected in str(init(*more).exception)
+    said = init().output
+    assert "inputs: the images that scan names, in scans" in said
+    assert "not used: patient" in said
+    assert "patient: 20 values in 60 rows, so rows of one patient can be in train and test" in said
+    recipe = load("r.yaml", ["data.size=16", "data.group=patient", "training.epochs=4", "training.batch_size=8"])
+    assert recipe.data.arguments["tasks"]["age"].std > 10
+    final = api.run(recipe, folder / "run").final()
+    assert final.values["grade"]["accuracy"] > 0.8
+    assert final.values["age"]["r2"] > 0.5
+
+
+def test_a_node_has_images_of_its_own(folder: Path) -> None:
+    table = pandas.read_csv(folder / "labels.csv")
+    table[table.clinic == "south"].drop(columns="clinic").to_csv(folder / "labels.csv", index=False)
+    tasks = {"grade": TASKS["grade"], "age": {"kind": "regression", "mean": 50, "std": 20}}
+    about = {"name": "image-table", "path": str(folder / "labels.csv"), "root": str(folder / "scans"), "image": "scan"}
+    recipe = load(
+        {"name": "t", "data": {**about, "tasks": tasks}, "partition": "own", "model": "small-cnn", "method": "fedavg"}
+    )
+    _, client = own_data(0, {}, NodeConfig(client="south", data=recipe.data))
+    assert [*client.tasks] == ["age", "grade"]
+    assert (client.tasks["age"][0].mean, client.tasks["age"][0].std) == (50, 20)
+    assert len(client.train) + len(client.val) + len(client.test) == 30
