@@ -348,6 +348,18 @@ def test_columns_of_two_files_that_differ_in_case_are_refused(tmp_path: Path) ->
     assert (code, "columns 'age' (in Oslo) and 'Age' (in Rome) differ in case only" in said) == (2, True), said
 
 
+def test_files_that_are_parts_of_a_split_are_no_sites(tmp_path: Path) -> None:
+    content = [text([r[1:] for r in rows()], HEAD[1:]), text(rows())]
+    for number, (site, expected) in enumerate(
+        ((None, "parts of a split, expected a file for each site"), ("site", ""))
+    ):
+        split = folder(tmp_path / f"s{number}", dict.fromkeys(("Train", "test"), content[number]))
+        options = () if site is None else ("--clients", site)
+        code, said = command("init", split, "--labels", "ill", *options, "--out", tmp_path / f"r{number}.yaml")
+        assert (code, expected in said) == (0 if site else 2, True), said
+    assert "parts of a split: their rows are joined, and each site's rows are split anew" in said
+
+
 def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: Path) -> None:
     sites = folder(tmp_path / "s", dict.fromkeys(("Oslo.2023", "Oslo.2024"), text([r[1:] for r in rows()], HEAD[1:])))
     words = (sites, "--labels", "ill", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")

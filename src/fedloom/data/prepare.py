@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 SPLITS = ("train", "test")
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+"""Names of files and folders that are parts of a split, and so neither sites nor classes."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 DATASETS = Registry("data set", "fedloom.data", ("fedloom.data.dataset:Dataset", "fedloom.data.own:Federation"))

@@ -20,7 +20,7 @@ import numpy as np
 from fedloom.core.errors import DataError, choices, parsing
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
-from fedloom.data.prepare import Array
+from fedloom.data.prepare import PARTS, Array
 
 if TYPE_CHECKING:
     import pandas
@@ -158,6 +158,12 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
     notes = tuple(f"file {name!r} is left out: it has no rows" for name, one in frames.items() if not len(one))
+    if parts := [name for name in frames if name.lower() in PARTS]:  # test rows would be trained on
+        found = f"files {', '.join(parts)} found, which are parts of a split"
+        if site == SITE and not named:
+            advice = "put all rows into one file; each site's rows are split anew, by data.test_fraction or data.time"
+            raise DataError(f"{path}: {found}, expected a file for each site; {advice}")
+        notes = (*notes, f"{found}: their rows are joined, and each site's rows are split anew")
     rows = pandas.concat(frames.values(), ignore_index=True)
     texts = [name for name in rows.columns if rows[name].dtype.kind == "O"]
     return rows, site, notes, {name: why for name in texts if (why := _commas(name, frames))}

@@ -15,7 +15,7 @@ from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, content, few, left_out
 from fedloom.data.folders import copied_files
 from fedloom.data.inputs import LAYOUTS, doubtful_axes, kinds_of
-from fedloom.data.prepare import SPLITS, Array, Store
+from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.data.tables.images import ImageDraft
 from fedloom.models.signal import Kind, Signal
@@ -30,8 +30,6 @@ noise only; `fedloom tune` chooses a rate for a table."""
 BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 """Batch sizes for tables: the first with which an epoch of a site of mean size has at most STEPS steps. With 32 always,
 a table of 35,000 rows per site would train for hours where minutes do."""
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-"""Names of folders that are parts of a split, and so neither sites nor classes."""
 _MOST = 100  # a column of whole numbers with more values than these is no class label
 
 
@@ -152,7 +150,7 @@ def _folder(path: Path) -> Found:
 def _refuse_parts(path: Path, folders: Iterable[str], whole: bool = False) -> None:
     """Raise DataError where any folder is named like a part of a split, or with `whole`, where all are: their images
     would be taken for those of sites or classes, and test images would be trained on."""
-    named = [Path(folder).name.lower() in _PARTS for folder in folders]
+    named = [Path(folder).name.lower() in PARTS for folder in folders]
     if named and (all(named) if whole else any(named)):
         found = f"the folders {few([*folders])} found, of which some are parts of a split"
         wanted = "expected the folders train/CLASS and test/CLASS, in lower case, and no others beside train and test"
