@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 import fedloom.cli.app as cli
 from fedloom.core.disclosure import hidden
+from fedloom.data.combine import loaded
 from fedloom.data.tables.table import counts
+from fedloom.federation.recipes.loader import load
 
 HEAD = ["site", "age", "dose", "kind", "ill"]
 Rows = list[list[str]]
@@ -358,6 +360,28 @@ def test_files_that_are_parts_of_a_split_are_no_sites(tmp_path: Path) -> None:
         code, said = command("init", split, "--labels", "ill", *options, "--out", tmp_path / f"r{number}.yaml")
         assert (code, expected in said) == (0 if site else 2, True), said
     assert "parts of a split: their rows are joined, and each site's rows are split anew" in said
+
+
+def test_a_column_of_train_and_test_is_no_input_and_says_which_rows_are_for_tests(tmp_path: Path) -> None:
+    parts = ["train", "Train", "test", "train"]
+    file = tmp_path / "t.csv"
+    file.write_text(text([[*row, parts[i % 4], str(i // 8)] for i, row in enumerate(rows())], [*HEAD, "fold", "pid"]))
+    words = ("--labels", "ill", "--clients", "site", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
+    code, said = command("init", file, *words)
+    assert (code, "left out: fold: it names the part of each row, train or test (data.split)" in said) == (0, True), (
+        said
+    )
+    recipe = load(str(tmp_path / "r.yaml"), ["data.group=pid"])
+    assert recipe.data.arguments["split"] == "fold"
+    data = loaded(recipe.data.entry, 0, recipe.data.arguments)
+    assert (len(data.test), data.redrawn) == (len(rows()) // 4, False)
+    assert any("values of pid have rows for tests and for training: test scores are too good" in n for n in data.notes)
+    for change, problem in (
+        ("data.time=age", "data.split names the rows for tests, and so does data.time: leave one of them out"),
+        ("data.split=site", "found, expected train, val or test in each row"),
+    ):
+        code, said = command("show", tmp_path / "r.yaml", change)
+        assert (code, problem in said) == (2, True), said
 
 
 def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ class Federation:
         seed        of each site's split into training, validation and test rows
         group       a column, such as the patient's number: rows with the same cell stay in one part of the split
         time        a column of numbers or times, or several, the longest first: each site's last rows are its test
-                    rows
+                    rows. Without it, a column of train and test (and val) says which rows are for tests
 
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
         names the column and the site.
@@ -254,8 +254,8 @@ class Federation:
         away, codes = _several("leave_out", leave_out), _several("missing", missing, str | Real)
         if time is not None and not time:
             raise DataError("from_table: time=[] found, expected a column, or several")
-        split = Split(group=group, time=time)
         plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
+        split = Split(group=group, time=time, column=plan.split if time is None else None)
         built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 SPLITS = ("train", "test")
-PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-"""Names of files and folders that are parts of a split, and so neither sites nor classes."""
+PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
+"""Names of the parts of a split, with the part's number. Files and folders so called are neither sites nor classes."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 DATASETS = Registry("data set", "fedloom.data", ("fedloom.data.dataset:Dataset", "fedloom.data.own:Federation"))

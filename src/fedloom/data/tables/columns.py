@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices
-from fedloom.data.prepare import Array
+from fedloom.data.prepare import PARTS, Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import Split, labelled, plain_name, rows_of, uneven
@@ -63,12 +63,15 @@ class Draft:
     """Columns that are left out, but may be inputs where they are named."""
     notes: tuple[str, ...]
     """Sentences about rows, sites and labels."""
+    split: str | None = None
+    """The column that names the part of each row."""
 
     @property
     def section(self) -> dict[str, Any]:
         """The keys of a recipe's section `data`."""
         section: dict[str, Any] = {"site": self.table.site, "tasks": stated(self.tasks), "inputs": dict(self.inputs)}
         section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
+        section |= {"split": self.split}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
 
     @property
@@ -145,7 +148,8 @@ def draft(
         if name in wanted or name in (features or ()):
             what = "a label" if name in wanted else "named as an input"
             raise DataError(f"{where}, column {name!r}: it is {what}, so it cannot be left out as well")
-    rows = rows_of(table, tasks, Split(), 0)
+    part = split_in(table, {*wanted, site, *away, *(chosen or ())})
+    rows = rows_of(table, tasks, Split(column=part), 0)
     trains = [train for train, _, _ in rows.parts.values()]
     train = np.sort(np.concatenate(trains))
     some = train[:: -(-len(train) // _ROWS)]
@@ -157,6 +161,9 @@ def draft(
             continue
         if name in away or (chosen is not None and name not in chosen):
             left_out[name] = ASKED
+            continue
+        if name == part:
+            left_out[name] = "it names the part of each row, train or test (data.split)"
             continue
         column = table.column(name)
         kind, why = kind_of(column, named=chosen is not None)
@@ -192,7 +199,16 @@ def draft(
     advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
     notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]
     notes += [*uneven(table, inputs, rows, minimum), *repeated(table, [*left_out], inputs, len(rows.parts))]
-    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes))
+    return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes), part)
+
+
+def split_in(table: Table, used: Collection[str | None]) -> str | None:
+    """Return the first column, none of `used`, whose cells are all names of parts, with train and test among them."""
+    for column in (table.column(name) for name in map(str, table.frame) if name not in used):
+        parts = {PARTS.get(text.strip().casefold()) for text in column.distinct[: len(PARTS) + 1]}
+        if parts in ({0, 2}, {0, 1, 2}) and column.present.all():
+            return column.name
+    return None
 
 
 def labels_in(table: Table, labels: Sequence[str] | Mapping[str, Mapping[str, Any]], mode: Mode) -> dict[str, Label]:

@@ -21,7 +21,7 @@ from fedloom.data.inputs import SUFFIXES, Fit, read
 from fedloom.data.prepare import DATASETS, Array, TestFraction, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables import read as tables
-from fedloom.data.tables.columns import labels_in, named, repeated, stated
+from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
 from fedloom.data.tables.preprocessing import Label, Mode
 from fedloom.data.tables.read import Code, Column, Table
 from fedloom.data.tables.table import Split, of_rows, refuse, rows_of
@@ -55,14 +55,15 @@ def image_table(
     least: Count = 1,
     group: str | None = None,
     time: str | Annotated[list[str], Field(min_length=1)] | None = None,
+    split: str | None = None,
 ) -> Dataset:
     """Read images and their labels from a table with a row for each image. Needs pillow. `fedloom init` writes it.
 
     The cells of the column `image` are names of files below `root` (by default the table's folder), with or without
-    their ending. `tasks`, `site`, `missing`, `test_fraction`, `val_fraction`, `limit`, `least`, `group` and `time` are
-    as in `table`: labels may be classes, ordered ones, numbers or several yes or no, and a row may lack some; rows with
-    the same cell in `group`, such as the images of a patient, stay in one part. A regression without `mean` and `std`
-    takes those of the training rows; nodes of a deployment need them in the recipe.
+    their ending. `tasks`, `site`, `missing`, `test_fraction`, `val_fraction`, `limit`, `least`, `group`, `time` and
+    `split` are as in `table`: labels may be classes, ordered ones, numbers or several yes or no, and a row may lack
+    some; rows with the same cell in `group`, such as the images of a patient, stay in one part. A regression without
+    `mean` and `std` takes those of the training rows; nodes of a deployment need them in the recipe.
 
     Images are read once, resized to `size` x `size` as in `class-folders`, and kept in memory as uint8. In training,
     they are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with probability 1/2;
@@ -73,7 +74,8 @@ def image_table(
 
     from fedloom.data.transforms import MEAN, STD, Crop
 
-    split, whole = Split(test_fraction, val_fraction, limit, least, group, time), tables.read(path, site, missing or ())
+    rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
+    whole = tables.read(path, site, missing or ())
     refuse(whole.where, tasks, (image,))
     place = Path(path).expanduser()
     base = (place if place.is_dir() else place.parent) if root is None else Path(root).expanduser()
@@ -87,7 +89,7 @@ def image_table(
         row = next(row for row, file in enumerate(found, 1) if file is None)
         notes.append(f"rows whose image is not in {base}, left out: {lost:,}, the first is row {row}")
     table = replace(whole, frame=whole.frame.iloc[there].reset_index(drop=True), notes=tuple(notes), _columns={})
-    rows = rows_of(table, tasks, split, seed)
+    rows = rows_of(table, tasks, rules, seed)
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     known = {name: label for name, label in tasks.items() if not label.wants_scale}
     if known != tasks:
@@ -140,6 +142,7 @@ class ImageDraft:
     image: str
     base: Path
     notes: tuple[str, ...]
+    split: str | None
 
     name: ClassVar[str] = "image-table"
     signal: ClassVar[Literal["image"]] = "image"
@@ -154,13 +157,20 @@ class ImageDraft:
             "size": SIDE,
         }
         section |= {"tasks": stated(self.tasks), "missing": list(self.table.missing)}
+        section |= {"split": self.split}
         return {key: value for key, value in section.items() if value not in (None, [])}
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the images, and the columns that are not used."""
-        used = {self.image, self.table.site, *(c for task, label in self.tasks.items() for c in label.read_from(task))}
+        used = {
+            self.image,
+            self.table.site,
+            self.split,
+            *(c for task, label in self.tasks.items() for c in label.read_from(task)),
+        }
         unused = [name for name in map(str, self.table.frame) if name not in used]
         lines = [named(self.tasks), f"inputs: the images that {self.image} names, in {self.base}"]
+        lines += [] if self.split is None else [f"train and test: as {self.split} says"]
         return [*lines, *([f"not used: {', '.join(unused)}"] if unused else []), *self.notes]
 
 
@@ -196,9 +206,11 @@ def draft_of_images(
         raise DataError(f"{table.where}: only the images that {found[0]!r} names are inputs, so none can be left out")
     tasks = labels_in(table, labels, "local")  # nodes send nothing about labels, so the recipe says their scale
     refuse(table.where, tasks, found[:1])
-    rows = rows_of(table, tasks, Split(), 0)
+    wanted = [column for task, label in tasks.items() for column in label.read_from(task)]
+    part = split_in(table, {site, found[0], *wanted})
+    rows = rows_of(table, tasks, Split(column=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
-    return ImageDraft(table, tasks, *found, (*rows.notes, *repeated(table, names, {}, len(rows.parts))))
+    return ImageDraft(table, tasks, *found, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)
 
 
 def _image_column(table: Table, bases: Sequence[Path]) -> tuple[str, Path] | None:

@@ -14,9 +14,9 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
-from fedloom.data.prepare import DATASETS, Array, TestFraction, means_by, spread
+from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, means_by, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.preprocessing import Kind, Label, Labels, Mode, Noise, Preprocessing, Ranges, Statistics
 from fedloom.data.tables.read import Code, Column, Table, read
@@ -61,6 +61,7 @@ def table(
     least: Count = 1,
     group: str | None = None,
     time: str | Annotated[list[str], Field(min_length=1)] | None = None,
+    split: str | None = None,
 ) -> Dataset:
     """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
 
@@ -76,7 +77,8 @@ def table(
     the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
     such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a column
     of numbers or of times as in 2024-03-31T14:00+02:00, or several such as [year, month], a site's tests are its last
-    rows (or the patients who came last), and its validation rows the last before these.
+    rows (or the patients who came last), and its validation rows the last before these. `split` is a column that says
+    train, val or test; without rows of val, `val_fraction` of the training rows is for validation.
 
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
@@ -86,7 +88,8 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    rules, cells = Split(test_fraction, val_fraction, limit, least, group, time), read(path, site, missing or ())
+    rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
+    cells = read(path, site, missing or ())
     return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
@@ -100,33 +103,55 @@ class Split:
     least: int = 1
     group: str | None = None
     time: str | Sequence[str] | None = None
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.column is not None and (self.time is not None or self.limit is not None):
+            other = "data.limit" if self.time is None else "data.time"
+            raise RecipeError(f"data.split names the rows for tests, and so does {other}: leave one of them out")
 
     def without_group(self, inputs: Mapping[str, D]) -> dict[str, D]:
-        """Return inputs without the column that says whose a row is: nobody in the test part is in training."""
-        return {name: kind for name, kind in inputs.items() if name != self.group}
+        """Return inputs without the columns that say whose a row is, and in which part: nobody in the test part is in
+        training."""
+        return {name: kind for name, kind in inputs.items() if name not in (self.group, self.column)}
 
     def of(
-        self, labels: Sequence[Array], seed: int, site: str, groups: Array | None = None, times: Array | None = None
+        self,
+        labels: Sequence[Array],
+        seed: int,
+        site: str,
+        groups: Array | None = None,
+        times: Array | None = None,
+        given: Array | None = None,
+        with_tests: bool = True,
     ) -> tuple[Array, Array, Array]:
         """Return positions of one site's train, validation and test rows: in the order of their `times` if there are
-        any, else each spread over the labels.
+        any, else each spread over the labels. `given` are the rows' parts, if these are known; without `with_tests`
+        none are for tests.
 
         Rows of one of the `groups` (a number for each row, or None) stay together, at the mean of their labels and at
         their first time.
         """
+        if given is not None:
+            learned, validated, tested = (np.flatnonzero(given == part) for part in range(3))
+            if not len(validated):
+                whose = None if groups is None else groups[learned]
+                inside = self.of([each[learned] for each in labels], seed, site, whose, with_tests=False)
+                learned, validated = learned[inside[0]], learned[inside[1]]
+            return learned, validated, tested
         if groups is not None:
             member, first = np.unique(groups, return_inverse=True)[1], None
             if times is not None:
                 rows = np.lexsort((times, member))
                 first = times[rows[np.unique(member[rows], return_index=True)[1]]]
-            parts = self.of(means_by(member, labels), seed, site, None, first)
+            parts = self.of(means_by(member, labels), seed, site, None, first, with_tests=with_tests)
             learned, validated, tested = (np.flatnonzero(np.isin(member, part)) for part in parts)
             return learned, validated, tested
         count = len(labels[0])
         rng = np.random.default_rng(derive_seed(seed, "data", "table", site))
         ties = rng.permutation(count) if times is None else np.arange(count)  # rows of one time stay as in the file
         order = np.lexsort((ties, *(reversed(labels) if times is None else (times,))))
-        test = min(max(round(self.test * count), 1), count - 1)
+        test = min(max(round(self.test * count), 1), count - 1) if with_tests else 0
         if self.limit is not None:
             test = max(test, count - self.limit)
         apart = spread if times is None else _last
@@ -150,8 +175,8 @@ class Rows:
     parts: Mapping[str, tuple[Array, Array, Array]]
     """Site -> rows of its train, validation and test part."""
     notes: tuple[str, ...]
-    by_time: bool = False
-    """True: test rows are the last ones, the same at every seed."""
+    fixed: bool = False
+    """True: test rows are the last ones, or those that a column names, the same at every seed."""
 
 
 def plain_name(column: str) -> str:
@@ -226,6 +251,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
     if split.time is not None:
         columns = [split.time] if isinstance(split.time, str) else split.time
         _, times = np.unique([table.column(each).times() for each in columns], axis=1, return_inverse=True)
+    given = None if split.column is None else _parts_in(table.column(split.column))
     has = {task: labelled(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
@@ -236,10 +262,20 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         if len(rows) < split.least:
             notes.append(f"site {name!r} is left out: {len(rows)} labelled rows found, at least {split.least} needed")
             continue
+        if given is not None and 0 not in given[rows]:
+            notes.append(f"site {name!r} is left out: no labelled row for training found")
+            continue
         parts_of = [each for y in labels.values() for each in y[rows].reshape(len(rows), -1).T]
         known = [np.nan_to_num(each, nan=-np.inf) for each in parts_of]
-        split_of = split.of(known, seed, name, *(None if each is None else each[rows] for each in (groups, times)))
+        own, at, stated = (None if each is None else each[rows] for each in (groups, times, given))
+        split_of = split.of(known, seed, name, own, at, stated)
         parts[name] = rows[split_of[0]], rows[split_of[1]], rows[split_of[2]]
+        if given is not None and groups is not None:
+            both = np.intersect1d(groups[rows[given[rows] == 2]], groups[rows[given[rows] < 2]])
+            found = (
+                f"{len(both)} values of {split.group} have rows for tests and for training: test scores are too good"
+            )
+            notes += [f"site {name!r}: {found}"] if len(both) else []
     if not parts:
         raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
     for task, there in has.items():
@@ -261,7 +297,17 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
                 notes.append(f"one class only of {which_one} to train on: {_some(single)}")
             classes = tasks[task].classes or ("no", "yes")
             notes += _one_sided(about, classes, {who: y[trains[who]] for who in holders})
-    return Rows(labels, parts, tuple(notes), times is not None)
+    return Rows(labels, parts, tuple(notes), times is not None or given is not None)
+
+
+def _parts_in(column: Column) -> Array:
+    """Return the part of each row by number, as in PARTS. Raises DataError for a cell that names none."""
+    numbers = np.array([PARTS.get(text.strip().casefold(), -1) for text in column.distinct], np.int64)
+    given = np.where(column.index < 0, -1, numbers[column.index])
+    if len(wrong := np.flatnonzero(given < 0)):
+        cell = "an empty cell" if column.index[wrong[0]] < 0 else repr(column.distinct[column.index[wrong[0]]])
+        column.fail(f"row {wrong[0] + 1}: {cell} found, expected train, val or test in each row")
+    return given
 
 
 def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
@@ -432,7 +478,7 @@ def of_rows(
         deal=lambda pool, seed: partition,
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         notes=rows.notes,
-        redrawn=not rows.by_time,
+        redrawn=not rows.fixed,
     )
 
 
@@ -486,7 +532,8 @@ class OwnTable:
         """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
         `private` the report has shares of clipped numbers."""
         found = read(about["path"], about["site"], about["missing"] or ())
-        split = Split(*(about[key] for key in ("test_fraction", "val_fraction", "limit", "least", "group", "time")))
+        keys = ("test_fraction", "val_fraction", "limit", "least", "group", "time", "split")
+        split = Split(*(about[key] for key in keys))
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         rows = rows_of(found, tasks, split, seed, alone=client)
