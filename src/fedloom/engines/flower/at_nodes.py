@@ -24,7 +24,7 @@ from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
 from fedloom.engines.flower import received
 from fedloom.engines.flower.node import identity, marker, message_tree
-from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain
+from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.relay import TURNS, stub
 from fedloom.engines.flower.terms import Beside
 from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
@@ -40,6 +40,7 @@ from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, 
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.reader import WITHHELD, described
 from fedloom.federation.runs.track import Audit
+from fedloom.models.tasks.task import as_plain
 from fedloom.training.flat import FlatModel
 
 _POLL = 0.05, 1.0  # seconds between two looks for answers: at first, and at most

@@ -33,7 +33,6 @@ from fedloom.engines.flower.nodes import (
     NodeConfig,
     NodeReport,
     about,
-    as_task,
     build_at,
     own_data,
     own_table,
@@ -56,6 +55,7 @@ from fedloom.federation.runs.recorded import digest_of
 from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
+from fedloom.models.tasks.task import as_task
 from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]

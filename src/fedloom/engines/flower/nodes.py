@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +38,7 @@ from fedloom.federation.runs.recorded import digest_of, json_of, read_info
 from fedloom.models.multitask import check_name
 from fedloom.models.signal import Signal, about_words
 from fedloom.models.tasks.labels import Regression
-from fedloom.models.tasks.task import Task
+from fedloom.models.tasks.task import Task, as_plain, as_task
 
 REPORTS = "nodes.json"
 """The file of a run folder that has the reports of nodes with their own data."""
@@ -53,6 +52,7 @@ _CLASSES = (
     "; list all sites' classes alike as `classes` of texts and arrays, or by an empty folder for one that a site lacks"
 )
 _Line = Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")]
+_LINE: TypeAdapter[str] = TypeAdapter(_Line)
 _Names = Annotated[tuple[_Line, ...], Field(min_length=1, max_length=_CHANNELS)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _FEW = 1000  # most classes of a task whose names are sent
@@ -284,39 +284,10 @@ def _short(classes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]
 
 def _is_line(name: str) -> bool:
     try:
-        _adapter(_Line).validate_python(name)
+        _LINE.validate_python(name)
     except ValidationError:
         return False
     return True
-
-
-def as_plain(task: Task) -> dict[str, Any]:
-    """Return a task as plain values."""
-    return {"kind": type(task).__name__, **asdict(task)}
-
-
-def as_task(plain: Mapping[str, Any]) -> Task:
-    """Invert `as_plain`. Raises DataError for values that are no task."""
-    kinds = {kind.__name__: kind for kind in _kinds()}
-    values, name = dict(plain), shown(plain.get("name"))
-    kind = values.pop("kind", None)
-    if not isinstance(kind, str) or kind not in kinds:
-        raise DataError(f"task {name}: kind {shown(kind)} found, expected one of {', '.join(sorted(kinds))}")
-    try:
-        task: Task = _adapter(kinds[kind]).validate_python(values)
-        return task
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise DataError(f"task {name}: {shown(wrong['loc'])}: {wrong['msg']}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def _kinds(base: Any = Task) -> list[Any]:
-    return [kind for sub in base.__subclasses__() for kind in (sub, *_kinds(sub))]
 
 
 def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeReport], dict[str, str]]:

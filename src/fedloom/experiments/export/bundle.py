@@ -10,24 +10,22 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from inspect import getmembers, isabstract, isclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jinja2 import Environment
-from pydantic import Field, create_model
+from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom import tasks as task_classes
 from fedloom._version import __version__
 from fedloom.core.disclosure import shown
-from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing, unknown, warn
+from fedloom.core.errors import StateError, UserError, at, check_empty, choices, naming, parsing, warn
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Positive, Problems, Section, found, hints_of
+from fedloom.core.settings.section import Positive, Problems, Section, found
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.dataset import Examples, JoinedExamples, normal
@@ -52,7 +50,7 @@ from fedloom.models.changes import PublicOutputs, changed
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import PyramidEncoder
 from fedloom.models.signal import Signal
-from fedloom.models.tasks.task import Task
+from fedloom.models.tasks.task import Task, as_plain, as_task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
 RECIPE, WEIGHTS, LOADER, WORDS = "recipe.yaml", "model.safetensors", "load.py", "words.txt"
@@ -246,7 +244,7 @@ def _about(built: Built, key: str, client: str | None, tasks: Sequence[Task], li
 
 def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Return tasks as export.json has them."""
-    return [{"class": type(t.known).__name__, **asdict(t.known)} for t in tasks]
+    return [as_plain(task, "class") for task in tasks]
 
 
 def _inputs(
@@ -331,7 +329,9 @@ class Bundle:
         if isinstance(value, dict) and (version := value.get("fedloom")) != __version__:
             warn(f"{file}: fedloom {found(version)} wrote it, and this is fedloom {__version__}")
         about = section_of(About, value, str(file), StateError)
-        tasks = tuple(_task(f"{file}, tasks[{place}]", task) for place, task in enumerate(about.tasks))
+        tasks = tuple(
+            as_task(task, f"{file}, tasks[{place}]", StateError, "class") for place, task in enumerate(about.tasks)
+        )
         recipe = load(folder / RECIPE, origin=Origin.ELSEWHERE)
         try:
             with at(str(file)):
@@ -362,23 +362,6 @@ def _words(about: About, file: Path) -> Words | None:
         raise StateError(f"{file} was changed after the export: {words.signal} found, expected {about.signal} as in "
                          f"{ABOUT}; export the run again")  # fmt: skip
     return words
-
-
-def _task(where: str, value: Mapping[str, Any]) -> Task:
-    """Return a task from what `described` made of it. Raises StateError."""
-    known = getmembers(task_classes, isclass)
-    kinds = {name: kind for name, kind in known if issubclass(kind, Task) and not isabstract(kind)}
-    name = str(value.get("class"))
-    if name not in kinds:
-        raise StateError(f"{where}, class: {unknown('kind of task', name, kinds)}")
-    kind, hints = kinds[name], hints_of(kinds[name])
-    keys: dict[str, Any] = {
-        key.name: (hints[key.name], ... if key.default is MISSING else key.default) for key in fields(kind)
-    }
-    model = create_model(name, __base__=Section, **keys)
-    section = section_of(model, {k: v for k, v in value.items() if k != "class"}, where, StateError)
-    with at(where):
-        return kind(**{key: getattr(section, key) for key in keys})
 
 
 def _check_weights(weights: Mapping[str, Tensor], module: MultiTask, file: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from inspect import isabstract
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from fedloom.core.errors import RecipeError, choices
+from fedloom.core.errors import DataError, RecipeError, UserError, at, choices
+from fedloom.core.settings.section import Section, found, hints_of
+from fedloom.core.settings.yaml import section_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,3 +125,34 @@ class Task(ABC):
     def constant(self, mean: Tensor) -> Tensor:
         """Return the output (channels x ...) that predicts the mean (k x ...) of the labels, as `sums` adds them up."""
         return mean
+
+
+def as_plain(task: Task, key: str = "kind") -> dict[str, Any]:
+    """Return a task as plain values; `key` is the one that has the name of its class."""
+    return {key: type(task.known).__name__, **asdict(task.known)}
+
+
+def as_task(values: Mapping[str, Any], where: str = "", error: type[UserError] = DataError, key: str = "kind") -> Task:
+    """Invert `as_plain`. Raises `error` that begins with `where`, or with the task's name, for what is no task."""
+    where = where or f"task {found(values.get('name'))}"
+    name, kinds = values.get(key), {kind.__name__: kind for kind in _kinds(Task)}
+    if not isinstance(name, str) or name not in kinds:
+        raise error(f"{where}: {key} {found(name)} found, expected one of {', '.join(sorted(kinds))}")
+    section = section_of(_section(kinds[name]), {k: v for k, v in values.items() if k != key}, where, error)
+    with at(where):
+        task: Task = kinds[name](**{field: getattr(section, field) for field in type(section).model_fields})
+        return task
+
+
+@cache
+def _section(kind: Any) -> type[Section]:
+    """Return the fields of a class of tasks as a section."""
+    hints, keys = hints_of(kind), fields(kind)
+    typed: Any = {key.name: (hints[key.name], ... if key.default is MISSING else key.default) for key in keys}
+    return create_model(kind.__name__, __base__=Section, **typed)
+
+
+def _kinds(base: Any) -> list[Any]:
+    """Return the classes of tasks that are stored as they are."""
+    every = [kind for sub in base.__subclasses__() for kind in (sub, *_kinds(sub))]
+    return [kind for kind in every if not isabstract(kind) and kind.known is Task.known]
