@@ -20,6 +20,7 @@ from fedloom.core.errors import DataError, listed
 from fedloom.core.settings.section import Natural, NonNegative, Positive, Problems, Section
 from fedloom.data.prepare import Array
 from fedloom.data.tables.read import Column, Table, quoted
+from fedloom.models.tasks.task import USUAL
 
 Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
@@ -71,8 +72,8 @@ class Label(Section):
     @property
     def judge(self) -> tuple[str, ...]:
         """The names of the metrics."""
-        usual = {"binary": ("auc",), "multilabel": ("auc",), "ordinal": ("mae",)}.get(self.kind, ())
-        return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
+        named = (self.metric,) if isinstance(self.metric, str) else self.metric
+        return USUAL.get(self.kind, ()) if named is None else named
 
     def read_from(self, task: str) -> tuple[str, ...]:
         """Return the columns that the label of a task is read from."""

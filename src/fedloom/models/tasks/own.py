@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
 from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
-from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
+from fedloom.models.tasks.task import IGNORE, USUAL, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) of the examples that have a label -> their mean loss, or one loss an example."""
@@ -177,8 +177,6 @@ KINDS |= {"segmentation": Semseg, "depth": Depth, "normals": Normals, "edges": E
 """Kind of `task` -> the class of the task."""
 COUNTED = ("classification", "ordinal", "multilabel", "segmentation")
 """Kinds that have classes, or labels."""
-USUAL = {"ordinal": ("mae",), "multilabel": ("auc",)}
-"""The metric of a kind by default, where it is not the one of its class."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +196,8 @@ class Description:
 
     def named(self, name: str) -> Task:
         """Return the task of this name."""
-        binary = (self.kind, self.classes) == ("classification", 2)
-        judge = self.judge or (("auc",) if binary else USUAL.get(self.kind, ()))
+        kind = "binary" if (self.kind, self.classes) == ("classification", 2) else self.kind
+        judge = self.judge or USUAL.get(kind, ())
         make: Any = KINDS[self.kind]
         return self.on(make(name, judge=judge, **({"channels": self.classes} if self.kind in COUNTED else {})))
 

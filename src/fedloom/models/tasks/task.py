@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Direction = Literal["max", "min"]
 IGNORE = 255
 """No label, wherever a label is a map, as in the public PASCAL and NYUD code."""
+USUAL = {"binary": ("auc",), "multilabel": ("auc",), "ordinal": ("mae",)}
+"""Kind of a label -> the metric of its task by default, where it is not the one of the task's class."""
 
 
 class Metric(ABC):
