@@ -12,6 +12,7 @@ from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
@@ -185,9 +186,9 @@ class Results:
         return {c.task: c.direction for c in self.columns[data] if c.task and not c.excluded}
 
 
-def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
-    """Read the finished runs of a grid. Raises StateError where there is none, or where tasks differ."""
-    sides, missing = read(grid, folder, split)
+def of_grid(grid: Grid, folder: Path, split: str = "test", known: Mapping[Cell, Run] = MappingProxyType({})) -> Results:
+    """Read the finished runs of a grid, but for those `known`. Raises StateError without any, or where tasks differ."""
+    sides, missing = read(grid, folder, split, known)
     columns: dict[str, tuple[Column, ...]] = {}
     about_delta, idle = [], []
     for data in grid.data:
@@ -234,17 +235,20 @@ def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
             yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
 
 
-def finished(grid: Grid, folder: Path) -> dict[Cell, Run]:
-    """Return the finished runs of a grid. Raises StateError where there is none."""
-    found = {cell: Run.read(path) for cell in cells(grid) if is_over(path := cell.folder(folder))}
+def finished(grid: Grid, folder: Path, known: Mapping[Cell, Run] = MappingProxyType({})) -> dict[Cell, Run]:
+    """Return the finished runs of a grid, read unless they are `known`. Raises StateError where there is none."""
+    over = [(cell, path) for cell in cells(grid) if is_over(path := cell.folder(folder))]
+    found = {cell: known[cell] if cell in known else Run.read(path) for cell, path in over}
     if not found:
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     return found
 
 
-def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
+def read(
+    grid: Grid, folder: Path, split: str, known: Mapping[Cell, Run] = MappingProxyType({})
+) -> tuple[dict[Combination, Side], list[Cell]]:
     """Return (finished runs by combination, the cells to run). Raises StateError where none has finished."""
-    found, refused = finished(grid, folder), refused_in(folder)
+    found, refused = finished(grid, folder, known), refused_in(folder)
     missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
     runs: dict[Combination, dict[int, Run]] = {}
     for cell, run in found.items():

@@ -123,13 +123,15 @@ class GridTable(HasTable):
         return Records(CSV, rows)
 
 
-def tabulate(grid: Grid, folder: Path, split: str = "test", percent: bool = False) -> GridTable:
-    """Read the finished runs of a grid. A data set without one is only mentioned in a note.
+def tabulate(
+    grid: Grid, folder: Path, split: str = "test", percent: bool = False, results: Results | None = None
+) -> GridTable:
+    """Read the finished runs of a grid, unless `results` has them. A data set without one is mentioned in a note.
 
     With `percent`, the text has metrics that are fractions, and their averages, in percent; records stay as they are.
     Raises StateError where no run has finished, or where runs of one data set have different tasks.
     """
-    results = of_grid(grid, folder, split)
+    results = of_grid(grid, folder, split) if results is None else results
     if percent:
         results = replace(results, columns={data: _in_percent(of) for data, of in results.columns.items()})
     maker = _Maker(grid, results, refused_in(folder))

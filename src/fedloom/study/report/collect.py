@@ -118,8 +118,8 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     methods: dict[str, tuple[Method, ...]] = {}
     ranks: Ranks | None = None
     try:
-        table = tabulate(grid, folder)
-        results = results_of(grid, folder)
+        results = results_of(grid, folder, known={cell: run for cell, run in runs.items() if run.is_finished})
+        table = tabulate(grid, folder, results=results)
         own, methods = methods_of(grid, results)
         with suppress(UserError):  # one method, or without scipy
             ranks = ranked(results)
