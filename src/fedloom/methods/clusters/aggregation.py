@@ -319,6 +319,7 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
     H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
     """
 
+    heading = "rows weighed by attention on past updates, beta {beta}, temperature {temperature}"
     stage: Stage = PCGrad() >> Mean()
 
     @cached_property
@@ -337,8 +338,3 @@ class HistoryAttention(HistoryAttentionSettings, Aggregation):
         out, inner = self.stage(updates, state["stage"], ctx)
         history = self.beta * history + (1 - self.beta) * out.X[0]
         return out, {"history": columns_here().join(updates.layout, history), "stage": inner}
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
-        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

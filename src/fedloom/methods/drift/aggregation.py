@@ -14,7 +14,6 @@ from fedloom.core.combine import Aggregation
 from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Columns, Layout
 from fedloom.core.mean import column_groups
-from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates, columns_here
@@ -56,6 +55,7 @@ class DualShift(Aggregation):
     a task's blocks all clients that hold the task, present or absent.
     """
 
+    heading = "plus the mean of all clients' updates so far"
     stage: Stage
 
     @cached_property
@@ -78,10 +78,6 @@ class DualShift(Aggregation):
                 dual[s] += updates.X[:, s].sum(dim=0) / ctx.trainers(block.task, here)
         out, inner = self.stage(updates, state["stage"], ctx)
         return out.replace(X=out.X + dual), {"dual": columns_here().join(updates.layout, dual), "stage": inner}
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box("plus the mean of all clients' updates so far", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
