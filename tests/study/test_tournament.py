@@ -15,9 +15,9 @@ from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments import grid_run
 from fedloom.experiments import tournament as experiment
-from fedloom.experiments.grid_run import Outcome, Prepared, Runner
+from fedloom.experiments.grid_run import BENCHMARK, Outcome, Prepared, Runner
 from fedloom.experiments.tournament import Standings, Tournament, opened, save
-from fedloom.experiments.tune import BENCHMARK, RATE, chosen_of
+from fedloom.experiments.tune import RATE, chosen_of
 from fedloom.federation.recipes import load
 from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.core.errors import RecipeError, StateError, UserError
-from fedloom.experiments.grid_run import SILENT, Runner
+from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner, on_test
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
 from fedloom.study.agreement import pair_ranks
-from fedloom.study.grid import Grid, load_grid, write
+from fedloom.study.grid import Grid, write
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import of_grid
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 OWN, TOGETHER, EVERYONE = "own task", "together", "everyone"
 """Encoders averaged among clients with the same task; FedAvg of all, where cosines are read; averaged among all."""
-BENCHMARK = "benchmark"
 EARLY = 0.2
 """The share of the rounds, at the beginning, whose cosines predict."""
 SHUFFLES = 5000
@@ -73,18 +72,8 @@ def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Seque
         EVERYONE: {"method": local, "peers": alike},
         **{f"pairs {n}": among(groups) for n, groups in enumerate(matchings(list(clients)), 1)},
     }
-    last = {"evaluation.splits": ["test"], "evaluation.every": recipe["training"]["rounds"]}
-    return load_grid(
-        {
-            "name": f"{name}-atlas",
-            "title": f"Who helps whom on {name}",
-            "data": {BENCHMARK: {"recipe": dict(recipe), "set": last}},
-            "bases": bases,
-            "references": [],
-            "seeds": list(range(seeds)),
-            "delta": f"{OWN}/-",
-        }
-    )
+    about = {"name": f"{name}-atlas", "title": f"Who helps whom on {name}", "references": [], "delta": f"{OWN}/-"}
+    return on_test(recipe, **about, bases=bases, seeds=list(range(seeds)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Drawn, Printed, Progress, Silent, suited
 from fedloom.federation.runs.reader import clock
 from fedloom.federation.runs.recorded import began, changed, read_info
-from fedloom.study.grid import Cell, Grid, recipes, refused_in, same_family, save, select, state_of
+from fedloom.study.grid import Cell, Grid, load_grid, recipes, refused_in, same_family, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
 # torch 2.13 for CPU and one thread, importing everything took 234 MB; digits took 376 MB (425 MB by this formula),
@@ -41,6 +41,9 @@ PROCESS = 400_000_000
 PLANNED = 1.4
 AGAIN = 1.0
 """Seconds after which a cell that another process is at work on is asked for again."""
+
+BENCHMARK = "benchmark"
+"""The label of the only data set in the grids of a study of one recipe."""
 
 Result = TypeVar("Result")
 _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.part", "run.json.part"}
@@ -315,6 +318,12 @@ class _CellJob:
         for one in self.running.values():
             _end(one.process)
         self.watch.stop()
+
+
+def on_test(recipe: Mapping[str, Any], **keys: Any) -> Grid:
+    """Return a grid of one recipe, measured on test data in the last round alone; `keys` are the grid's other keys."""
+    last = {"evaluation.splits": ["test"], "evaluation.every": recipe["training"]["rounds"]}
+    return load_grid({"data": {BENCHMARK: {"recipe": dict(recipe), "set": last}}, **keys})
 
 
 def until_decided(least: int, most: int, run: Callable[[int], Result], is_decided: Callable[[Result], bool]) -> Result:

@@ -16,8 +16,8 @@ from fedloom.core.settings.registry import Registered
 from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import read_section, to_yaml
-from fedloom.experiments.grid_run import SILENT, Runner, until_decided
-from fedloom.experiments.tune import BENCHMARK, Budget, Curve, curves_csv, described, tune
+from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner, on_test, until_decided
+from fedloom.experiments.tune import Budget, Curve, curves_csv, described, tune
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
@@ -78,18 +78,9 @@ def opened(folder: Path) -> Tournament:
 
 def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Mapping[str, Changes], seeds: int) -> Grid:
     """Return every method with its best settings beside the references with theirs, measured on test data."""
-    last = {"evaluation.splits": ["test"], "evaluation.every": tournament.recipe["training"]["rounds"]}
-    return load_grid(
-        {
-            "name": f"{tournament.name}-final",
-            "title": f"Tournament {tournament.name}",
-            "data": {BENCHMARK: {"recipe": tournament.recipe, "set": last}},
-            "bases": dict(chosen),
-            "tuned": {BENCHMARK: dict(tuned)},
-            "seeds": list(range(seeds)),
-            "delta": f"{ALONE}/-",
-        }
-    )
+    about = {"name": f"{tournament.name}-final", "title": f"Tournament {tournament.name}", "delta": f"{ALONE}/-"}
+    settings = {"bases": dict(chosen), "tuned": {BENCHMARK: dict(tuned)}}
+    return on_test(tournament.recipe, **about, **settings, seeds=list(range(seeds)))
 
 
 @dataclass(frozen=True)

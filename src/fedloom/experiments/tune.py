@@ -25,7 +25,7 @@ from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.settings.section import Count, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
-from fedloom.experiments.grid_run import SILENT, Runner
+from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
@@ -45,7 +45,6 @@ POWERS = tuple(2.0**-n for n in range(2, 9))
 """The powers of ten between the best rate and the finer ones; after rounding, smaller powers give the same rate."""
 NUMBERS = 2
 """The number of a method's numeric parameters that are tuned, in the order of their declaration."""
-BENCHMARK = "benchmark"
 
 Scores = Mapping[str, float]
 """A trial as JSON -> its score on validation data; -inf after divergence."""
