@@ -168,8 +168,8 @@ def draft(
         column = table.column(name)
         kind, why = kind_of(column, named=chosen is not None)
         is_allowed = bool(why) and kind_of(column, named=True)[0] is not None
-        is_category = kind == "category"
-        if kind is not None and (mode == "federated" or is_category) and not _is_sent(column, kind, trains, minimum):
+        is_category, is_counted = kind == "category", mode == "federated" or kind == "category"
+        if kind is not None and is_counted and not any(statistics(column, kind, t, minimum).count for t in trains):
             advice = "" if is_category else "; preprocess: local takes it"
             why = f"no site has {minimum} training rows with one value, so none would be sent{advice}"
         elif kind is not None and not why and chosen is None:
@@ -449,12 +449,6 @@ def _matching(globs: Sequence[str], names: Sequence[str], where: str, what: str)
             raise DataError(f"{where}, {what}: no column {glob!r}.{choices('Found', glob, names)}")
         matching += some
     return matching
-
-
-def _is_sent(column: Column, kind: Kind, trains: Sequence[Array], minimum: int) -> bool:
-    """Return whether any site has enough training rows with one value (of numbers: with any)."""
-    index = np.where(np.isnan(column.numbers), -1, 0) if kind == "number" else column.index
-    return any((np.bincount(index[rows] + 1, minlength=2)[1:] >= minimum).any() for rows in trains)
 
 
 def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) -> Iterator[str]:
