@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.data import DATASETS, Pool
+from fedloom.data.combine import loaded
 from fedloom.engines import api
 from fedloom.engines.flower.node import NodeConfig
 from fedloom.engines.flower.nodes import own_data
@@ -143,6 +144,40 @@ def test_init_finds_the_images_and_its_recipe_learns(folder: Path, monkeypatch: 
     final = api.run(recipe, folder / "run").final()
     assert final.values["grade"]["accuracy"] > 0.8
     assert final.values["age"]["r2"] > 0.5
+
+
+def test_images_of_more_than_8_bits_are_predicted_as_they_were_trained_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pandas.read_csv(folder / "labels.csv")
+    for place, name in enumerate(table.scan):
+        (file,) = (folder / "scans").rglob(f"{Path(name).stem}.*")
+        pixels = np.asarray(Image.open(file).resize((20 + place % 3, 17))).astype(np.uint16) * 40 + 1000
+        file.unlink()
+        Image.fromarray(pixels).save(file.with_suffix(".png"))
+    table.scan = [name.removesuffix(".jpg").removesuffix(".png") for name in table.scan]
+    table.assign(fold=["test" if i % 3 == 0 else "train" for i in range(60)]).to_csv(folder / "labels.csv", index=False)
+    about = {"name": "image-table", "path": str(folder / "labels.csv"), "root": str(folder / "scans"), "image": "scan"}
+    about |= {"size": 16, "tasks": {"grade": TASKS["grade"]}, "site": "clinic", "split": "fold"}
+    training = {"rounds": 3, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    sections = {"partition": "own", "model": "small-cnn", "method": "fedavg", "training": training}
+    recipe = load({"name": "t", "data": about, **sections})
+    data = loaded(recipe.data.entry, 0, recipe.data.arguments)
+    assert (data.train.images.dtype, data.input_shape) == (torch.float32, (1, 16, 16))
+    assert abs(float(data.train.batch(torch.arange(len(data.train)), torch.device("cpu"))[0].mean())) < 1e-3
+    final = api.run(recipe, folder / "run").final().values["grade"]["accuracy"]
+    monkeypatch.chdir(folder)
+    for words in (["export", "run", "--out", "bundle"], ["predict", "bundle", "scans", "--out", "seen.png"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    answers = pandas.read_csv("seen/predictions.csv")
+    seen = {Path(file).stem: grade for file, grade in zip(answers.input, answers.grade, strict=True)}
+    tests = table[::3].dropna(subset="grade")
+    right = tests.grade == [seen[Path(name).stem] for name in tests.scan]
+    assert right.groupby(tests.clinic).mean().mean() == pytest.approx(final)
+    Image.new("L", (20, 14), 9).save(folder / "scans" / "scan58.png")
+    with pytest.raises(DataError, match="8 bits found, expected one image of more than 8 bits"):
+        read(folder, image="scan")
 
 
 def test_a_node_has_images_of_its_own(folder: Path) -> None:

@@ -277,6 +277,37 @@ def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 
+def is_deep(file: Path) -> bool:
+    """Return whether an image has more than 8 bits. DataError where it cannot be read."""
+    if file.name.lower().endswith(VOLUMES):
+        return True
+    library = need("PIL.Image", "vision")
+    with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
+        return bool(image.mode.startswith(DEEP))
+
+
+def read_deep(files: Sequence[Path], size: int) -> Tensor:
+    """Read images of more than 8 bits as `pixels_of` does, resized bilinearly (N x C x size x size, float32). DataError
+    where a file cannot be read, or is no single image like the first one."""
+    import torch
+
+    def one(file: Path) -> Tensor:
+        pixels = pixels_of(file)
+        if len(pixels) != 1 or pixels.dtype == np.uint8:
+            found = f"{len(pixels)} slices" if len(pixels) != 1 else "8 bits"
+            raise DataError(f"{file}: {found} found, expected one image of more than 8 bits, as {files[0].name}")
+        finite(pixels, str(file))
+        return as_images(pixels, size, None, str(file))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        images = [*pool.map(one, files)]
+    channels = {len(image[0]): file for image, file in zip(images, files, strict=True)}
+    if len(channels) > 1:
+        (a, one_file), (b, other) = list(channels.items())[:2]
+        raise DataError(f"{one_file.name} has {a} channels and {other.name} {b}, expected as many in all images")
+    return torch.cat(images)
+
+
 def as_images(array: Array, size: int | None, channels: int | None, where: str) -> Tensor:
     """Return images as N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
     import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.combine import Pad, Side
-from fedloom.data.inputs import SUFFIXES, Fit, read
-from fedloom.data.prepare import DATASETS, Array, TestFraction, copies
+from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, is_deep, read, read_deep
+from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables import read as tables
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
@@ -29,8 +30,11 @@ from fedloom.data.tables.table import Split, of_rows, refuse, rows_of
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
+NAMED = (*SUFFIXES, *VOLUMES)
+"""The endings of images that a table may name."""
 SOME = 50
 """So many cells of a column decide whether it names images."""
+_ENDING = re.compile(f"({'|'.join(map(re.escape, NAMED))})$", re.IGNORECASE)
 SIDE = 64
 """Images are resized to so many pixels a side in a first recipe, whose model is a small CNN."""
 
@@ -67,8 +71,10 @@ def image_table(
 
     Images are read once, resized to `size` x `size` as in `class-folders`, and kept in memory as uint8. In training,
     they are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with probability 1/2;
-    they are always normalised by ImageNet's mean and standard deviation. Rows whose image is not there are left out,
-    and said. Raises DataError for a file that cannot be read, and as `table` does.
+    they are always normalised by ImageNet's mean and standard deviation. Images of more than 8 bits (DICOM, NIfTI,
+    16-bit pictures) are float32, stretched, not augmented, and normalised per channel by the mean and the standard
+    deviation of the images that are not for tests. Rows whose image is not there are left out, and said. Raises
+    DataError for a file that cannot be read, and as `table` does.
     """
     import torch
 
@@ -82,7 +88,7 @@ def image_table(
     found = [*_found(whole.column(image), base)]
     there = np.flatnonzero([file is not None for file in found])
     if not len(there):
-        whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {', '.join(SUFFIXES)}")
+        whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {', '.join(NAMED)}")
     files = [file for file in found if file is not None]
     notes = list(whole.notes)
     if lost := len(found) - len(files):
@@ -96,20 +102,25 @@ def image_table(
         known = dict(fitting.fit(table, {}, tasks, trains, "federated", 1).tasks)
     taken = np.sort(np.concatenate([part for parts in rows.parts.values() for part in parts]))
     need_memory(len(taken) * 3 * size * size, f"{table.where}: {len(taken):,} images of {size} x {size}")
-    pixels = read([files[row] for row in taken.tolist()], size, fit).contiguous()
+    some = [files[row] for row in taken.tolist()]
+    if (deep := is_deep(some[0])) and fit != "stretch":
+        raise RecipeError(f"data.fit: {fit} found, expected stretch for images of more than 8 bits, as {some[0].name}")
+    pixels = (read_deep(some, size) if deep else read(some, size, fit)).contiguous()
+    learned = np.sort(np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)]))
+    mean, std = channel_statistics(pixels[np.searchsorted(taken, learned)]) if deep else (MEAN, STD)
 
     def inputs(index: Array, training: bool) -> dict[str, Any]:
-        images = pixels[np.searchsorted(taken, index)]
-        return {"images": images, "mean": MEAN, "std": STD, "change": Crop(pad, flip) if training else Crop(0, False)}
+        change = None if deep else Crop(pad, flip) if training else Crop(0, False)
+        return {"images": pixels[np.searchsorted(taken, index)], "mean": mean, "std": std, "change": change}
 
     def marks(index: Array) -> Iterator[tuple[bytes, str]]:
         for row, x in zip(index.tolist(), pixels[torch.from_numpy(np.searchsorted(taken, index))], strict=True):
             yield blake2b(x.numpy().tobytes(), digest_size=16).digest(), os.path.relpath(files[row], base)
 
-    learned = np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)])
     tests = np.concatenate([test for _, _, test in rows.parts.values()])
     made = of_rows(table, rows, known, inputs)
-    return replace(made, doubts=copies(marks(learned), marks(tests), len(tests)))
+    reading = Reading(stored=deep)
+    return replace(made, reading=reading, doubts=copies(marks(learned), marks(tests), len(tests)))
 
 
 def _found(column: Column, base: Path) -> Iterator[Path | None]:
@@ -123,13 +134,13 @@ def _found(column: Column, base: Path) -> Iterator[Path | None]:
         if name.startswith("/") or ".." in name.split("/"):
             column.fail(f"{text!r} found, expected the name of a file below {base}")
         file = base / name
-        if name.lower().endswith(SUFFIXES):
+        if name.lower().endswith(NAMED):
             yield file if file.is_file() else None
             continue
         folder = str(file.parent)
         if folder not in by_stem:  # a listing of a folder is quicker than a look for each ending
             listed = sorted(file.parent.iterdir()) if file.parent.is_dir() else []
-            by_stem[folder] = {each.stem: each for each in listed if each.name.lower().endswith(SUFFIXES)}
+            by_stem[folder] = {_ENDING.sub("", each.name): each for each in listed if _ENDING.search(each.name)}
         yield by_stem[folder].get(file.name)
 
 

@@ -76,11 +76,11 @@ class About(Section):
     signal: Signal | None = None
     mean: list[float] | None
     std: list[Positive] | None
-    pixels: Fit | Literal["stored", "pad"] | None = "stretch"
+    pixels: Fit | Literal["stored", "stretched", "pad"] | None = "stretch"
     """The way in which the file of a picture gets the inputs' size. "stored": inputs are the numbers in files of more
-    than 8 bits (volumes, 16-bit images), at the files' size. "pad": pictures keep their size, and the mean colour fills
-    the rest. None: no picture becomes an input, because the model was trained on arrays of other values than a
-    picture's, which are 0 to 1, or on computed features."""
+    than 8 bits (volumes, 16-bit images), at the files' size; "stretched": at the inputs' size. "pad": pictures keep
+    their size, and the mean colour fills the rest. None: no picture becomes an input, because the model was trained on
+    arrays of other values than a picture's, which are 0 to 1, or on computed features."""
     bytes: bool | None = None
     """True: the inputs of training were uint8, which became 0 to 1. None in folders of earlier versions."""
     turned: bool = False
@@ -268,7 +268,8 @@ def _inputs(
     statistics = normal(part, index)
     reading, fit = built.dataset.reading, built.recipe.data.arguments.get("fit", "stretch")
     if reading.stored or reading.derived:
-        fit = "stored" if reading.stored else None
+        deep = "stretched" if "fit" in built.recipe.data.arguments else "stored"
+        fit = deep if reading.stored else None
     else:  # dense labels that are not a user's own come with images that are padded
         is_padded = any(task.dense for task in tasks) and getattr(part, "change", Dense) is not None
         fit = _pixels(part, index[:_SOME], statistics, "pad" if is_padded else fit)

@@ -23,6 +23,7 @@ from fedloom.data.inputs import (
     ENDINGS,
     SUFFIXES,
     VOLUMES,
+    as_images,
     as_inputs,
     finite,
     opened,
@@ -49,6 +50,8 @@ ROWS = 4096
 """Rows of a table that pass the model together."""
 BATCH, DRAWN = 64, 24
 """Other inputs that pass the model together, and how many are drawn."""
+STORED = ("stored", "stretched")
+"""The values of `About.pixels` with which inputs are the numbers in files."""
 _ENDINGS = (*ENDINGS, ".npy")
 TABLE = "predictions.csv"
 Chosen = Callable[[str, str], MultiTask | None]
@@ -197,12 +200,13 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tenso
             f"{file}: the model was trained on other values than 0 to 1, so the file of a picture does not become "
             "its input: write arrays as in training to an .npy file"
         )
-    elif about.pixels == "stored":
-        raw = torch.from_numpy(np.array(pixels_of(file)))  # Pillow's memory is read-only
+    elif about.pixels == "stored" or about.pixels == "stretched":
+        pixels = np.array(pixels_of(file))  # Pillow's memory is read-only
+        size = (pixels.shape[2], pixels.shape[3])
+        raw = as_images(pixels, shape[1] if about.pixels == "stretched" else None, None, str(file))
         if tuple(raw.shape[1:]) != shape or raw.dtype == torch.uint8:
             found = f"{str(raw.dtype).removeprefix('torch.')} of shape {tuple(raw.shape[1:])}"
             raise DataError(f"{file}: {found} found, expected more than 8 bits and shape {shape}, as in training")
-        size = (shape[1], shape[2])
     else:
         image = opened(file, "L" if channels == 1 else "RGB")
         size = None if about.pixels == "crop" else (image.height, image.width)
@@ -258,7 +262,7 @@ def _array(bundle: Bundle, file: Path) -> Tensor:
         raise DataError(f"{file}: inputs of shape {tuple(x.shape[1:])} found, expected {shape}, as in training{advice}")
     if signal.kind != "tokens":
         finite(x, where)
-    if signal.kind == "image" and about.pixels != "stored":
+    if signal.kind == "image" and about.pixels not in STORED:
         is_byte, is_share = x.dtype == torch.uint8, bool((x > -OFF).all() and (x < 1 + OFF).all())
         if is_byte if about.pixels is None else not (is_byte or is_share):
             found = "uint8" if is_byte else f"values from {float(x.min()):g} to {float(x.max()):g}"
