@@ -30,6 +30,16 @@ def test_peers_mix_within_their_group() -> None:
                 for other in about["neighbours"]} == {i % 2}  # fmt: skip
 
 
+@pytest.mark.parametrize("choose", [{"threshold": 0.0}, {"threshold": 0.0, "top": 4}])
+def test_a_threshold_does_not_open_the_group(choose: dict[str, Any]) -> None:
+    section = {"choose": {"groups": {"fine": None}, **choose}, "weights": {"kind": "uniform"}}
+    peers = Valleys(section, 1.0, TWO, **ONCE)
+    peers.go()
+    for about in peers.recorded("peer"):
+        assert len(about["neighbours"]) == 2
+        assert {int(other[1:]) % 2 for other in about["neighbours"]} == {int(about["peer"][1:]) % 2}
+
+
 @pytest.mark.parametrize("signal", ["gradient", "parameters", "overlap"])
 def test_all_peers_work_out_the_same_groups(signal: str) -> None:
     section = {"choose": {"groups": {"fine": None}}, "similarity": {"signals": {signal: 1}, "sketch": {"m": 64}}}
@@ -81,6 +91,10 @@ def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> Non
     [
         ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between any two peers"),
         ({"choose": {"groups": {}}, "similarity": {"scale": "cosine"}}, "similarity.scale is cosine"),
+        (
+            {"choose": {"groups": {}}, "similarity": {"signals": {"parameters": 1}, "scale": "cosine"}},
+            "similarity.scale is cosine",
+        ),
         ({"similarity": {"signals": {"cross-loss": 1}, "cross_loss": "negative"}}, "leave out every neighbour"),
         ({"similarity": {"model": "received"}}, "set gradient: loss"),
     ],

@@ -291,9 +291,10 @@ def judge(
 
 def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
     """Select the neighbours to mix with, among the senders of signals; `group` is the peer's own, if any."""
-    choose, names = context.config.choose, tuple(similarity)
+    choose = context.config.choose
     if choose.groups is not None:
-        names = tuple(name for name in names if name in group)
+        similarity = {name: value for name, value in similarity.items() if name in group}
+    names = tuple(similarity)
     if choose.threshold is not None:
         names = neighbours.similar_enough(similarity, choose.threshold)
     if choose.top is not None:

@@ -283,7 +283,7 @@ class PeersBase(Section):
                     f"choose.groups needs similarities between any two peers, but {signal} compares only with the "
                     "peer itself"
                 )
-            if self.similarity.scale == "cosine" and "gradient" in unscaled:
+            if self.similarity.scale == "cosine" and unscaled & {"gradient", "parameters"}:
                 yield (
                     "choose.groups needs similarities of at least 0, but similarity.scale is cosine; set "
                     "similarity.normalise: min-max"
