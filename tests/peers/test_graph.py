@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedloom.core.settings.section import strict
+from fedloom.core.settings.trust import allow
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes.schema import Named
 from fedloom.peers import TOPOLOGIES, Graph, candidates, metropolis
@@ -175,6 +179,61 @@ def test_a_graph_refuses_what_is_no_link() -> None:
     with pytest.raises(ValueError, match="sorted and distinct"):
         Graph(("b", "a"), frozenset())
     assert Graph(("a", "b"), frozenset({("a", "b")})).directed
+
+
+def _numbers(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    return networkx.Graph([(0, len(peers))])
+
+
+def _names(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    return networkx.Graph([(peers[0], peers[1])])
+
+
+def _itself(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    return networkx.Graph([(1, 1)])
+
+
+def _behind(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    return networkx.Graph([(0, -1)])
+
+
+def _list(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    return [(0, 1)]  # type: ignore[return-value]
+
+
+def _fails(peers: tuple[str, ...], seed: int) -> networkx.Graph:
+    raise KeyError("x")
+
+
+def _asks(peers: tuple[str, ...], seed: int, friends: int) -> networkx.Graph:
+    raise AssertionError
+
+
+def _good(peers: tuple[str, ...]) -> networkx.DiGraph:
+    return networkx.DiGraph([(0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_numbers, "link 0, 6 found, expected two different positions from 0 to 5"),
+        (_names, "link 'p0', 'p1' found, expected two different positions"),
+        (_itself, "link 1, 1 found, expected two different positions"),
+        (_behind, "link 0, -1 found, expected two different positions"),
+        (_list, "[(0, 1)] found, expected a networkx.Graph"),
+        (_fails, "topology _fails: KeyError: 'x'"),
+        (_asks, "expected a function with at most 2 required arguments, found 3"),
+    ],
+)
+def test_a_topology_of_ones_own_says_what_is_wrong_with_it(function: Callable[..., Any], message: str) -> None:
+    allow([__name__])
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        candidates(f"{__name__}:{function.__name__}", SIX)
+
+
+def test_a_topology_of_ones_own_need_not_take_the_seed() -> None:
+    allow([__name__])
+    assert candidates(f"{__name__}:_good", SIX).links == {("p0", "p2")}
 
 
 def test_every_topology_has_a_page() -> None:

@@ -22,7 +22,7 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count
+from fedloom.core.settings.section import Count, found
 from fedloom.core.settings.yaml import checked
 
 TOPOLOGIES = Registry("topology", gives=("networkx:Graph",))
@@ -90,8 +90,13 @@ def candidates(
     if len(names) < 2:
         return Graph(names, frozenset())
     draw = max(round - 1, 0) // every if every else 0
-    graph = TOPOLOGIES[name].function(names, derive_seed(seed, "topology", draw), **values)
-    links = {(names[a], names[b]) for a, b in graph.edges}
+    graph = TOPOLOGIES[name].make(names, derive_seed(seed, "topology", draw), **values)
+    _must(isinstance(graph, _nx().Graph), f"topology {name!r}: {found(graph)} found, expected a networkx.Graph")
+    at, last = dict(enumerate(names)), len(names) - 1
+    for a, b in graph.edges():
+        fits = a in at and b in at and a != b
+        _must(fits, f"topology {name!r}: link {a!r}, {b!r} found, expected two different positions from 0 to {last}")
+    links = {(at[a], at[b]) for a, b in graph.edges()}
     return Graph(names, frozenset(links if graph.is_directed() else links | {(b, a) for a, b in links}))
 
 
