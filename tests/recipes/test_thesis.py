@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedloom.core.errors import RecipeError
+from fedloom.data import PARTITIONERS, Pool
 from fedloom.federation.recipes import Recipe, load, names
 from fedloom.study import grid as grids
 from fedloom.study.grid import Cell, load_grid, recipes
 
+COVERAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 RECIPES = [name for name in names() if name.startswith("thesis/")]
 GRIDS = [name for name in grids.names() if name.startswith("thesis/")]
 TEXT = [name for name in RECIPES if name.startswith(("thesis/nyud-", "thesis/pascal-")) and not name.endswith("-mini")]
@@ -113,6 +118,20 @@ def test_phases_are_as_long_as_in_the_text() -> None:
     assert found["-"] is None
     phases = {"two phases": (10, 0, None), "three phases": (5, 5, None), "four phases": (5, 5, 5)}
     assert {name: found[name] for name in phases} == phases
+
+
+def test_the_quick_test_of_the_coverage_page_gives_every_task_to_somebody() -> None:
+    """Three tasks and the clients of that command, in every cell: two clients with one task each would not do."""
+    command = re.search(
+        r"`fedloom grid (thesis/dense) --only \"NYU v2\" ([^`]*) --out quick`", COVERAGE.read_text("utf-8")
+    )
+    assert command
+    quick = recipes(load_grid(command[1], ["seeds=[0]", *command[2].split()]))
+    assert len({recipe.partition.params["weights"] for recipe in quick.values()}) == 3
+    pool = Pool({task: np.zeros(30, dtype=np.int64) for task in ("semseg", "normals", "depth")})
+    for recipe in quick.values():
+        shares = PARTITIONERS[recipe.partition.name].make(pool, 0, **recipe.partition.params).shares
+        assert len(shares) == 3
 
 
 def test_the_figures_of_chapter_6_have_names() -> None:
