@@ -370,9 +370,10 @@ def test_a_signal_may_come_less_often_than_others_and_from_few_examples(quick: Q
         ({"similarity": {"every": {"overlap": 2}}}, "every names 'overlap', which is not among signals"),
         ({"similarity": {"samples": 4}}, "samples is about cross-loss and disparity"),
         ({"mode": "asynchronous", "similarity": {"every": {"gradient": 2}}, "scenario": {"speed": 1}}, "in one round"),
+        ({"weights": {"kind": "metropolis"}, "graph": "random-k"}, "graph 'random-k' is directed; set graph.directed"),
     ],
 )
-def test_signals_that_do_not_fit_are_refused(section: dict[str, Any], why: str) -> None:
+def test_keys_that_do_not_fit_each_other_are_refused(section: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         strict(PeersSection, section)
 

@@ -313,6 +313,14 @@ class PeersSection(PeersBase):
 
     graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
 
+    def _problems(self) -> Problems:
+        yield from super()._problems()
+        if self.weights.kind == "metropolis" and self.graph.params.get("directed"):
+            yield (
+                f"weights.kind 'metropolis' needs links in both directions, but graph {self.graph.name!r} is directed; "
+                "set graph.directed: false"
+            )
+
 
 class AttackSection(Named):
     """Clients that are hostile, for trying out defences; no number of a run counts them."""
