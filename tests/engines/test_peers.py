@@ -707,3 +707,65 @@ def test_overlap_is_of_the_clients_own_weights_whatever_a_task_weighs_for_all(tm
         expected = {o: sum(min(held[peer].get(t, 0), held[o].get(t, 0)) for t in held[peer]) for o in row}
         assert row == pytest.approx(expected)
     assert {round(value, 6) for row in found[0].values() for value in row.values()} == {0.3, 0.6, 0.7}
+
+
+def _partly_labelled(*without: str) -> fedloom.Federation:
+    """Ann's validation examples have no labels of some of her tasks; bob and cat have one task each."""
+    g = torch.Generator().manual_seed(0)
+    x, v = torch.randn(40, 6, generator=g), torch.randn(10, 6, generator=g)
+    labels = {task: (x[:, i] > 0).long() for i, task in enumerate("ab")}
+    known = {task: (v[:, i] > 0).long() - (task in without) * 2 for i, task in enumerate("ab")}
+    clients = {
+        "ann": fedloom.Client(
+            (x, labels), val=(v, {task: y.clamp(min=-1) for task, y in known.items()}), tasks=["a", "b"]
+        ),
+        **{
+            name: fedloom.Client((x, {task: labels[task]}), val=(v, {task: (v[:, 0] > 0).long()}), tasks=[task])
+            for name, task in (("bob", "a"), ("cat", "b"))
+        },
+    }
+    return fedloom.Federation(clients, {task: fedloom.task(classes=2) for task in "ab"}, test=(x, labels))
+
+
+def _net() -> Any:
+    return fedloom.model(torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU()), heads="linear")
+
+
+@pytest.mark.parametrize("samples", [None, 4])
+def test_a_task_without_labels_where_models_are_measured_does_not_count(samples: int | None) -> None:
+    section = {"similarity": {"signals": {"cross-loss": 1}, "cross_loss": "negative", "samples": samples}}
+    federation = _partly_labelled("b")
+    run = fedloom.run(
+        federation, model=_net(), rounds=1, progress=Progress(), peers={**section, "weights": {"kind": "uniform"}}
+    )
+    ((_, about),) = [one for one in run.run.records("peer") if one[1]["peer"] == "ann"]
+    assert about["neighbours"] == ["bob", "cat"]
+    # those of one task, with its half of the weight: far below the sum over both
+    assert all(-0.6 < similarity < -0.1 for similarity in about["similarity"].values())
+
+
+@pytest.mark.parametrize(
+    ("without", "model", "signal", "why"),
+    [
+        ("ab", _net, "cross-loss", r"those of client 'ann' have no label of its tasks \(a, b\)"),
+        ("ab", _net, "disparity", r"those of client 'ann' have no label of its tasks \(a, b\)"),
+        ("", lambda: Whole(), "features", "reads the output of an encoder, but the model is one module"),
+    ],
+)
+def test_a_signal_that_a_peer_cannot_give_is_refused(without: str, model: Any, signal: str, why: str) -> None:
+    federation = _partly_labelled(*without)
+    with pytest.raises(RecipeError, match=why):
+        fedloom.run(
+            federation, model=model(), rounds=1, progress=Progress(), peers={"similarity": {"signals": {signal: 1}}}
+        )
+
+
+class Whole(torch.nn.Module):
+    """A model of both tasks in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": self.a(x), "b": self.b(x)}

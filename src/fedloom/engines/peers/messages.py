@@ -261,12 +261,13 @@ def judge(
     parts: dict[str, Tensor] = {}
     weights = _judged_by(context, trained)
     measured = weights.keys() & {*config.measured}
-    losses = _losses(context, trained, messages, run) if measured else None
+    tasks = _labelled(context) if measured else {}
+    losses = _losses(context, trained, tuple(tasks), messages, run) if measured else None
     for signal in weights:
         if losses is not None and signal in measured:
             # an exponential needs losses near 1; eq. 4.5 is the client's own loss, as it is
             relative = signal == "disparity" or config.cross_loss == "exp"
-            each = per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()]), relative)
+            each = per_task(losses, torch.tensor([*tasks.values()]), relative)
             parts[signal] = disparity(each) if signal == "disparity" else cross_loss(each, config.cross_loss)
             continue
         if signal == "overlap":
@@ -339,10 +340,19 @@ def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -
     return every.put(told.clone(), lacked, every.take(own, lacked)) if lacked.blocks else told
 
 
-def _losses(context: PeerContext, trained: Trained, messages: Mapping[str, PeerMessage], run: Run) -> Tensor:
+def _labelled(context: PeerContext) -> dict[str, float]:
+    """Return the weights of the peer's tasks that have a label where it measures models; of all if none has one."""
+    me, some = context.client, context.config.similarity.samples
+    part, weights = me.val if some is None else me.val.spread(some), {task: w for task, (_, w) in me.tasks.items()}
+    return {task: weight for task, weight in weights.items() if len(part.of(task))} or weights
+
+
+def _losses(
+    context: PeerContext, trained: Trained, tasks: tuple[str, ...], messages: Mapping[str, PeerMessage], run: Run
+) -> Tensor:
     """Return losses (n x tasks) of others' models on the peer's validation data; it has heads where they have none."""
     me, names, config = context.client, sorted(messages), context.config.similarity
-    tasks, some = tuple(me.tasks), config.samples or 0
+    some = config.samples or 0
     mine, state = trained.as_sent(config.model)
     assert mine.vector is not None
     jobs: list[Job] = []

@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.core.context import Log, State
+from fedloom.core.errors import RecipeError
 from fedloom.engines.peers.community import Community, Environment, PeerContext, Probe, Trained
 from fedloom.engines.peers.messages import Age, Heard, write
 from fedloom.engines.peers.peer import Peer, first
@@ -39,6 +40,7 @@ from fedloom.federation.rounds.round import Advance, Round
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.methods.peers.graph import Graph
 from fedloom.methods.peers.scenario import Events, synchronous
+from fedloom.models.build import is_whole
 from fedloom.training.flat import integer_buffers
 
 
@@ -299,9 +301,24 @@ class AsynchronousRounds:
 
 
 def community_of(built: Built, connect: Callable[[Lost], Network] = Network, names: Sequence[str] = ()) -> Community:
-    """Return the peers of a run, over a network of their own; `names` are all peers, where some run elsewhere."""
+    """Return the peers of a run, over a network of their own; `names` are all peers, where some run elsewhere.
+
+    Raises RecipeError for signals that the model or a peer's data cannot give.
+    """
     recipe, layout = built.recipe, built.layout
     assert recipe.peers is not None
+    if "features" in recipe.peers.similarity.signals and is_whole(built.module):
+        raise RecipeError(
+            "peers: similarity features reads the output of an encoder, but the model is one module; give an encoder: "
+            "fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
+        )
+    for signal in recipe.peers.similarity.measured:
+        for client in built.federation.clients.values():
+            if not any(len(client.val.of(task)) for task in client.tasks):
+                raise RecipeError(
+                    f"peers: similarity {signal} judges models on validation data, but those of client {client.id!r} "
+                    f"have no label of its tasks ({', '.join(client.tasks)}); give some, or choose another signal"
+                )
     initial = layout.flatten(built.module).detach()[: layout.parameters.d]
     rounds = recipe.training.rounds
     federation = built.federation
