@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedloom as fl
 from fedloom.core.context import Ctx, State
 from fedloom.data.dataset import TensorExamples
 from fedloom.engines.api import Result, trained_models
@@ -523,6 +524,23 @@ def test_a_clients_steps_get_shorter(quick: Callable[..., Result]) -> None:
 def test_it_needs_validation_data() -> None:
     with pytest.raises(RecipeError, match=r"Plateau.* measures models on validation data, but client .* has none"):
         built(load_recipe("partition.val_fraction=0", "method.add={plateau: }"))
+
+
+def test_a_task_without_validation_labels_does_not_count_for_plateau(tmp_path):
+    """Its loss is nan, which never improves, and the learning rate fell in every round."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    none = torch.full((10,), -1)
+    client = fl.Client(train=(x[:30], {"a": y[:30], "b": y[:30]}), val=(x[30:], {"a": y[30:], "b": none}))
+    fed = fl.Federation({"ann": client}, {"a": fl.task(classes=2), "b": fl.task(classes=2)})
+    model = fl.model(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), heads="linear")
+
+    def trained(**add):
+        method = {"name": "fedavg", "add": add}
+        return fl.run(fed, model=model, method=method, rounds=3, lr=0.1, seed=0).model("ann").state_dict()
+
+    plain, watched = trained(), trained(plateau={"patience": 1, "min_delta": 0})
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
 @pytest.mark.parametrize(

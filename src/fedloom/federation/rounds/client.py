@@ -95,10 +95,13 @@ class ClientRound:
         return train(self.model, self.client.work(who), self.training, self.ctx, added, memory)
 
     def _validate(self) -> float:
-        plain = {name: task for name, (task, _) in self.client.tasks.items()}
-        scores = evaluate(self.model, self.client.part("val"), plain, self.training.batch_size)
+        part = self.client.part("val")
+        labelled = {name: each for name, each in self.client.tasks.items() if len(part.of(name))}
+        scores = evaluate(
+            self.model, part, {name: task for name, (task, _) in labelled.items()}, self.training.batch_size
+        )
         self.model.module.train()
-        return sum(weight * scores[name]["loss"] for name, (_, weight) in self.client.tasks.items())
+        return sum(weight * scores[name]["loss"] for name, (_, weight) in labelled.items())
 
     def _losses(self) -> Tensor:
         each = example_losses(self.model, self.client.train, self.client.tasks, self.training.batch_size)

@@ -128,7 +128,8 @@ def unmeasured(built: Built) -> list[str]:
         raise RecipeError(f"evaluation.splits: {', '.join(splits)} found, but {'; '.join(sentences)}; {could}")
     if recipe.early_stopping is not None and "val" not in possible:
         raise RecipeError(
-            f"early_stopping: {gaps['val'][0]}, so there is no score to watch; set partition.val_fraction"
+            f"early_stopping: {gaps['val'][0]}, so there is no score to watch; set partition.val_fraction, or val of "
+            "fl.Client"
         )
     return sentences
 

@@ -24,13 +24,14 @@ def judges_without_validation(built: Built) -> None:
         for what in judged_on_data(recipe.peers):
             raise RecipeError(
                 f"peers: {what} judges models on validation data, but client {without[0].id!r} has none; "
-                "set partition.val_fraction"
+                "set partition.val_fraction, or val of fl.Client"
             )
     for rule in built.method.rules:
         if rule.validation and without:
             raise RecipeError(
                 f"method: {rule!r} measures models on validation data, but client {without[0].id!r} has none "
-                f"({len(without)} of {len(built.federation.clients)} clients); set partition.val_fraction"
+                f"({len(without)} of {len(built.federation.clients)} clients); set partition.val_fraction, or val of "
+                "fl.Client"
             )
 
 
