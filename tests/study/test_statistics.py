@@ -300,6 +300,39 @@ def test_pairs_must_have_the_same_examples(tmp_path: Path) -> None:
     assert any("not the same data set at seed 123" in note for note in against_base(grid).notes)
 
 
+def test_what_forbids_a_verdict(tmp_path: Path) -> None:
+    names = {"base": (0.20, 0.22, 0.21), "better": (0.30, 0.33, 0.31), "short": (0.40, 0.41)}
+    tasks = {"edge": 0.0, "semseg": 1.0}
+    runs = {
+        ("P", name, "-", seed): {task: value + more for task, more in tasks.items()}
+        for name, values in names.items()
+        for seed, value in enumerate(values)
+    }
+    grid = write_grid(tmp_path, thesis(list(names), 0, 1, 2), runs)
+
+    def said() -> dict[tuple[str, str], str]:
+        tests = against_base(grid).tests
+        return {(t.method, t.row.task if t.row else "all"): t.verdict.in_words() for t in tests if t.verdict}
+
+    assert said() == {
+        **{("better", task): "yes" for task in ("edge", "semseg", "all")},
+        **{("short", task): "cannot tell (no seed 2: short)" for task in ("edge", "semseg", "all")},
+    }
+    # R2 of 0.01 is no baseline for a change in percent; the other task's verdict stays
+    for file in grid.rglob("run.json"):
+        info = json.loads(file.read_text())
+        info["tasks"]["edge"] |= {"primary": "r2", "metrics": {"r2": "max"}}
+        file.write_text(json.dumps(info))
+        metrics = file.with_name("metrics.jsonl")
+        line = json.loads(metrics.read_text())
+        for entry in line["metrics"]:
+            if entry["task"] == "edge":
+                entry |= {"metric": "r2", "value": entry["value"] - 0.2}
+        metrics.write_text(json.dumps(line) + "\n")
+    about_0 = "cannot tell (about 0 with base, so no percent: edge)"
+    assert [said()["better", task] for task in ("edge", "semseg", "all")] == [about_0, "yes", about_0]
+
+
 def test_clients_are_paired_by_their_means_over_seeds(tmp_path: Path) -> None:
     numbers = {("A1", 1): (1.0, 2.0, 3.0, 4.0), ("A1", 2): (1.2, 2.4, 2.0, 4.0)}
     numbers |= {("A2", 1): (0.5, 1.7, 2.9, 4.1), ("A2", 2): (0.9, 2.0, 1.0, 4.3)}

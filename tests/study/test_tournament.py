@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.errors import RecipeError
+from fedloom.errors import RecipeError, StateError
 from fedloom.experiments import grid_run
 from fedloom.experiments import tournament as experiment
 from fedloom.experiments.grid_run import BENCHMARK, Outcome, Prepared, Runner
@@ -143,6 +144,53 @@ def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkey
     )
     made = experiment.play(plan("fedavg", "scaffold"), tmp_path)
     assert (made.seeds, made.is_settled) == (4, False)
+
+
+def test_a_task_that_nobody_learns_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
+        jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)
+        edge = 0.9 if method == "constant" else 0.4 if method == "fedavg" else 0.2
+        return {"semseg": jitter * (0.3 if method == "fedavg" else 0.1 if method == "constant" else 0.2), "edge": edge}
+
+    pretend(monkeypatch, numbers, [])
+    made = experiment.play(plan("fedavg", most=2), tmp_path)
+    assert "no method is better than the constant prediction on edge" in " ".join(made.to_markdown().split())
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(made.to_csv()))}
+    assert float(rows["fedavg"]["delta"]) == pytest.approx(50, abs=1)
+    # where nobody learns anything, all tasks are shown, and the page says what they are worth
+    pretend(monkeypatch, lambda method, rate, seed: {"semseg": 0.2, "edge": 0.1 + 0.01 * seed}, [])
+    made = experiment.play(plan("fedavg", most=2), tmp_path / "idle")
+    assert "no method is better than the constant prediction on any task" in " ".join(made.to_markdown().split())
+
+
+def test_no_verdict_is_about_percent_of_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
+        level = {"fedavg": 0.3, "constant": 0.001}.get(method, 0.02)
+        return {"semseg": level * (1 + 0.001 * ((7 * seed + len(method)) % 5))}
+
+    pretend(monkeypatch, numbers, [])
+    monkeypatch.setattr("fedloom.study.results.SIGNED", {"miou"})
+    made = experiment.play(plan("fedavg", most=2), tmp_path)
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(made.to_csv()))}
+    assert {row["p"] for row in rows.values()} == {""}
+    assert "no verdict: local is about 0 on semseg" in " ".join(made.to_markdown().split())
+
+
+@pytest.mark.parametrize("gone", ["fedavg", "local"])
+def test_a_method_without_a_number_at_a_seed_is_named(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
+        value = math.nan if method == gone and seed == 1 else 0.2 + 0.01 * seed + 0.001 * len(method)
+        return {"semseg": value if method != "constant" else 0.1}
+
+    pretend(monkeypatch, numbers, [])
+    if gone == "local":
+        with pytest.raises(StateError, match="no number of local on any task at seed 1, but changes are against it"):
+            experiment.play(plan("fedavg", most=2), tmp_path)
+        return
+    made = experiment.play(plan("fedavg", "scaffold", most=2), tmp_path)
+    assert "left out, without a number at every seed: fedavg" in " ".join(made.to_markdown().split())
 
 
 def test_a_method_that_has_not_converged_is_marked_and_has_no_verdict(

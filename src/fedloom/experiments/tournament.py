@@ -23,7 +23,7 @@ from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
 from fedloom.study.output import Made, Records, Table
-from fedloom.study.results import MOVING, Side, deltas, of_grid, troubles
+from fedloom.study.results import MOVING, Side, deltas, near_0, note, of_grid, troubles
 from fedloom.study.significance import of_clients, ranked
 from fedloom.study.statistics import Estimate, against_zero, corrected, delta_m, judge, p_text
 
@@ -104,18 +104,23 @@ def standings(
     sides = {side.label: side for side in results.sides.values()}
     if ALONE not in sides:
         raise StateError(f"{folder}: {ALONE} has not finished, but the other methods are compared with it")
-    alone, rows = sides[ALONE], results.rows[BENCHMARK]
+    alone, unlearned = sides[ALONE], results.excluded.get(BENCHMARK, [])
+    rows = [row for row in results.rows[BENCHMARK] if row.task not in unlearned] or results.rows[BENCHMARK]
     directions, seeds = {row.task: row.direction for row in rows}, sorted(alone.values)
     by_seed = {name: deltas(side.values, alone.values, directions) for name, side in sides.items()}
     each = {name: [of.get(seed, math.nan) for seed in seeds] for name, of in by_seed.items()}
     changes = {name: of for name, of in each.items() if all(map(math.isfinite, of))}
+    if ALONE not in changes:
+        unknown = ", ".join(f"{seed}" for seed, gain in zip(seeds, each[ALONE], strict=True) if not math.isfinite(gain))
+        raise StateError(f"{folder}: no number of {ALONE} on any task at seed {unknown}, but changes are against it")
     methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
     leader = changes[methods[0]]
     unsettled = {name: sides[name].unsettled for name in changes}
+    vague = near_0(alone.values, {row.task: row.metric for row in rows})  # a change in percent of that says nothing
     leads = {  # of the leader over each other method, where both have converged
         name: against_zero([a - b for a, b in zip(leader, changes[name], strict=True)], ratio=alone.ratio)
         for name in methods[1:]
-        if len(seeds) > 1 and not unsettled[name] and not unsettled[methods[0]]
+        if len(seeds) > 1 and not unsettled[name] and not unsettled[methods[0]] and not vague
     }
     ps = dict(zip(leads, corrected([*leads.values()]), strict=True))
     verdicts = [judge(of, grid.smallest, ps[name]) for name, of in leads.items()]
@@ -158,6 +163,13 @@ def standings(
     out = [f"not on this benchmark: {name}: {reason}." for name, reason in refused.items()]
     notes = [MOVING] if any(sides[name].is_moving for name in changes) else []
     notes += troubles(results.sides)
+    if gone := sorted(each.keys() - changes):
+        notes.append(f"left out, without a number at every seed: {', '.join(gone)}.")
+    if unlearned:
+        idle = "no method is better than the constant prediction on any task, so the changes say nothing."
+        notes.append(idle if len(unlearned) == len(results.rows[BENCHMARK]) else note(unlearned))
+    if vague:
+        notes.append(f"no verdict: {ALONE} is about 0 on {', '.join(vague)}, so a change in percent says nothing.")
     made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *notes, *chosen, *edge, *out))
     decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
     return Standings(made, Records(CSV, records), len(seeds), decided)

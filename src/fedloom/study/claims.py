@@ -32,7 +32,7 @@ from fedloom.study.results import (
     of_seeds,
     read_seeds,
     uneven,
-    unsettled_among,
+    unfit,
 )
 from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
 
@@ -301,19 +301,12 @@ def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> t
 
 def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[str, str]) -> str:
     """Return why the numbers of two methods allow no verdict on the first over the second; '' where they do."""
-    if reason := unsettled_among({name: seeds.unsettled(data, name) for name in names}):
-        return reason
-    every = {line.seed for line in seeds.lines if line.data == data}
-    for name in names:
-        values = seeds.values(data, name)
-        if absent := sorted(every - values.keys()):
-            return f"no seed {', '.join(map(str, absent))}: {name}"
-        each = {task: [of.get(task, math.nan) for of in values.values()] for task in directions}
-        if unknown := [task for task, numbers in each.items() if not all(map(math.isfinite, numbers))]:
-            return f"no number of {', '.join(unknown)} at some seed: {name}"
-    if vague := [task for task in seeds.near_0(data, names[1]) if task in directions]:
-        return f"about 0 with {names[1]}, so no percent: {', '.join(vague)}"
-    return ""
+    return unfit(
+        {name: seeds.values(data, name) for name in names},
+        {name: seeds.unsettled(data, name) for name in names},
+        {line.seed for line in seeds.lines if line.data == data},
+        {task: metric for task, metric in seeds.metrics(data).items() if task in directions},
+    )
 
 
 def counted_tasks(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:

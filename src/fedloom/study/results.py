@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
@@ -180,6 +180,17 @@ class Results:
         """Data set -> the tasks on which no method is better than the constant prediction, where there are such."""
         by_data = {data: sorted(c.task for c in columns if c.excluded) for data, columns in self.columns.items()}
         return {data: tasks for data, tasks in by_data.items() if tasks}
+
+    def unfit(self, data: str, method: str, base: str, rows: Iterable[TaskMetric]) -> str:
+        """Return why no verdict on a method over its baseline is possible, of these tasks; '' where it is."""
+        sides = {side.label: side for (name, *_), side in self.sides.items() if name == data}
+        pair = {name: sides[name] for name in (method, base)}
+        return unfit(
+            {name: side.values for name, side in pair.items()},
+            {name: side.unsettled for name, side in pair.items()},
+            {seed for side in sides.values() for seed in side.values},
+            {row.task: row.metric for row in rows},
+        )
 
     def directions(self, data: str) -> dict[str, str]:
         """Return the tasks that Delta counts, each with its direction."""
@@ -598,6 +609,33 @@ def unsettled_among(methods: Mapping[str, str]) -> str:
     return f"{first}: {', '.join(name for name, of in methods.items() if of == first)}" if first else ""
 
 
+def near_0(values: Values, metrics: Mapping[str, str]) -> list[str]:
+    """Return the tasks on which a method is about 0 by a metric that may be below 0: no percent of that."""
+    each = {t: [of[t] for of in values.values() if t in of] for t, metric in metrics.items() if metric in SIGNED}
+    found = {task: Estimate.of(numbers) for task, numbers in each.items() if numbers}
+    return [task for task, of in found.items() if abs(of.mean) < ABOUT_0 or abs(of.mean) <= of.half]
+
+
+def unfit(
+    values: Mapping[str, Values], unsettled: Mapping[str, str], seeds: Iterable[int], metrics: Mapping[str, str]
+) -> str:
+    """Return why a method's `values` and those of the last one, its baseline, allow no verdict; '' where they do.
+
+    `unsettled` is that of both, `seeds` are those that some method has, `metrics` are those of the tasks that count.
+    """
+    if reason := unsettled_among(unsettled):
+        return reason
+    for name, by_seed in values.items():
+        if absent := sorted({*seeds} - by_seed.keys()):
+            return f"no seed {', '.join(map(str, absent))}: {name}"
+        each = {task: [of.get(task, nan) for of in by_seed.values()] for task in metrics}
+        if unknown := [task for task, numbers in each.items() if not all(map(isfinite, numbers))]:
+            return f"no number of {', '.join(unknown)} at some seed: {name}"
+    *_, (base, by_seed) = values.items()
+    vague = near_0(by_seed, metrics)
+    return f"about 0 with {base}, so no percent: {', '.join(vague)}" if vague else ""
+
+
 def last_loss(run: Run) -> float | None:
     """Return the training loss of the last round, mean over tasks; None where none is recorded."""
     found = [by_round[-1] for by_round in losses(run).values()]
@@ -656,12 +694,11 @@ class Seeds(HasTable):
 
     def near_0(self, data: str, method: str) -> list[str]:
         """Return the tasks on which a method is about 0 by a metric that may be below 0: no percent of that."""
-        each: dict[str, list[float]] = {}
-        for line in self._of(data, method):
-            if line.metric in SIGNED:
-                each.setdefault(line.task, []).append(line.value)
-        found = {task: Estimate.of(values) for task, values in each.items()}
-        return [task for task, of in found.items() if abs(of.mean) < ABOUT_0 or abs(of.mean) <= of.half]
+        return near_0(self.values(data, method), self.metrics(data))
+
+    def metrics(self, data: str) -> dict[str, str]:
+        """Return task -> metric."""
+        return {line.task: line.metric for line in self.lines if line.data == data}
 
     def directions(self, data: str) -> dict[str, str]:
         """Return task -> direction."""

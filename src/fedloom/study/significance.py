@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.output import HasTable, Records, Table, Value
-from fedloom.study.results import STILL, Combination, Results, Side, same_data, unsettled_among
+from fedloom.study.results import STILL, Combination, Results, Side, same_data
 from fedloom.study.statistics import (
     EXACT,
     LEVEL,
@@ -240,9 +240,9 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
             lines[i] = replace(lines[i], holm=p)
     if over == "seeds":
         moving = {(key[0], side.label): side.fall for key, side in results.sides.items() if side.is_moving}
-        unsettled = {(key[0], side.label): side.unsettled for key, side in results.sides.items()}
         for i, test in enumerate(lines):
-            reason = unsettled_among({name: unsettled[test.data, name] for name in (test.method, test.base)})
+            rows = [row for row in results.rows[test.data] if row.task in results.directions(test.data)]
+            reason = results.unfit(test.data, test.method, test.base, rows if test.row is None else [test.row])
             lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
         about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"

@@ -26,7 +26,7 @@ from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
 from fedloom.study.report.records import small_clients, timed, worst
 from fedloom.study.report.words import without_folders
-from fedloom.study.results import Combination, Results, Side, change, deltas, unsettled_among
+from fedloom.study.results import Combination, Results, Side, change, deltas
 
 SPLITS = ("test", "val")
 BASES = ("local", "constant")
@@ -382,7 +382,8 @@ def _methods(
         other = None if named is None else results.sides.get((data, *named))
         directions = results.directions(data)
         delta, seeds, changes = None, list[float](), {}
-        unsettled = unsettled_among({of.label: of.unsettled for of in (side, other) if of is not None})
+        counted = [row for row in results.rows[data] if row.task in directions]
+        reason = results.unfit(data, side.label, (other or side).label, counted)
         if other is not None and other is not side:
             seeds = list(deltas(side.values, other.values, directions).values())
             delta = statistics.Estimate.of(seeds, side.ratio) if seeds else None
@@ -393,7 +394,7 @@ def _methods(
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
         known = delta if delta is not None and not math.isnan(delta.mean) else None
         over = data, side.label, "" if named is None else together(*named), known, tuple(seeds), changes
-        yield Method(*over, base not in grid.reference_rows, lowest[key], *costs[key], side.ratio, unsettled)
+        yield Method(*over, base not in grid.reference_rows, lowest[key], *costs[key], side.ratio, reason)
 
 
 def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:
