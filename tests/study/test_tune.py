@@ -22,6 +22,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.yaml import to_yaml
 from fedloom.errors import StateError, UserError
+from fedloom.experiments import compared
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import (
     RATE,
@@ -41,6 +42,7 @@ from fedloom.experiments.tune import (
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes
 from fedloom.study.significance import contrasts
@@ -339,6 +341,27 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     torn.write_text(whole)
     with pytest.raises(fl.errors.StateError, match="has a run of another recipe"):
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
+
+
+def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, signed = TaskMetric("ill", "auc", "max"), TaskMetric("ill", "r2", "max")
+    low, high = (0.20, 0.21, 0.22), (0.30, 0.31, 0.33)
+    assert compared._compared(low, high, score, 0.0, "")[0] == "yes"
+    assert compared._compared(high, low, score, 0.0, "")[0] == "no, worse"
+    assert compared._compared(low, high, score, 0.0, "not converged: local")[0] == "cannot tell"
+    assert compared._compared(low, high, signed, 0.0, "")[0] == "yes"
+    about_0 = compared._compared([of - 0.2 for of in low], high, signed, 0.0, "")
+    assert about_0 == (
+        "cannot tell",
+        "0.01 -> 0.313, difference +0.3, 95 % CI +0.29 to +0.32, about 0 alone, so no percent",
+    )
+    monkeypatch.setattr("fedloom.study.results.STILL", -1.0)  # nothing has converged
+    made = fl.compare(sites(), rounds=4, lr=0.01, seeds=2, folder=tmp_path, budget={"trials": 1, "seeds": [100]})
+    assert any("has not converged" in note for note in made.notes)
+    notes = [note for note in made.notes if note.startswith(("ill: ", "old: ", "ann ", "bob ", "cleo "))]
+    assert not any(word in note for note in notes for word in ("yes", "no, ", "gains on", "loses on", "does not gain"))
 
 
 def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:

@@ -34,7 +34,7 @@ from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_co
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
-from fedloom.study.results import UNKNOWN
+from fedloom.study.results import UNKNOWN, near_0, unsettled_among
 from fedloom.study.significance import holders, sites
 from fedloom.study.statistics import delta_m, judge, paired
 
@@ -286,10 +286,10 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     alone, together = columns["local"], columns[best]
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
-    gains = 0
+    gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
     for row in rows:
         pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
-        verdict, text = _compared(pair[0], pair[1], row, together.ratio)
+        verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit)
         gains += verdict == "yes"
         lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
     tested = 0
@@ -302,7 +302,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
                 [side.clients[s][client].values.get(row.task, {}).get(row.metric, inf) for s, client in clients.items()]
                 for side in (alone, together)
             ]
-            verdict, text = _compared(pair[0], pair[1], row, together.ratio)
+            verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit)
             tested += verdict != "unknown"
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
@@ -315,8 +315,8 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         "by chance."
     )
     lines += [
-        f"{side.label} has not converged: its training loss still falls by {side.fall:.1f} % per tenth of the rounds. "
-        "More rounds (training.rounds) may change the answer."
+        f"{side.label} has not converged: its training loss still falls by {side.fall:.1f} % per tenth of the rounds, "
+        "so nothing is a yes or a no. More rounds (training.rounds) may change that."
         for side in (alone, together)
         if side.is_moving
     ]
@@ -346,18 +346,26 @@ _SITES = {
 }
 
 
-def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric, ratio: float) -> tuple[str, str]:
-    """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03, 95 % CI +0.01 to +0.05'."""
+def _compared(
+    alone: Sequence[float], together: Sequence[float], row: TaskMetric, ratio: float, unfit: str
+) -> tuple[str, str]:
+    """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03, 95 % CI +0.01 to +0.05'.
+
+    `unfit` says why neither yes nor no is possible; '' where it is.
+    """
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
         return "unknown", "without a number at each seed"
     found = paired([sign * b for b in together], [sign * a for a in alone], ratio)
-    verdict = judge(found, SMALLEST / 100 * abs(fmean(alone)))
+    vague = near_0({pair: {row.task: value} for pair, value in enumerate(alone)}, {row.task: row.metric})
+    verdict = judge(found, SMALLEST / 100 * abs(fmean(alone)), reason=unfit or "about 0 alone" * bool(vague))
     mean, *ends = (round(sign * value, 9) + 0.0 for value in (found.mean, found.low, found.high))  # 0, not 3.7e-17
     difference = f"difference {mean:+.2g}, 95 % CI {min(ends):+.2g} to {max(ends):+.2g}"
     text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, {difference}"
     if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
         text += f", detectable {verdict.detectable:.2g}"
+    if vague:
+        text += ", about 0 alone, so no percent"
     return verdict.label, text
 
 
