@@ -37,6 +37,7 @@ from fedloom.study.statistics import (
     two_sided,
     without_base,
 )
+from fedloom.study.table import tabulate
 from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid
 
 # A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.
@@ -331,6 +332,34 @@ def test_what_forbids_a_verdict(tmp_path: Path) -> None:
         metrics.write_text(json.dumps(line) + "\n")
     about_0 = "cannot tell (about 0 with base, so no percent: edge)"
     assert [said()["better", task] for task in ("edge", "semseg", "all")] == [about_0, "yes", about_0]
+
+
+def test_a_client_of_one_class_has_no_number_and_the_others_have(tmp_path: Path) -> None:
+    values = {"A1": (0.5, 0.6, 0.7, 0.8), "A2": (0.6, 0.8, 0.75, 0.9)}
+    cells = {
+        ("P", name, "-", seed): {f"c{i}": {"edge": v + i * seed / 100, "semseg": v} for i, v in enumerate(of)}
+        for name, of in values.items()
+        for seed in (1, 2)
+    }
+    folder = write_grid(tmp_path, thesis(["A1", "A2"], 1, 2), cells)
+    for file in folder.rglob("metrics.jsonl"):
+        line = json.loads(file.read_text())
+        losses = [{**entry, "metric": "loss", "value": 0.5} for entry in line["metrics"]]
+        for entry in line["metrics"]:
+            if entry["task"] == "edge" and (
+                entry["client"] == "c3" or (entry["client"] == "c2" and "s2" in file.parts)
+            ):
+                entry["value"] = None
+        file.write_text(json.dumps({**line, "metrics": line["metrics"] + losses}) + "\n")
+    made = against_base(folder, "clients")
+    edge = next(t for t in made.tests if t.row and t.row.task == "edge")
+    assert (edge.state, list(edge.gains)) == ("tested", ["c0", "c1", "c2"])
+    assert list(edge.gains.values()) == pytest.approx([0.1, 0.2, 0.05])
+    seeds = next(t for t in against_base(folder).tests if t.row and t.row.task == "edge")
+    assert (seeds.better, seeds.worst) == pytest.approx((1.0, (0.05 + 0.1) / 2))
+    assert "P: odsf of edge: no value at 1 of 4 clients (c3), at seed 1." in made.notes
+    assert "P: odsf of edge: no value at 2 of 4 clients (c2, c3), at seed 2." in made.notes
+    assert "P: odsf of edge: no value at 1 of 4 clients (c3), at seed 1." in tabulate(*open_folder(folder)).notes
 
 
 def test_clients_are_paired_by_their_means_over_seeds(tmp_path: Path) -> None:

@@ -291,8 +291,6 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
         notes.append("Not the same kind of model in all columns: see 'model'.")
     if len({final.data for c in columns for final in c.finals.values()}) > 1:
         notes.append("Not the same kind of data in all columns.")
-    gaps = {gap for c in columns for final in c.finals.values() for gap in final.gaps({r.metric for r in c.cells})}
-    notes += [f"{gap}." for gap in sorted(gaps)]
     return notes
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, Final, Run, TaskMetric, best_round
+from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
 from fedloom.study.statistics import Estimate, delta_m, delta_terms
@@ -234,7 +234,8 @@ def same_data(one: Run, other: Run) -> bool:
 
 
 def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
-    """Yield a note on each method that lost updates or rounds, or whose code changed from seed to seed."""
+    """Yield a note on each method that lost updates or rounds, or whose code changed from seed to seed, and on clients
+    without a number."""
     for (data, *_), side in sides.items():
         who = " / ".join(filter(None, (data, side.label)))
         if len({run.code for run in side.runs.values()}) > 1:
@@ -244,6 +245,22 @@ def troubles(sides: Mapping[Combination, Side]) -> Iterator[str]:
             first, why = next(iter(lost.items()))
             seeds = f"seeds {', '.join(map(str, lost))}; at " if len(lost) > 1 else ""
             yield f"{who} lost updates or rounds at {seeds}seed {first}: {why}."
+    for data in dict.fromkeys(data for data, *_ in sides):
+        for gap in _gaps([side for (name, *_), side in sides.items() if name == data]):
+            yield f"{data}: {gap}" if data else gap
+
+
+def _gaps(sides: Iterable[Side]) -> Iterator[str]:
+    """Yield a note on each number that some clients lack, with the seeds unless these are all."""
+    finals = [(seed, final) for side in sides for seed, final in side.finals.items()]
+    judged = {row.metric for side in sides for run in side.runs.values() for row in run.judged}
+    found: dict[str, set[int]] = defaultdict(set)
+    for seed, final in finals:
+        for gap in final.gaps({*judged, *(POOLED + metric for metric in judged)}):
+            found[gap].add(seed)
+    for gap, seeds in sorted(found.items()):
+        some = f", at seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
+        yield f"{gap}{some * (seeds != {seed for seed, _ in finals})}."
 
 
 def finished(grid: Grid, folder: Path, known: Mapping[Cell, Run] = MappingProxyType({})) -> dict[Cell, Run]:

@@ -418,11 +418,14 @@ def sites(runs: Mapping[int, Run]) -> dict[str, dict[int, str]]:
 
 
 def _both(one: Side, base: Side, row: TaskMetric, seed: int) -> dict[str, tuple[float, float]]:
-    """Return client -> its numbers of a task with the one and with the other method, at a seed where it has both."""
+    """Return client -> its numbers of a task with the one and with the other method, at a seed where it has both.
+
+    A client whose labels do not determine a number, such as an AUC of one class, has none.
+    """
     mine, theirs = one.clients[seed], base.clients[seed]
     both = {}
     for client in mine:
-        if client in theirs:
+        if client in theirs and not any((row.task, row.metric) in of[client].without for of in (mine, theirs)):
             first, second = (of[client].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
             if first is not None and second is not None:
                 both[client] = first, second
