@@ -330,6 +330,8 @@ def test_what_forbids_a_verdict(tmp_path: Path) -> None:
             if entry["task"] == "edge":
                 entry |= {"metric": "r2", "value": entry["value"] - 0.2}
         metrics.write_text(json.dumps(line) + "\n")
+    note = "P: base is about 0 on edge, so a change in percent of it says little."
+    assert note in tabulate(*open_folder(grid)).notes
     about_0 = "cannot tell (about 0 with base, so no percent: edge)"
     assert [said()["better", task] for task in ("edge", "semseg", "all")] == [about_0, "yes", about_0]
 

@@ -146,6 +146,14 @@ def test_what_is_not_significant_ends_with_the_most_seeds(tmp_path: Path, monkey
     assert (made.seeds, made.is_settled) == (4, False)
 
 
+def test_the_help_says_the_defaults(tmp_path: Path) -> None:
+    made, _ = experiment.planned("benchmarks/digits", (), tmp_path, ("fedavg",), {})
+    text = CliRunner().invoke(app, ["study", "tournament", "--help"], env={"COLUMNS": "200"}).output
+    lines = {line.split()[1]: line for line in text.splitlines() if "--" in line}
+    for name, default in (("--tries", made.tries), ("--seeds", made.least), ("--most", made.most)):
+        assert f"[default: ({default})]" in lines[name]
+
+
 def test_a_task_that_nobody_learns_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
         jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)

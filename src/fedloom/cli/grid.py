@@ -162,7 +162,7 @@ def tournament(
         ),
     ] = None,
     tries: Annotated[
-        int | None, option("The number of settings to try per method on validation data.", min=1, show_default="4")
+        int | None, option("The number of settings to try per method on validation data.", min=1, show_default="8")
     ] = None,
     seeds: Annotated[int | None, option("The number of seeds that every method gets.", min=2, show_default="3")] = None,
     most: Annotated[

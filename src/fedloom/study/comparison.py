@@ -203,7 +203,7 @@ def compare(
     )
     moving = [MOVING] if any(c.is_moving for c in columns) else []
     single = not alone and all(len(c.runs) == 1 for c in columns)
-    more = (*notes, *about_delta, *pairings, *moving, *([ONE_SEED] if single else []))
+    more = (*notes, *about_delta, *results.about_0(), *pairings, *moving, *([ONE_SEED] if single else []))
     return Comparison(tuple(columns), results, None if alone else reference.label, more)
 
 

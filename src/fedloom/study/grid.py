@@ -329,6 +329,12 @@ def _code(grid: Grid) -> Iterator[str]:
 
 def against(grid: Grid, reference: str) -> Grid:
     """Return the grid with another `delta`, and without a family. Raises RecipeError where that is no cell."""
+    labels = [f"{base}/{addon}" for base, addon in grid.combinations]
+    if renamed.grid({"delta": reference})["delta"] not in ("base", "none", *labels):
+        raise RecipeError(
+            f"--base: {reference!r} found, expected 'base' or a cell of the grid as BASE/ADDON."
+            f"{choices('Cells', reference, labels)}"
+        )
     changes = [f"delta={json.dumps(reference)}", "family={}"]
     return load_grid(grid.model_dump(mode="json"), changes, grid._origin)
 

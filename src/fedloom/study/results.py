@@ -192,6 +192,15 @@ class Results:
             {row.task: row.metric for row in rows},
         )
 
+    def about_0(self) -> Iterator[str]:
+        """Yield a note on each baseline that is about 0 on a task, so that a change in percent of it says little."""
+        for key in dict.fromkeys(base for _, base in self.pairs if base in self.sides):
+            data, side, counted = key[0], self.sides[key], self.directions(key[0])
+            metrics = {row.task: row.metric for row in self.rows[data] if row.task in counted}
+            if tasks := near_0(side.values, metrics):
+                who = f"{data}: {side.label}" if data else side.label
+                yield f"{who} is about 0 on {', '.join(tasks)}, so a change in percent of it says little."
+
     def directions(self, data: str) -> dict[str, str]:
         """Return the tasks that Delta counts, each with its direction."""
         return {c.task: c.direction for c in self.columns[data] if c.task and not c.excluded}

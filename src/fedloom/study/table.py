@@ -209,6 +209,7 @@ class _Maker:
             yield f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
         for data, tasks in self.results.excluded.items():
             yield note(tasks) if len(self.results.columns) == 1 else f"{data}: {note(tasks)}"
+        yield from self.results.about_0()
         if any(side.is_moving for side in self.results.sides.values()):
             yield MOVING
         yield from troubles(self.results.sides)
