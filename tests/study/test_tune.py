@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.core.settings.yaml import to_yaml
-from fedloom.errors import StateError, UserError
+from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import compared
 from fedloom.experiments.grid_run import Outcome, Runner
 from fedloom.experiments.tune import (
@@ -205,6 +205,8 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
     lines = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
     assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [2, 2, 2]
     assert sum(line["method"] == "constant/-" for line in lines) == 1
+    loud = " ".join(CliRunner().invoke(app, command[:-1]).output.split())  # whose trials these are stands before them
+    assert loud.index("Prox/-: up to 2 settings, each with seed 100") < loud.index("benchmark: Prox/-: ")
     for name in ("FedAvg/-", "Prox/-"):  # chosen is the best by validation
         mine = [line for line in lines if line["method"] == name]
         best = max(mine, key=lambda line: float(line["validation"]))
@@ -215,6 +217,8 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
         chosen = tuned.tuned.get("benchmark", {}).get(f"{cell.base}/{cell.addon}", {})
         expected = chosen.get(RATE, load("benchmarks/digits").training.optimizer.lr)
         assert recipe.training.optimizer.lr == expected, cell
+    with pytest.raises(RecipeError, match="seeds: seed 100 found, which chose the settings under 'tuned'"):
+        load_grid(out / "grid.yaml", ["seeds=[0, 100]"])
     trained = sorted((out / "trials").rglob("run.json"))
     times = [path.stat().st_mtime_ns for path in trained]
     again = CliRunner().invoke(app, command)

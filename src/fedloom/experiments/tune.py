@@ -283,7 +283,9 @@ def tune(
         with stored(label):
             return scores_of(grid, folder, [trial for trial in proposed if key(trial) not in unfit])
 
-    curve = search_of(of, budget.trials, stated).curve(label, ran)
+    search = search_of(of, budget.trials, stated)
+    runner.tell(f"{label}: up to {search.trials} settings, each with seed {', '.join(map(str, budget.seeds))}")
+    curve = search.curve(label, ran)
     if not curve.is_known:
         raise UnlearnedError(
             f"none of {len(curve.scores)} settings learned anything or ended with finite numbers; the search begins at "
@@ -378,7 +380,8 @@ def tune_grid(
         runner.tell(f"{cell.data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
         if curve.best:
             tuned.setdefault(cell.data, {})[label] = curve.best
-    tuned_grid = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
+    more = {"tuned": tuned, "tuned_on": list(budget.seeds)}
+    tuned_grid = load_grid({**grid.model_dump(mode="json"), **more}, origin=grid._origin)
     write(folder, {"curves.csv": curves_csv(curves)})
     return tuned_grid, curves, left_out
 

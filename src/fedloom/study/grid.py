@@ -118,6 +118,8 @@ class Grid(Section):
     """Changes to every cell, after all others."""
     tuned: dict[str, dict[str, Changes]] = Field(default_factory=dict)
     """Data set -> BASE/ADDON -> the settings that `fedloom tune` chose on validation data, after all others."""
+    tuned_on: tuple[int, ...] = ()
+    """The seeds of the trials that chose them, which no cell may have."""
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
     """More figures by their names, which `fedloom plot figure --named` asks for."""
@@ -141,6 +143,8 @@ class Grid(Section):
                     yield f"{key}.{label}", f"would share its folder with {other!r}: choose another label"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
+        if both := sorted({*self.seeds} & {*self.tuned_on}):
+            yield "seeds", f"seed {both[0]} found, which chose the settings under 'tuned': expected others"
         for label in filter(self.reference_rows.__contains__, self.bases):
             yield f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'"
         cells = [f"{base}/{addon}" for base, addon in self.combinations]
