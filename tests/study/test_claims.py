@@ -191,6 +191,8 @@ def test_a_table_of_verdicts(tmp_path: Path) -> None:
     shown = verdicts(file).as_table().lines
     assert [line[-1] for line in shown] == ["yes", "no", "none"]
     assert [line[5] for line in shown] == ["sensitive", "sensitive", "before equal tuning"]
+    note = "before equal tuning: no numbers of tuned methods are here, so there is no verdict; --run makes them."
+    assert note in verdicts(file).as_table().notes
     result = CliRunner().invoke(app, ["study", "claims", str(file), "--format", "csv"])
     rows = list(csv.DictReader(io.StringIO(result.output)))
     kept = [(row["seeds"], row["family"], row["verdict"]) for row in rows]

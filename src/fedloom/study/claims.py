@@ -389,7 +389,7 @@ class Verdicts(HasTable):
             for data, known in of.sensitivity.items():
                 notes += [f"{name}, {data}: not sensitive: {reason}." for reason in known.reasons]
         if any(claim.grid not in self.grids for claim in self.claims.values()):
-            notes.append(f"{UNTUNED}: all methods shared one learning rate, and the seeds are not here: no verdict.")
+            notes.append(f"{UNTUNED}: no numbers of tuned methods are here, so there is no verdict; --run makes them.")
         return notes
 
     def records(self) -> Records:
