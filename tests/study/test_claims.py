@@ -389,6 +389,8 @@ def test_seeds_are_used_once() -> None:
     for more in ({"tuning": [100, 102]}, {"rule": [5, 102, 103]}, {"tuning": [3]}):
         with pytest.raises(ValidationError, match="expected seeds that are used for nothing else"):
             Effort.model_validate(more)
+    with pytest.raises(ValidationError, match=r"11 found, expected at most 10 \(most\)"):
+        Effort.model_validate({"least": 11})
 
 
 def test_a_family_is_named_before_the_runs(tmp_path: Path) -> None:

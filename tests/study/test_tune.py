@@ -377,6 +377,8 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
         ({"budget": 4}, "compare: budget: 4 found, expected a mapping"),
         ({"methods": ["local"], "budget": {"trials": 4}}, "compare: budget={'trials': 4} found, expected none"),
         ({"base": "local"}, "compare: base='local' found, expected none"),
+        ({"seeds": [3, 4, 3]}, "compare: seeds=[3, 4, 3] found: a seed occurs twice"),
+        ({"budget": {"seeds": [100, 100]}}, "compare: budget, seeds: [100, 100] found: a seed occurs twice"),
         ({"split": "tset"}, "compare: split='tset' found, expected 'test' or 'val'"),
         ({"rounds": -1}, "rounds"),
         ({"round": 1}, "round"),

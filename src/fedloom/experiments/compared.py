@@ -77,7 +77,7 @@ def compare(
     its keys, by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task
     and each client. `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not
     repeated; those of another recipe, other data, other code or a model of other weights are refused. Named methods are
-    not tuned.
+    not tuned, and need a new or an empty FOLDER.
 
     Raises UserError for bad input.
     """
@@ -92,6 +92,8 @@ def compare(
     if split not in ("test", "val"):
         raise RecipeError(f"compare: split={split!r} found, expected 'test' or 'val'")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if len({*every}) < len(every):
+        raise RecipeError(f"compare: seeds={seeds!r} found: a seed occurs twice")
     given = {"base": base} if methods is None else {"budget": budget}
     if wrong := [name for name, value in given.items() if value is not None]:
         ways = (

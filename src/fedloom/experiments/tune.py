@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
-from fedloom.core.settings.section import Count, Section, value_at
+from fedloom.core.settings.section import Count, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
@@ -68,6 +68,10 @@ class Budget(Section):
     trials: Count = 8
     seeds: tuple[Count, ...] = Field((100, 101), min_length=1)
     """Seeds of the trials, which nothing else uses (`tuning_seeds`)."""
+
+    def _problems(self) -> Problems:
+        if len({*self.seeds}) < len(self.seeds):
+            yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
 
 
 def tuning_seeds(count: int) -> tuple[int, ...]:

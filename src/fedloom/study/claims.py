@@ -203,6 +203,8 @@ class Effort(Section):
     """Seeds up to which the grid goes on while some verdict is open."""
 
     def _problems(self) -> Problems:
+        if self.least > self.most:
+            yield "least", f"{self.least} found, expected at most {self.most} (most)"
         uses = (("tuning", self.tuning), ("rule", self.rule), ("test, from 0", range(self.most)))
         for (one, seeds), (other, others) in itertools.combinations(uses, 2):
             if both := sorted({*seeds} & {*others}):
