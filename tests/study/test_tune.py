@@ -177,6 +177,15 @@ def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> Non
     # a task that no trial has a number of does not hide the others
     nobody = {name: {"a": value, "auc": math.nan} for name, value in (("x", 0.5), ("y", 0.9))}
     assert changes_against_first(nobody, {"a": "max", "auc": "max"}) == {"x": 0.0, "y": pytest.approx(80.0)}
+    # R2 of 0.001 is no number to take percent of: the trial with the better AUC is the better one
+    vague = {"x": {"r2": 0.001, "auc": 0.5}, "y": {"r2": 0.021, "auc": 0.5}, "z": {"r2": 0.001, "auc": 0.6}}
+    scores = changes_against_first(vague, {"r2": "max", "auc": "max"}, {"r2"})
+    assert scores == {"x": 0.0, "y": pytest.approx(1.0), "z": pytest.approx(10.0)}
+    columns = {
+        name: SimpleNamespace(values={0: of})
+        for name, of in zip(("local", "fedavg", "fedhca2"), vague.values(), strict=True)
+    }
+    assert compared._best(columns, [TaskMetric("r2", "r2", "max"), TaskMetric("auc", "auc", "max")]) == "fedhca2"  # type: ignore[arg-type]
 
 
 def test_a_trial_that_crashed_is_no_bad_trial(tmp_path: Path) -> None:

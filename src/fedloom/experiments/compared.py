@@ -34,9 +34,9 @@ from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_co
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
-from fedloom.study.results import UNKNOWN, near_0, unsettled_among
+from fedloom.study.results import SIGNED, UNKNOWN, near_0, unsettled_among
 from fedloom.study.significance import holders, sites
-from fedloom.study.statistics import delta_m, judge, paired
+from fedloom.study.statistics import judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {
@@ -189,6 +189,7 @@ class _Question:
         trials, seeds = self.budget.trials, self.budget.seeds
         means: dict[str, dict[str, float]] = {}
         directions: dict[str, str] = {}
+        signed = set[str]()
 
         def of(trial: Changes, seed: int = seeds[0]) -> Recipe:
             return self._recipe({**changes, **trial}, seed)
@@ -199,6 +200,7 @@ class _Question:
             if not _validated(run):
                 raise _UnvalidatedError
             directions.update({row.task: row.direction for row in run.judged})
+            signed.update(row.task for row in run.judged if row.metric in SIGNED)
             final = {} if run.info["status"] in IN_VAIN else run.final("val").values
             return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
 
@@ -207,7 +209,7 @@ class _Question:
                 if tune.key(trial) not in means:
                     each = [measured(trial, number, seed) for seed in seeds]
                     means[tune.key(trial)] = {task: fmean(of[task] for of in each) for task in directions}
-            return tune.changes_against_first(means, directions)
+            return tune.changes_against_first(means, directions, signed)
 
         try:
             curve = tune.search_of(of, trials).curve(name, ran)
@@ -271,15 +273,15 @@ def _validated(run: Run) -> bool:
 
 
 def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | None:
-    """Return the way of training together with the best validation numbers, seed by seed against training alone."""
-    directions = {row.task: row.direction for row in rows}
-    local = columns["local"].values
-    scores = {
-        name: fmean(delta_m(columns[name].values[seed], local[seed], directions) for seed in local)
-        for name in TOGETHER
+    """Return the way of training together with the best validation numbers, over seeds against training alone."""
+    means = {
+        name: {row.task: fmean(of.get(row.task, nan) for of in columns[name].values.values()) for row in rows}
+        for name in ("local", *TOGETHER)
         if name in columns
     }
-    known = {name: value for name, value in scores.items() if isfinite(value)}
+    signed = {row.task for row in rows if row.metric in SIGNED}
+    scores = tune.changes_against_first(means, {row.task: row.direction for row in rows}, signed)
+    known = {name: value for name, value in scores.items() if name in TOGETHER and isfinite(value)}
     return max(known, key=lambda name: known[name], default=None)
 
 

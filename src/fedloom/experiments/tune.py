@@ -31,7 +31,7 @@ from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import Changes, Grid, cells, load_grid, names, parts_of, recipes, write
-from fedloom.study.results import of_grid
+from fedloom.study.results import SIGNED, of_grid
 from fedloom.study.statistics import delta_m
 
 RATE = "training.optimizer.lr"
@@ -321,23 +321,32 @@ def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, 
     results = of_grid(grid, folder, "val")
     sides = {base: side for (_, base, _), side in results.sides.items()}
     directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
+    signed = {row.task for row in results.rows[BENCHMARK] if row.metric in SIGNED}
     means: dict[str, dict[str, float]] = {}
     for trial in trials:
         side = sides.get(described(trial))
         values = {} if side is None or side.is_in_vain or len(side.values) < len(grid.seeds) else side.values
         means[key(trial)] = {t: fmean(v[t] for v in values.values()) for t in directions} if values else {}
-    return changes_against_first(means, directions)
+    return changes_against_first(means, directions, signed)
 
 
-def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: Mapping[str, str]) -> dict[str, float]:
-    """Return each trial's mean change over tasks, in percent of the first finite trial; -inf without."""
+def changes_against_first(
+    means: Mapping[str, Mapping[str, float]], directions: Mapping[str, str], signed: Collection[str] = ()
+) -> dict[str, float]:
+    """Return each trial's mean change over tasks, in percent of the first finite trial; -inf without.
+
+    Of the tasks in `signed`, whose metric may be about 0, it is in hundredths of the metric: a percent of R2 = 0.01
+    would outweigh all other tasks.
+    """
     known = {task for values in means.values() for task, value in values.items() if math.isfinite(value)}
     finite = {name: {t: values[t] for t in known} for name, values in means.items()
               if known and all(math.isfinite(values.get(t, math.nan)) for t in known)}  # fmt: skip
     if not finite:
         return dict.fromkeys(means, -math.inf)
     base = next(iter(finite.values()))
-    changes = {name: delta_m(values, base, directions) for name, values in finite.items()}
+    moved = {name: {t: 1 + (v - base[t]) if t in signed else v for t, v in of.items()} for name, of in finite.items()}
+    usual = {task: 1.0 if task in signed else value for task, value in base.items()}
+    changes = {name: delta_m(values, usual, directions) for name, values in moved.items()}
     return {name: changes[name] if math.isfinite(changes.get(name, math.nan)) else -math.inf for name in means}
 
 
