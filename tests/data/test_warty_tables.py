@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 import fedloom.cli.app as cli
 from fedloom.core.disclosure import hidden
+from fedloom.data import DATASETS
 from fedloom.data.combine import loaded
+from fedloom.data.tables.columns import draft
 from fedloom.data.tables.table import counts
 from fedloom.federation.recipes.loader import load
 
@@ -382,6 +384,22 @@ def test_a_column_of_train_and_test_is_no_input_and_says_which_rows_are_for_test
     ):
         code, said = command("show", tmp_path / "r.yaml", change)
         assert (code, problem in said) == (2, True), said
+
+
+def test_rows_of_val_are_for_validation_and_a_site_without_training_rows_is_left_out(tmp_path: Path) -> None:
+    parts = ["train", "test", "train", "valid"]
+    part = [parts[i // 3 % 4] if i % 3 else "test" for i in range(len(rows()))]  # the first site has tests alone
+    file = tmp_path / "t.csv"
+    file.write_text(text([[*row, each] for row, each in zip(rows(), part, strict=True)], [*HEAD, "fold"]))
+    section = draft(file, ["ill"], "site").section
+    assert section["split"] == "fold"
+    data = loaded(DATASETS["table"], 0, vars(DATASETS["table"].params(path=str(file), **section)))
+    shares = data.deal(None, 0).shares
+    assert [share.client for share in shares] == ["south", "west"]
+    assert "site 'north' is left out: no labelled row for training found" in data.notes
+    counts = [sum(each == name for i, each in enumerate(part) if i % 3) for name in ("train", "valid", "test")]
+    found = sum(len(share.train) for share in shares), sum(len(share.val) for share in shares), len(data.test)
+    assert [*found] == counts
 
 
 def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: Path) -> None:

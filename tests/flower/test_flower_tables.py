@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 import yaml
+from PIL import Image
 from typer.testing import CliRunner
 
 import fedloom as fl
@@ -331,3 +332,31 @@ def test_with_local_trust_each_node_draws_its_noise_once(folder: Path, tmp_path:
     report = json.loads((tmp_path / "two" / "nodes.json").read_text())["bonn"]["table"]
     assert [*report["shares"].values()] == shares
     assert report["sent"] == {}
+
+
+def test_nodes_with_images_that_their_own_tables_name_train_together(tmp_path: Path) -> None:
+    rng, configs = np.random.default_rng(0), {}
+    age = {"kind": "regression", "mean": 50, "std": 10}
+    for number, site in enumerate(SITES):
+        (home := tmp_path / site).mkdir()
+        rows = []
+        for i in range(24):
+            level = int(rng.integers(2))
+            picture = rng.normal(60 + 120 * level, 20, (12, 12)).clip(0, 255).astype("uint8")
+            Image.fromarray(picture).save(home / f"{i}.png")
+            rows.append({"file": i, "ill": level, "age": 40 + 20 * level + rng.normal()})
+        pandas.DataFrame(rows).to_csv(home / "labels.csv", index=False)
+        tasks = {"ill": {"kind": "binary", "classes": ["0", "1"]}} | ({"age": age} if number else {})
+        data = {"name": "image-table", "path": str(home / "labels.csv"), "image": "file", "size": 12, "tasks": tasks}
+        (home / "node.yaml").write_text(yaml.safe_dump({"client": site, "data": data}))
+        configs[9 - number] = {"home": str(home)}
+    training = {"rounds": 6, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    recipe = load({**RECIPE, "name": "images", "model": "small-cnn", "training": training})
+    result = run(recipe, tmp_path / "run", engine=OverGrid(LocalGrid(client_app(recipe), configs), tmp_path / "run"))
+    final = result.final().values
+    assert final["ill"]["auc"] > 0.9
+    assert final["age"]["r2"] > 0
+    about = json.loads((result.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in about.items()} == {
+        "aachen": ["ill"], "bonn": ["age", "ill"], "cologne": ["age", "ill"],
+    }  # fmt: skip
