@@ -146,6 +146,16 @@ def test_init_finds_the_images_and_its_recipe_learns(folder: Path, monkeypatch: 
     assert final.values["age"]["r2"] > 0.5
 
 
+def test_ages_are_no_names_of_images_by_chance(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for number in range(90):
+        Image.new("L", (4, 4)).save(folder / "scans" / f"{number}.png")
+    table = pandas.read_csv("labels.csv").drop(columns="scan").assign(years=[30 + i % 25 for i in range(60)])
+    table.to_csv("labels.csv", index=False)
+    words = ["init", "labels.csv", "--labels", "grade", "--clients", "clinic", "--method", "fedavg", "--out", "r.yaml"]
+    assert "years (number)" in CliRunner().invoke(app, words).output
+
+
 def test_images_of_more_than_8_bits_are_predicted_as_they_were_trained_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

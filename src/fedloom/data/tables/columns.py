@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import PARTS, Array
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, statistics
+from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import Split, labelled, plain_name, rows_of, uneven
 
@@ -139,7 +139,7 @@ def draft(
     where, site = table.where, table.site
     names = [str(name) for name in table.frame.columns]
     tasks = labels_in(table, labels, mode)
-    wanted = [column for task, label in tasks.items() for column in label.read_from(task)]
+    wanted = label_columns(tasks)
     chosen = _matching(features, names, where, "features") if features is not None else None
     away = _matching(leave_out, names, where, "leave_out")
     if twice := [name for name in chosen or () if name in wanted or name == site]:

@@ -23,7 +23,7 @@ from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables import read as tables
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.preprocessing import Label, Mode
+from fedloom.data.tables.preprocessing import Label, Mode, label_columns
 from fedloom.data.tables.read import Code, Column, Table
 from fedloom.data.tables.table import Split, of_rows, refuse, rows_of
 
@@ -123,9 +123,10 @@ def image_table(
     return replace(made, reading=reading, doubts=copies(marks(learned), marks(tests), len(tests)))
 
 
-def _found(column: Column, base: Path) -> Iterator[Path | None]:
-    """Yield the file of each row, None where there is none. Raises DataError for a name that leads out of `base`."""
-    by_stem: dict[str, dict[str, Path]] = {}
+def _found(column: Column, base: Path, known: dict[str, dict[str, Path]] | None = None) -> Iterator[Path | None]:
+    """Yield the file of each row, None where there is none. Raises DataError for a name that leads out of `base`.
+    `known` keeps the images of the folders that were listed, by their names without ending."""
+    by_stem = {} if known is None else known
     for text, missing in zip(map(tables.text_of, column.series), column.series.isna(), strict=True):
         name = text.strip().replace("\\", "/")
         if missing or not name or text in column.codes:
@@ -161,24 +162,13 @@ class ImageDraft:
     @property
     def section(self) -> dict[str, Any]:
         """The keys of a recipe's section `data`."""
-        section: dict[str, Any] = {
-            "image": self.image,
-            "root": str(self.base.resolve()),
-            "site": self.table.site,
-            "size": SIDE,
-        }
-        section |= {"tasks": stated(self.tasks), "missing": list(self.table.missing)}
-        section |= {"split": self.split}
+        section: dict[str, Any] = {"image": self.image, "root": str(self.base.resolve()), "site": self.table.site}
+        section |= {"size": SIDE, "tasks": stated(self.tasks), "missing": list(self.table.missing), "split": self.split}
         return {key: value for key, value in section.items() if value not in (None, [])}
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the images, and the columns that are not used."""
-        used = {
-            self.image,
-            self.table.site,
-            self.split,
-            *(c for task, label in self.tasks.items() for c in label.read_from(task)),
-        }
+        used = {self.image, self.table.site, self.split, *label_columns(self.tasks)}
         unused = [name for name in map(str, self.table.frame) if name not in used]
         lines = [named(self.tasks), f"inputs: the images that {self.image} names, in {self.base}"]
         lines += [] if self.split is None else [f"train and test: as {self.split} says"]
@@ -217,20 +207,22 @@ def draft_of_images(
         raise DataError(f"{table.where}: only the images that {found[0]!r} names are inputs, so none can be left out")
     tasks = labels_in(table, labels, "local")  # nodes send nothing about labels, so the recipe says their scale
     refuse(table.where, tasks, found[:1])
-    wanted = [column for task, label in tasks.items() for column in label.read_from(task)]
-    part = split_in(table, {site, found[0], *wanted})
+    part = split_in(table, {site, found[0], *label_columns(tasks)})
     rows = rows_of(table, tasks, Split(column=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
     return ImageDraft(table, tasks, *found, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)
 
 
 def _image_column(table: Table, bases: Sequence[Path]) -> tuple[str, Path] | None:
-    """Return the first column of which most cells name images below one of the folders, and that folder."""
+    """Return the first column of which most cells name images below one of the folders, and that folder. Most of its
+    cells differ: an age may be the name of an image by chance."""
+    names = [name for name in map(str, table.frame) if 2 * table.frame[name].nunique() >= table.frame[name].count()]
     for base in bases:
-        for name in map(str, table.frame):
+        known: dict[str, dict[str, Path]] = {}
+        for name in names:
             some = Column(table.frame[name].dropna().head(SOME), table.missing, f"{table.where}, column {name!r}")
             with suppress(DataError):
-                files = [*_found(some, base)]
+                files = [*_found(some, base, known)]
                 if 2 * sum(file is not None for file in files) > len(files):
                     return name, base
     return None

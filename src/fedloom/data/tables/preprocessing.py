@@ -113,6 +113,11 @@ Labels = Annotated[dict[str, Label], AfterValidator(_with_classes)]
 """The labels of tasks as others send them and runs store them."""
 
 
+def label_columns(tasks: Mapping[str, Label]) -> list[str]:
+    """Return the columns that the labels of some tasks are read from."""
+    return [column for task, label in tasks.items() for column in label.read_from(task)]
+
+
 class Statistics(Section):
     """The numbers that one site sends of one column: nothing that fewer rows than the minimum make up."""
 

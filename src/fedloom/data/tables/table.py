@@ -406,7 +406,7 @@ def build(
 
 def refuse(where: str, tasks: Mapping[str, Label], inputs: Collection[str], ranges: Collection[str] = ()) -> None:
     """Raise DataError for a column that is a label twice, or a label and an input, and for a range of no column."""
-    columns = [column for task, label in tasks.items() for column in label.read_from(task)]
+    columns = fitting.label_columns(tasks)
     for place, column in enumerate(columns):
         if column in inputs:
             raise DataError(f"{where}: column {column!r} is both a label and an input: remove it from one of them")
@@ -426,8 +426,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     made = of_rows(
         table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(taken, index)])}
     )
-    known = {*(each.column for each in fitted.inputs), *left_out, table.site}
-    known |= {column for task, label in fitted.tasks.items() for column in label.read_from(task)}
+    known = {*(each.column for each in fitted.inputs), *left_out, table.site, *fitting.label_columns(fitted.tasks)}
     notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return replace(made, table=fitted, notes=(*rows.notes, *notes))
 
