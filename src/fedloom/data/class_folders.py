@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from fedloom.core.settings.section import Count, Positive
 from fedloom.data import prepare
 from fedloom.data.combine import TASK, Columns, Pad, Side, combine, of_classes, pictures
 from fedloom.data.folders import matlab, split_list
-from fedloom.data.inputs import SUFFIXES, Fit, as_images, read
+from fedloom.data.inputs import SUFFIXES, Fit, as_images, marks, read
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, Part, TestFraction
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ def domain_folders(
     # An empty folder is no class: a site that has no case of a class may have the folder all the same.
     classes = sorted({kind for own in inside.values() for kind, found in own.items() if found.images})
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
-    marks: dict[str, list[tuple[bytes, str]]] = {split: [] for split in SPLITS}
+    seen: dict[str, list[tuple[bytes, str]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
         files, labels = _labelled(base / name, {kind: inside[name].get(kind, Content()) for kind in classes})
         if lists is None:
@@ -227,11 +226,10 @@ def domain_folders(
             index = np.flatnonzero(mask)
             parts[split].append((images[index], labels[index], np.full(len(index), number)))
             # Pixels and not files are compared: a copy may have been saved anew, and resizing may make images equal.
-            pixels = ((images[i].numpy().tobytes(), files[i].relative_to(base).as_posix()) for i in index.tolist())
-            marks[split] += [(hashlib.blake2b(pixel, digest_size=16).digest(), file) for pixel, file in pixels]
+            seen[split] += marks(images[index], (files[i].relative_to(base).as_posix() for i in index.tolist()))
     built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
     doubts = left_out(around, {f"{name}/{kind}": c for name, own in inside.items() for kind, c in own.items()})
-    doubts += prepare.copies(marks["train"], marks["test"], len(marks["test"]))
+    doubts += prepare.copies(seen["train"], seen["test"], len(seen["test"]))
     return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None, doubts=doubts)
 
 

@@ -235,12 +235,17 @@ def copied(train: Mapping[str, Tensor], test: Mapping[str, Tensor], signal: Sign
     if signal is not None and signal.kind == "features" and all(bool((x == x.round()).all()) for x in every):
         return ()
 
-    def marks(part: Mapping[str, Tensor]) -> Iterator[tuple[bytes, str]]:
+    def of(part: Mapping[str, Tensor]) -> Iterator[tuple[bytes, str]]:
         for name, x in part.items():
-            for i, row in enumerate(x.numpy()):
-                yield blake2b(row.tobytes(), digest_size=16).digest(), name and f"{name}[{i}]"
+            yield from marks(x, (name and f"{name}[{i}]" for i in range(len(x))))
 
-    return copies(marks(train), marks(test), sum(map(len, test.values())), "examples")
+    return copies(of(train), of(test), sum(map(len, test.values())), "examples")
+
+
+def marks(inputs: Tensor, names: Iterable[str]) -> Iterator[tuple[bytes, str]]:
+    """Yield the hash of each of some inputs (N x ...), with its name, as `copies` takes them."""
+    for row, name in zip(inputs.numpy(), names, strict=True):
+        yield blake2b(row.tobytes(), digest_size=16).digest(), name
 
 
 def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.combine import Pad, Side
-from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, is_deep, read, read_deep
+from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, is_deep, marks, read, read_deep
 from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables import read as tables
@@ -76,8 +75,6 @@ def image_table(
     deviation of the images that are not for tests. Rows whose image is not there are left out, and said. Raises
     DataError for a file that cannot be read, and as `table` does.
     """
-    import torch
-
     from fedloom.data.transforms import MEAN, STD, Crop
 
     rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
@@ -113,14 +110,14 @@ def image_table(
         change = None if deep else Crop(pad, flip) if training else Crop(0, False)
         return {"images": pixels[np.searchsorted(taken, index)], "mean": mean, "std": std, "change": change}
 
-    def marks(index: Array) -> Iterator[tuple[bytes, str]]:
-        for row, x in zip(index.tolist(), pixels[torch.from_numpy(np.searchsorted(taken, index))], strict=True):
-            yield blake2b(x.numpy().tobytes(), digest_size=16).digest(), os.path.relpath(files[row], base)
+    def seen(index: Array) -> Iterator[tuple[bytes, str]]:
+        names = (os.path.relpath(files[row], base) for row in index.tolist())
+        return marks(pixels[np.searchsorted(taken, index)], names)
 
     tests = np.concatenate([test for _, _, test in rows.parts.values()])
     made = of_rows(table, rows, known, inputs)
     reading = Reading(stored=deep)
-    return replace(made, reading=reading, doubts=copies(marks(learned), marks(tests), len(tests)))
+    return replace(made, reading=reading, doubts=copies(seen(learned), seen(tests), len(tests)))
 
 
 def _found(column: Column, base: Path, known: dict[str, dict[str, Path]] | None = None) -> Iterator[Path | None]:
