@@ -71,12 +71,8 @@ def init(
         raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table(path):
-        settings: dict[str, Any] = {
-            "features": _listed(features),
-            "leave_out": _listed(leave_out) or [],
-            "missing": codes(missing),
-        }
-        settings["mode"] = preprocess
+        named = {"features": _listed(features), "leave_out": _listed(leave_out) or []}
+        settings: dict[str, Any] = {**named, "missing": codes(missing), "mode": preprocess}
         recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, settings)
     else:
         options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric, "images": images}
@@ -138,7 +134,8 @@ def _of_table(
     )
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
     site = None if held.isdigit() or not held else held
-    plan = draft_of_images(path, tasks, site, images, **settings) or draft(path, tasks, site, **settings)
+    table, chosen = read(path, site, settings["missing"]), (settings["features"], settings["leave_out"])
+    plan = draft_of_images(table, path, tasks, images, *chosen) or draft(table, tasks, site, **settings)
     for line in plan.lines():
         typer.echo(line)
     how = _ask(method, METHOD, "fedavg")

@@ -282,6 +282,11 @@ def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 
+def ending(name: str) -> str:
+    """Return the ending of the name of an image as it is written there; an empty text of other names."""
+    return next((name[len(name) - len(end) :] for end in ENDINGS if name.lower().endswith(end)), "")
+
+
 def is_deep(file: Path) -> bool:
     """Return whether an image has more than 8 bits. DataError where it cannot be read."""
     if file.name.lower().endswith(VOLUMES):
@@ -422,7 +427,7 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(f"{where}: {folder} is not a folder")
-    ends = [(file, next((end for end in ENDINGS if file.name.lower().endswith(end)), "")) for file in folder.iterdir()]
+    ends = [(file, ending(file.name)) for file in folder.iterdir()]
     files: dict[str, Path] = {}
     for file, end in sorted(ends):
         if end and (other := files.setdefault(file.name[: -len(end)], file)) is not file:

@@ -193,7 +193,7 @@ class Federation:
             name,
             tuple(known.values()),
             *(train, tested, tuple(own), deal, signal),
-            reading=Reading(stored=first.is_stored, turned=keys.is_turned),
+            reading=Reading(stored="stored" if first.is_stored else None, turned=keys.is_turned),
             public=None if public is None else _public(public, first.shape, is_measured),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
             group=owners,

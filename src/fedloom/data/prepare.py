@@ -325,13 +325,14 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
 class Reading:
     """How the numbers in a file became inputs, beside what `TensorExamples` does, for files that come later.
 
-    stored    pixels are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them
+    stored    pixels are the numbers in files of more than 8 bits, as `inputs.pixels_of` reads them, at the files' size
+              or stretched to one
     derived   inputs were computed, such as features of an encoder; no file of a user's own has them
     turned    the last two axes were exchanged
     scale     (mean, standard deviation) by which they were standardised when they were read
     """
 
-    stored: bool = False
+    stored: Literal["stored", "stretched"] | None = None
     derived: bool = False
     turned: bool = False
     scale: tuple[Sequence[float], Sequence[float]] | None = None

@@ -126,7 +126,7 @@ def draft(
     mode: Mode = "federated",
     minimum: int = 5,
 ) -> Draft:
-    """Look at a table and find the role of each column.
+    """Look at a table, read already or to be read, and find the role of each column.
 
     `labels` are columns, or {column: what is known of the task: kind, classes, metric}; of a multilabel task {task:
     kind, columns, metric}. `features` and `leave_out` are names or globs. With `features` these columns are inputs
@@ -135,7 +135,7 @@ def draft(
 
     Raises DataError for a column that is not there, a label that cannot be one, and where no input is left.
     """
-    table = read(source, site, missing)
+    table = source if isinstance(source, Table) else read(source, site, missing)
     where, site = table.where, table.site
     names = [str(name) for name in table.frame.columns]
     tasks = labels_in(table, labels, mode)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,23 +16,20 @@ from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.combine import Pad, Side
-from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, is_deep, marks, read, read_deep
+from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, ending, is_deep, marks, read, read_deep
 from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables import read as tables
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.preprocessing import Label, Mode, label_columns
+from fedloom.data.tables.preprocessing import Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table
 from fedloom.data.tables.table import Split, of_rows, refuse, rows_of
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
-NAMED = (*SUFFIXES, *VOLUMES)
-"""The endings of images that a table may name."""
 SOME = 50
 """So many cells of a column decide whether it names images."""
-_ENDING = re.compile(f"({'|'.join(map(re.escape, NAMED))})$", re.IGNORECASE)
 SIDE = 64
 """Images are resized to so many pixels a side in a first recipe, whose model is a small CNN."""
 
@@ -82,10 +78,11 @@ def image_table(
     refuse(whole.where, tasks, (image,))
     place = Path(path).expanduser()
     base = (place if place.is_dir() else place.parent) if root is None else Path(root).expanduser()
-    found = [*_found(whole.column(image), base)]
+    found = [*_found(whole.column(image), base, {})]
     there = np.flatnonzero([file is not None for file in found])
     if not len(there):
-        whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {', '.join(NAMED)}")
+        ends = ", ".join((*SUFFIXES, *VOLUMES))
+        whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {ends}")
     files = [file for file in found if file is not None]
     notes = list(whole.notes)
     if lost := len(found) - len(files):
@@ -97,14 +94,13 @@ def image_table(
     known = {name: label for name, label in tasks.items() if not label.wants_scale}
     if known != tasks:
         known = dict(fitting.fit(table, {}, tasks, trains, "federated", 1).tasks)
-    taken = np.sort(np.concatenate([part for parts in rows.parts.values() for part in parts]))
+    taken = rows.taken
     need_memory(len(taken) * 3 * size * size, f"{table.where}: {len(taken):,} images of {size} x {size}")
     some = [files[row] for row in taken.tolist()]
     if (deep := is_deep(some[0])) and fit != "stretch":
         raise RecipeError(f"data.fit: {fit} found, expected stretch for images of more than 8 bits, as {some[0].name}")
     pixels = (read_deep(some, size) if deep else read(some, size, fit)).contiguous()
-    learned = np.sort(np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)]))
-    mean, std = channel_statistics(pixels[np.searchsorted(taken, learned)]) if deep else (MEAN, STD)
+    mean, std = channel_statistics(pixels[np.searchsorted(taken, rows.learned)]) if deep else (MEAN, STD)
 
     def inputs(index: Array, training: bool) -> dict[str, Any]:
         change = None if deep else Crop(pad, flip) if training else Crop(0, False)
@@ -114,16 +110,14 @@ def image_table(
         names = (os.path.relpath(files[row], base) for row in index.tolist())
         return marks(pixels[np.searchsorted(taken, index)], names)
 
-    tests = np.concatenate([test for _, _, test in rows.parts.values()])
-    made = of_rows(table, rows, known, inputs)
-    reading = Reading(stored=deep)
-    return replace(made, reading=reading, doubts=copies(seen(learned), seen(tests), len(tests)))
+    doubts = copies(seen(rows.learned), seen(rows.tests), len(rows.tests))
+    reading = Reading(stored="stretched" if deep else None)
+    return replace(of_rows(table, rows, known, inputs), reading=reading, doubts=doubts)
 
 
-def _found(column: Column, base: Path, known: dict[str, dict[str, Path]] | None = None) -> Iterator[Path | None]:
+def _found(column: Column, base: Path, by_stem: dict[str, dict[str, Path]]) -> Iterator[Path | None]:
     """Yield the file of each row, None where there is none. Raises DataError for a name that leads out of `base`.
-    `known` keeps the images of the folders that were listed, by their names without ending."""
-    by_stem = {} if known is None else known
+    `by_stem` keeps the images of the folders that were listed, by their names without ending."""
     for text, missing in zip(map(tables.text_of, column.series), column.series.isna(), strict=True):
         name = text.strip().replace("\\", "/")
         if missing or not name or text in column.codes:
@@ -132,13 +126,13 @@ def _found(column: Column, base: Path, known: dict[str, dict[str, Path]] | None 
         if name.startswith("/") or ".." in name.split("/"):
             column.fail(f"{text!r} found, expected the name of a file below {base}")
         file = base / name
-        if name.lower().endswith(NAMED):
+        if ending(name):
             yield file if file.is_file() else None
             continue
         folder = str(file.parent)
         if folder not in by_stem:  # a listing of a folder is quicker than a look for each ending
             listed = sorted(file.parent.iterdir()) if file.parent.is_dir() else []
-            by_stem[folder] = {_ENDING.sub("", each.name): each for each in listed if _ENDING.search(each.name)}
+            by_stem[folder] = {each.name.removesuffix(end): each for each in listed if (end := ending(each.name))}
         yield by_stem[folder].get(file.name)
 
 
@@ -173,14 +167,12 @@ class ImageDraft:
 
 
 def draft_of_images(
+    table: Table,
     path: Path,
     labels: Mapping[str, Mapping[str, Any]],
-    site: str | None,
     images: Path | None = None,
-    missing: Sequence[Code] = (),
     features: Sequence[str] | None = None,
     leave_out: Sequence[str] = (),
-    mode: Mode = "federated",
 ) -> ImageDraft | None:
     """Look for a column that names images below `images`, or beside the table, and find the role of each column. None
     where there is no such column, or where `features` names inputs.
@@ -188,7 +180,8 @@ def draft_of_images(
     Raises DataError as `columns.draft` does, where `images` has none of the images that a column names, and for a
     choice that is for other inputs.
     """
-    table = tables.read(path, site, missing)
+    if features is not None and images is None:
+        return None
     here = path if path.is_dir() else path.parent
     below = sorted(each for each in here.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
     found = _image_column(table, [here, *below] if images is None else [images])
@@ -197,14 +190,12 @@ def draft_of_images(
             return None
         raise DataError(f"{table.where}: no column names images in {images}, expected names of files below it")
     if features is not None:
-        if images is None:
-            return None
         raise DataError(f"{table.where}: images are the inputs, so features cannot be: leave one of them out")
     if leave_out:
         raise DataError(f"{table.where}: only the images that {found[0]!r} names are inputs, so none can be left out")
     tasks = labels_in(table, labels, "local")  # nodes send nothing about labels, so the recipe says their scale
     refuse(table.where, tasks, found[:1])
-    part = split_in(table, {site, found[0], *label_columns(tasks)})
+    part = split_in(table, {table.site, found[0], *label_columns(tasks)})
     rows = rows_of(table, tasks, Split(column=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
     return ImageDraft(table, tasks, *found, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)

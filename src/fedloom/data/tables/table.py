@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -177,6 +178,29 @@ class Rows:
     notes: tuple[str, ...]
     fixed: bool = False
     """True: test rows are the last ones, or those that a column names, the same at every seed."""
+
+    @cached_property
+    def learned(self) -> Array:
+        """The rows of all train and validation parts, in order."""
+        return np.sort(np.concatenate([part for train, val, _ in self.parts.values() for part in (train, val)]))
+
+    @cached_property
+    def tests(self) -> Array:
+        """The rows of all test parts, in order."""
+        return np.sort(np.concatenate([test for _, _, test in self.parts.values()]))
+
+    @cached_property
+    def taken(self) -> Array:
+        """The rows of all parts, in order."""
+        return np.sort(np.concatenate([self.learned, self.tests]))
+
+    @cached_property
+    def whose(self) -> Array:
+        """The number of each row's site, -1 of rows that take no part."""
+        whose = np.full(len(next(iter(self.labels.values()))), -1)
+        for number, parts in enumerate(self.parts.values()):
+            whose[np.concatenate(parts)] = number
+        return whose
 
 
 def plain_name(column: str) -> str:
@@ -420,23 +444,13 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     """Return the data set of a table's rows, preprocessed as was fitted."""
     import torch
 
-    taken = np.sort(np.concatenate([part for parts in rows.parts.values() for part in parts]))
-    whose = whose_rows(table, rows)
-    x = fitted.apply(table, list(rows.parts), whose[taken], taken)
+    x = fitted.apply(table, list(rows.parts), rows.whose[rows.taken], rows.taken)
     made = of_rows(
-        table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(taken, index)])}
+        table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(rows.taken, index)])}
     )
     known = {*(each.column for each in fitted.inputs), *left_out, table.site, *fitting.label_columns(fitted.tasks)}
     notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
     return replace(made, table=fitted, notes=(*rows.notes, *notes))
-
-
-def whose_rows(table: Table, rows: Rows) -> Array:
-    """Return the number of each row's site, -1 of rows that take no part."""
-    whose = np.full(len(table.frame), -1)
-    for number, parts in enumerate(rows.parts.values()):
-        whose[np.concatenate(parts)] = number
-    return whose
 
 
 def of_rows(
@@ -449,15 +463,13 @@ def of_rows(
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.data.partition import Partition, Share
 
-    where, site, whose = table.where, table.site, whose_rows(table, rows)
-    learned = np.sort(np.concatenate([part for train, val, _ in rows.parts.values() for part in (train, val)]))
-    tests = np.sort(np.concatenate([test for _, _, test in rows.parts.values()]))
+    where, site = table.where, table.site
 
     def examples(index: Array, training: bool) -> TensorExamples:
         labels = {task: column[index] for task, column in rows.labels.items()}
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
         known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
-        domain = None if site is None else torch.from_numpy(whose[index])
+        domain = None if site is None else torch.from_numpy(rows.whose[index])
         annotated = {task: labelled(column) for task, column in real.items()}
         return TensorExamples(labels=known, domain=domain, annotated=annotated, **inputs(index, training))
 
@@ -466,14 +478,16 @@ def of_rows(
         own = [task for task, column in rows.labels.items() if labelled(column[train]).any()]
         if not own:
             raise DataError(f"{where}, site {who!r}: no training row has a label; leave its rows out")
-        places, apart = np.searchsorted(learned, train), np.searchsorted(learned, val)
+        places, apart = np.searchsorted(rows.learned, train), np.searchsorted(rows.learned, val)
         shares.append(Share(who, dict.fromkeys(own, 1.0), places, apart, None if site is None else who))
     partition = Partition(tuple(shares))
 
     return Dataset(
         Path(where).name.split(".")[0],
         tuple(task_of(task, label) for task, label in tasks.items()),
-        *(examples(learned, True), examples(tests, False), tuple(rows.parts) if site is not None else ()),
+        examples(rows.learned, True),
+        examples(rows.tests, False),
+        tuple(rows.parts) if site is not None else (),
         deal=lambda pool, seed: partition,
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
         notes=rows.notes,

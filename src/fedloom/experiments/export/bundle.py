@@ -268,8 +268,7 @@ def _inputs(
     statistics = normal(part, index)
     reading, fit = built.dataset.reading, built.recipe.data.arguments.get("fit", "stretch")
     if reading.stored or reading.derived:
-        deep = "stretched" if "fit" in built.recipe.data.arguments else "stored"
-        fit = deep if reading.stored else None
+        fit = reading.stored
     else:  # dense labels that are not a user's own come with images that are padded
         is_padded = any(task.dense for task in tasks) and getattr(part, "change", Dense) is not None
         fit = _pixels(part, index[:_SOME], statistics, "pad" if is_padded else fit)

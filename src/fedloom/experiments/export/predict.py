@@ -200,7 +200,7 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tenso
             f"{file}: the model was trained on other values than 0 to 1, so the file of a picture does not become "
             "its input: write arrays as in training to an .npy file"
         )
-    elif about.pixels == "stored" or about.pixels == "stretched":
+    elif about.pixels in STORED:
         pixels = np.array(pixels_of(file))  # Pillow's memory is read-only
         size = (pixels.shape[2], pixels.shape[3])
         raw = as_images(pixels, shape[1] if about.pixels == "stretched" else None, None, str(file))
@@ -215,7 +215,7 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tenso
             if less < 1:  # larger than all images of training
                 image = resized(image, (max(1, int(less * image.width)), max(1, int(less * image.height))), "stretch")
         else:
-            image = resized(image, (shape[2], shape[1]), about.pixels)
+            image = resized(image, (shape[2], shape[1]), "crop" if about.pixels == "crop" else "stretch")
         raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         raw = raw.view(1, image.height, image.width, channels).permute(0, 3, 1, 2)
     x = raw.float().div(255) if raw.dtype == torch.uint8 else raw
