@@ -45,6 +45,7 @@ from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks import labels as scores
+from fedloom.models.tasks.dense import Depth, Semseg
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 
@@ -369,6 +370,8 @@ def test_what_sends_counts_without_bounds_is_refused_beside_a_privacy_budget(tmp
 def test_metrics_of_columns_are_those_that_tasks_have() -> None:
     assert set(METRICS["classes"]) == set(scores.CLASSES)
     assert set(METRICS["numbers"]) == set(scores.NUMBERS)
+    for kind, task in (("segmentation", Semseg("t", 2)), ("depth", Depth("t"))):
+        assert set(METRICS[kind]) == {*task.metrics, *task.chosen_from}
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -63,14 +64,14 @@ def init(
 ) -> None:
     """Write a recipe for your own data; the command prompts for anything not given."""
     from fedloom.core.settings.yaml import to_yaml
-    from fedloom.data.tables.read import is_table
+    from fedloom.data.tables.files import is_table_at
     from fedloom.federation.recipes.draft import choices_of, draft, look
     from fedloom.federation.recipes.loader import EDITORS, SHIPPED, load
 
     if out.exists():
         raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
-    if is_table(path):
+    if is_table_at(path):
         named = {"features": _listed(features), "leave_out": _listed(leave_out) or []}
         settings: dict[str, Any] = {**named, "missing": codes(missing), "mode": preprocess}
         recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, settings)
@@ -117,24 +118,24 @@ def _of_table(
 ) -> dict[str, Any]:
     """Look at a table, print what its columns are, and return its recipe."""
     from fedloom.data.tables.columns import draft
+    from fedloom.data.tables.files import maps_in, table_at
     from fedloom.data.tables.images import draft_of_images
-    from fedloom.data.tables.read import read
     from fedloom.federation.recipes.draft import draft_of_table
 
-    names = ""
-    if labels is None or (clients is None and not path.is_dir()):
-        names = ", ".join(map(str, read(path, None).frame.columns))
-    else:  # the user gave everything that has no default, so no prompt is needed
-        method, rounds = method or "fedavg", rounds or 20
-    wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), path)
-    held = (
-        ""
-        if clients is None and path.is_dir()
-        else _ask(clients, "The column that names the client of each row, or the number of clients", "5")
-    )
+    site = None if clients is None or clients.isdigit() else clients
+    table = table_at(path, site, settings["missing"])
+    labels = labels or ",".join(maps_in(path)) or None
+    names = ", ".join(map(str, table.frame.columns))
+    if labels is not None and (clients is not None or table.site is not None):
+        method, rounds = method or "fedavg", rounds or 20  # all is known that has no default, so nothing is asked
+    wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), [*map(str, table.frame)])
+    held = ""
+    if clients is not None or table.site is None:
+        held = _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
-    site = None if held.isdigit() or not held else held
-    table, chosen = read(path, site, settings["missing"]), (settings["features"], settings["leave_out"])
+    if held and not held.isdigit() and held != site:
+        site, table = held, table_at(path, held, settings["missing"])
+    chosen = settings["features"], settings["leave_out"]
     plan = draft_of_images(table, path, tasks, images, *chosen) or draft(table, tasks, site, **settings)
     for line in plan.lines():
         typer.echo(line)
@@ -143,23 +144,23 @@ def _of_table(
     return draft_of_table(plan, path, name, count, how, _ask(rounds, ROUNDS, 20))
 
 
-def _tasks(text: str, path: Path) -> dict[str, dict[str, Any]]:
+def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or several labels (TASK=A+B)."""
     from fedloom.data.tables.columns import KINDS
-    from fedloom.data.tables.read import read
+    from fedloom.data.tables.preprocessing import MAPS
 
     tasks: dict[str, dict[str, Any]] = {}
     for name in _listed(text) or []:
         task, known = name, dict[str, Any]()
-        if "=" in name and name not in (there := read(path, None).frame.columns):
-            is_kind = (kind := name.rpartition("=")[2].strip()) in KINDS
+        if "=" in name and name not in columns:
+            is_kind = (kind := name.rpartition("=")[2].strip()) in (*KINDS, *MAPS)
             task, _, words = map(str.strip, name.rpartition("=") if is_kind else name.partition("="))
-            columns = [each.strip() for each in words.split("+")]
-            if not task or "" in columns:
+            several = [each.strip() for each in words.split("+")]
+            if not task or "" in several:
                 raise UserError(f"--labels: {name!r} found, expected NAME, NAME=KIND or TASK=A+B")
-            if not is_kind and columns == [words] and task in there and words not in there:
-                raise UserError(f"--labels: {name!r}: {unknown('kind', words, KINDS)}")
-            known = {"kind": kind} if is_kind else {"kind": "multilabel", "columns": columns}
+            if not is_kind and several == [words] and task in columns and words not in columns:
+                raise UserError(f"--labels: {name!r}: {unknown('kind', words, (*KINDS, *MAPS))}")
+            known = {"kind": kind} if is_kind else {"kind": "multilabel", "columns": several}
         if task in tasks:
             raise UserError(f"--labels: {task!r} is named twice; name it once")
         tasks[task] = known
@@ -248,7 +249,7 @@ def statistics(
     as_json: shared.Json = False,
 ) -> None:
     """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""
-    from fedloom.data.tables.read import is_table
+    from fedloom.data.tables.read import is_table, read
     from fedloom.data.tables.table import counts
 
     if is_table(file):
@@ -256,7 +257,8 @@ def statistics(
             raise UserError("statistics: --labels is missing, expected the columns to predict")
         from fedloom.data.tables.columns import draft
 
-        plan = draft(file, _tasks(labels, file), clients, missing=codes(missing))
+        table = read(file, clients, codes(missing))
+        plan = draft(table, _tasks(labels, [*map(str, table.frame)]))
         about: dict[str, Any] = {"inputs": plan.inputs, "tasks": plan.tasks, "path": str(file)}
         about |= {"site": plan.table.site, "missing": plan.table.missing}
     else:

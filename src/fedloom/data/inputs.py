@@ -43,6 +43,7 @@ COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
 ROWS = 1024  # examples converted at a time
 DEFLATED = 1032  # gzip makes at most so many bytes one
+_ORIENTATION = 274  # EXIF's number of the note about how a camera was held
 Fit = Literal["stretch", "crop"]
 Moments = tuple["Tensor", "Tensor"]
 """Mean and standard deviation of each channel."""
@@ -296,16 +297,30 @@ def is_deep(file: Path) -> bool:
         return bool(image.mode.startswith(DEEP))
 
 
+def frames_of(file: Path) -> tuple[int, int, int]:
+    """Return (slices, height, width) of a file's images, as `pixels_of` reads them, from its header. DataError where it
+    cannot be read."""
+    with parsing(f"{file}: cannot be read"):
+        if file.name.lower().endswith(VOLUMES[:2]):
+            high, wide, *slices = _volume(file).shape
+            return math.prod(slices), high, wide
+        if file.name.lower().endswith(VOLUMES[2]):
+            scan = need("pydicom", "volumes").dcmread(file, stop_before_pixels=True)
+            return int(scan.get("NumberOfFrames", 1)), int(scan.Rows), int(scan.Columns)
+        with need("PIL.Image", "vision").open(file, formats=FORMATS) as image:
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+            return (1, image.width, image.height) if turned else (1, image.height, image.width)
+
+
 def read_deep(files: Sequence[Path], size: int) -> Tensor:
-    """Read images of more than 8 bits as `pixels_of` does, resized bilinearly (N x C x size x size, float32). DataError
-    where a file cannot be read, or is no single image like the first one."""
+    """Read images of more than 8 bits as `pixels_of` does, all slices of a file, resized bilinearly (N x C x size x
+    size, float32). DataError where a file cannot be read or has other images than the first one."""
     import torch
 
     def one(file: Path) -> Tensor:
         pixels = pixels_of(file)
-        if len(pixels) != 1 or pixels.dtype == np.uint8:
-            found = f"{len(pixels)} slices" if len(pixels) != 1 else "8 bits"
-            raise DataError(f"{file}: {found} found, expected one image of more than 8 bits, as {files[0].name}")
+        if pixels.dtype == np.uint8:
+            raise DataError(f"{file}: 8 bits found, expected one image of more than 8 bits, as {files[0].name}")
         finite(pixels, str(file))
         return as_images(pixels, size, None, str(file))
 
@@ -438,6 +453,16 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     return files
 
 
+def _volume(file: Path) -> Any:
+    """Return a NIfTI volume, whose values are not read yet. Raises ValueError where its header claims more than the
+    file can hold: memory for all values is taken before the first is read."""
+    volume = need("nibabel", "volumes").load(file)
+    claimed, found = math.prod(volume.shape) * volume.get_data_dtype().itemsize, file.stat().st_size
+    if claimed > DEFLATED * found:
+        raise ValueError(f"its header claims {claimed} bytes of values, expected what {found} bytes can hold")
+    return volume
+
+
 def pixels_of(file: Path, as_label: bool = False) -> Array:
     """Return a file as images (n x C x H x W): one of a picture, one per slice of a volume, as stored of labels."""
     name = file.name.lower()
@@ -446,11 +471,7 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
     library = need(package, "volumes" if name.endswith(VOLUMES) else "vision")
     with parsing(f"{file}: cannot be read"):
         if is_volume:
-            volume = library.load(file)
-            claimed, found = math.prod(volume.shape) * volume.get_data_dtype().itemsize, file.stat().st_size
-            if claimed > DEFLATED * found:  # memory for it is taken before the first of its values is read
-                raise ValueError(f"its header claims {claimed} bytes of values, expected what {found} bytes can hold")
-            volume = np.asarray(volume.dataobj)
+            volume = np.asarray(_volume(file).dataobj)
             pixels = np.moveaxis(volume.reshape(*volume.shape[:2], -1), 2, 0)[:, None]
         elif is_dicom:
             scan = library.dcmread(file)
@@ -463,6 +484,8 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
                 deep = image.mode.startswith(DEEP)
                 shown = "L" if image.mode in ("1", "L") else "RGB"
                 plain = np.asarray(image if as_label or deep else image.convert(shown))
+            if plain.ndim == 3 and as_label and (plain[..., :3] == plain[..., :1]).all():
+                plain = plain[..., 0]  # grey, written as a colour image
             if plain.ndim == 3 and as_label:
                 raise ValueError(f"expected one channel (the label of each pixel), found {image.mode}")
             pixels = np.moveaxis(plain, 2, 0)[None] if plain.ndim == 3 else plain[None, None]

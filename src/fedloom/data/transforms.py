@@ -1,6 +1,7 @@
 """Images and dense labels as batches: augmented together for training, only normalised and padded for evaluation.
 
-`Dense` does so for images with label images, `Crop` for images with classes. The rest of this page is about the former.
+`Dense` does so for archives of images with label images, `Crop` for other images. The rest of this page is about the
+former.
 
 Scale, crop and flip are one map from output pixels to source pixels, separable in rows and columns, so a batch of
 equal size is warped at once: bilinear for images (`grid_sample`), and for labels one gather from their compact types,
@@ -29,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -248,7 +250,8 @@ class Dense:
 class Crop:
     """Batches of images (B x 3 x H x W, uint8), always normalised by ImageNet's mean and standard deviation.
 
-    In training they are padded by `pad` black pixels, cropped at random, and mirrored half of the time if `flip`.
+    In training they are padded by `pad` black pixels, cropped at random, and mirrored half of the time if `flip`. A
+    label for each pixel (B x H x W) moves with the image, without one where that is padded.
     """
 
     pad: int
@@ -263,16 +266,19 @@ class Crop:
     def __call__(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None) -> Ready:
         """Return a training batch with `rng`, else one for evaluation."""
         count, x = len(x), x.to(device, non_blocking=True)
-        if rng is not None and self.slow:
-            places = torch.randint(2 * self.pad + 1, (2, count), generator=rng)
-            mirrored = torch.rand(count, generator=rng) < 0.5 if self.flip else torch.zeros(count).bool()
-            x = crop(x, self.pad, places[0].to(device), places[1].to(device), mirrored.to(device))
         labels = {task: label.to(device, non_blocking=True) for task, label in y.items()}
+        if rng is not None and self.slow:
+            top, left = torch.randint(2 * self.pad + 1, (2, count), generator=rng).to(device)
+            mirrored = torch.rand(count, generator=rng) < 0.5 if self.flip else torch.zeros(count).bool()
+            moved = partial(crop, edge=self.pad, top=top, left=left, mirrored=mirrored.to(device))
+            x = moved(x)
+            for task, label in labels.items():
+                labels[task] = moved(label[:, None], outside=IGNORE)[:, 0] if label.ndim == 3 else label
         return normalise(x.float().div_(255)), labels
 
 
-def crop(x: Tensor, edge: int, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
-    """Return windows of the size of `x` (B x C x H x W) out of `x` with `edge` zeros on every side.
+def crop(x: Tensor, edge: int, top: Tensor, left: Tensor, mirrored: Tensor, outside: int = 0) -> Tensor:
+    """Return windows of the size of `x` (B x C x H x W) out of `x` with `edge` pixels of `outside` on every side.
 
     `top` and `left` (B, 0..2 edge) are the corners, `mirrored` (B, bool) says which windows are exchanged left and
     right. In memory the channels of the result are innermost, as convolutions like them.
@@ -282,5 +288,5 @@ def crop(x: Tensor, edge: int, top: Tensor, left: Tensor, mirrored: Tensor) -> T
     cols = left[:, None] + torch.arange(width, device=x.device)
     cols = torch.where(mirrored[:, None], cols.flip(1), cols)
     which = torch.arange(batch, device=x.device)[:, None, None]
-    padded = pad(x, (edge, edge, edge, edge))
+    padded = pad(x, (edge, edge, edge, edge), value=outside)
     return padded[which, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)

@@ -107,7 +107,8 @@ def named(tasks: Mapping[str, Label]) -> str:
     labels = []
     for task, label in tasks.items():
         names = label.classes or label.columns
-        labels.append(f"{label.column or task} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
+        name = task if label.root is not None else label.column or task
+        labels.append(f"{name} ({label.kind}{': ' + ', '.join(names[:10]) if names else ''})")
     return f"labels: {', '.join(labels)}"
 
 

@@ -1,8 +1,10 @@
-"""The data set `image-table`: images that a table names, with labels in its other columns."""
+"""The data set `image-table`: images that a table names, with labels and names of masks in its other columns. Folders
+of images and of their masks are such a table, too."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,22 +18,25 @@ from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.combine import Pad, Side
-from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, ending, is_deep, marks, read, read_deep
+from fedloom.data.inputs import Fit, marks, pixels_of
 from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
-from fedloom.data.tables import read as tables
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.preprocessing import Label, label_columns
-from fedloom.data.tables.read import Code, Column, Table
-from fedloom.data.tables.table import Split, of_rows, refuse, rows_of
+from fedloom.data.tables.files import FAR, Files, base_of, found_in, table_at
+from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
+from fedloom.data.tables.read import Code, Column, Table, text_of
+from fedloom.data.tables.table import Split, of_rows, plain_name, refuse, rows_of
+from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
-SOME = 50
-"""So many cells of a column decide whether it names images."""
-SIDE = 64
-"""Images are resized to so many pixels a side in a first recipe, whose model is a small CNN."""
+SOME, LOOKED = 50, 500
+"""So many cells of a column decide whether it names images, and so many maps which classes there are."""
+CLASSES = 64
+"""Maps of more values have no classes."""
+SIDES = 64, 128
+"""Images are resized to so many pixels a side in a first recipe, without and with maps."""
 
 
 @DATASETS.register("image-table")
@@ -59,47 +64,48 @@ def image_table(
     """Read images and their labels from a table with a row for each image. Needs pillow. `fedloom init` writes it.
 
     The cells of the column `image` are names of files below `root` (by default the table's folder), with or without
-    their ending. `tasks`, `site`, `missing`, `test_fraction`, `val_fraction`, `limit`, `least`, `group`, `time` and
+    their ending. `path` may also be a folder that has the folder `image` with the images and a folder for each kind of
+    masks, whose files have the names of the images, perhaps with more after "_", "-" or "."; around them may be folders
+    of sites, of train, val and test, or of both. Its columns are these folders, `site` and `split`.
+
+    `tasks`, `site`, `missing`, `test_fraction`, `val_fraction`, `limit`, `least`, `group`, `time` and
     `split` are as in `table`: labels may be classes, ordered ones, numbers or several yes or no, and a row may lack
     some; rows with the same cell in `group`, such as the images of a patient, stay in one part. A regression without
-    `mean` and `std` takes those of the training rows; nodes of a deployment need them in the recipe.
+    `mean` and `std` takes those of the training rows; nodes of a deployment need them in the recipe. Labels of the
+    kinds `segmentation` and `depth` are images, too: the cell names a file below `root` that is as large as the image.
+    With `root`, its own folder of a task, the file there may have the name of the image, when `column` is `image`.
+    Segmentation has a class for each value of `classes`; 255, unless it is one of these, and `missing` are no label.
+    Depth is in metres after it was multiplied by `factor`, and 0 is none.
 
     Images are read once, resized to `size` x `size` as in `class-folders`, and kept in memory as uint8. In training,
-    they are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with probability 1/2;
-    they are always normalised by ImageNet's mean and standard deviation. Images of more than 8 bits (DICOM, NIfTI,
-    16-bit pictures) are float32, stretched, not augmented, and normalised per channel by the mean and the standard
-    deviation of the images that are not for tests. Rows whose image is not there are left out, and said. Raises
-    DataError for a file that cannot be read, and as `table` does.
+    they are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with probability 1/2,
+    and their masks with them; they are always normalised by ImageNet's mean and standard deviation. Images of more than
+    8 bits (DICOM, NIfTI, 16-bit pictures) are float32, stretched, not augmented, and normalised per channel by the mean
+    and the standard deviation of the images that are not for tests. Each slice of a volume is an example with the
+    labels of its row; without `group`, those of a file stay in one part. Rows whose image is not there are left out,
+    and said. Raises DataError for a file that cannot be read, and as `table` does.
     """
     from fedloom.data.transforms import MEAN, STD, Crop
 
     rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
-    whole = tables.read(path, site, missing or ())
-    refuse(whole.where, tasks, (image,))
     place = Path(path).expanduser()
-    base = (place if place.is_dir() else place.parent) if root is None else Path(root).expanduser()
-    found = [*_found(whole.column(image), base, {})]
-    there = np.flatnonzero([file is not None for file in found])
-    if not len(there):
-        ends = ", ".join((*SUFFIXES, *VOLUMES))
-        whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {ends}")
-    files = [file for file in found if file is not None]
-    notes = list(whole.notes)
-    if lost := len(found) - len(files):
-        row = next(row for row, file in enumerate(found, 1) if file is None)
-        notes.append(f"rows whose image is not in {base}, left out: {lost:,}, the first is row {row}")
-    table = replace(whole, frame=whole.frame.iloc[there].reset_index(drop=True), notes=tuple(notes), _columns={})
-    rows = rows_of(table, tasks, rules, seed)
-    trains = {who: train for who, (train, _, _) in rows.parts.items()}
-    known = {name: label for name, label in tasks.items() if not label.wants_scale}
-    if known != tasks:
-        known = dict(fitting.fit(table, {}, tasks, trains, "federated", 1).tasks)
+    whole, base = table_at(place, site, missing or ()), base_of(place, root)
+    refuse(whole.where, {task: label for task, label in tasks.items() if label.root is None}, (image,))
+    if fit != "stretch" and any(label.kind in MAPS for label in tasks.values()):
+        raise RecipeError(f"data.fit: {fit} found, expected stretch for labels of pixels (kinds {', '.join(MAPS)})")
+    files = Files.of(whole, base, image, tasks)
+    if group is None and files.level.any():
+        rules = replace(rules, group=image)
+    rows = rows_of(files.table, files.tasks, rules, seed)
+    known = dict(files.tasks)
+    if real := {name: label for name, label in tasks.items() if label.wants_scale}:
+        trains = {who: train for who, (train, _, _) in rows.parts.items()}
+        known |= fitting.fit(files.table, {}, real, trains, "federated", 1).tasks
     taken = rows.taken
-    need_memory(len(taken) * 3 * size * size, f"{table.where}: {len(taken):,} images of {size} x {size}")
-    some = [files[row] for row in taken.tolist()]
-    if (deep := is_deep(some[0])) and fit != "stretch":
-        raise RecipeError(f"data.fit: {fit} found, expected stretch for images of more than 8 bits, as {some[0].name}")
-    pixels = (read_deep(some, size) if deep else read(some, size, fit)).contiguous()
+    bytes_of_pixel = 3 + sum({"segmentation": 1, "depth": 4}.get(label.kind, 0) for label in tasks.values())
+    need_memory(len(taken) * bytes_of_pixel * size**2, f"{whole.where}: {len(taken):,} images of {size} x {size}")
+    pixels, deep = files.pixels(taken, size, fit)
+    maps = {task: files.labels(task, taken, size) for task in files.maps}
     mean, std = channel_statistics(pixels[np.searchsorted(taken, rows.learned)]) if deep else (MEAN, STD)
 
     def inputs(index: Array, training: bool) -> dict[str, Any]:
@@ -107,33 +113,12 @@ def image_table(
         return {"images": pixels[np.searchsorted(taken, index)], "mean": mean, "std": std, "change": change}
 
     def seen(index: Array) -> Iterator[tuple[bytes, str]]:
-        names = (os.path.relpath(files[row], base) for row in index.tolist())
+        names = (os.path.relpath(files.images[row], base) for row in index.tolist())
         return marks(pixels[np.searchsorted(taken, index)], names)
 
     doubts = copies(seen(rows.learned), seen(rows.tests), len(rows.tests))
-    reading = Reading(stored="stretched" if deep else None)
-    return replace(of_rows(table, rows, known, inputs), reading=reading, doubts=doubts)
-
-
-def _found(column: Column, base: Path, by_stem: dict[str, dict[str, Path]]) -> Iterator[Path | None]:
-    """Yield the file of each row, None where there is none. Raises DataError for a name that leads out of `base`.
-    `by_stem` keeps the images of the folders that were listed, by their names without ending."""
-    for text, missing in zip(map(tables.text_of, column.series), column.series.isna(), strict=True):
-        name = text.strip().replace("\\", "/")
-        if missing or not name or text in column.codes:
-            yield None
-            continue
-        if name.startswith("/") or ".." in name.split("/"):
-            column.fail(f"{text!r} found, expected the name of a file below {base}")
-        file = base / name
-        if ending(name):
-            yield file if file.is_file() else None
-            continue
-        folder = str(file.parent)
-        if folder not in by_stem:  # a listing of a folder is quicker than a look for each ending
-            listed = sorted(file.parent.iterdir()) if file.parent.is_dir() else []
-            by_stem[folder] = {each.name.removesuffix(end): each for each in listed if (end := ending(each.name))}
-        yield by_stem[folder].get(file.name)
+    made = of_rows(files.table, rows, known, inputs, maps)
+    return replace(made, reading=Reading(stored="stretched" if deep else None), doubts=doubts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +136,16 @@ class ImageDraft:
     signal: ClassVar[Literal["image"]] = "image"
 
     @property
+    def has_maps(self) -> bool:
+        """Return whether some labels are of pixels."""
+        return any(label.kind in MAPS for label in self.tasks.values())
+
+    @property
     def section(self) -> dict[str, Any]:
         """The keys of a recipe's section `data`."""
         section: dict[str, Any] = {"image": self.image, "root": str(self.base.resolve()), "site": self.table.site}
-        section |= {"size": SIDE, "tasks": stated(self.tasks), "missing": list(self.table.missing), "split": self.split}
+        section |= {"size": SIDES[self.has_maps], "tasks": stated(self.tasks), "split": self.split}
+        section |= {"missing": list(self.table.missing)}
         return {key: value for key, value in section.items() if value not in (None, [])}
 
     def lines(self) -> list[str]:
@@ -175,7 +166,8 @@ def draft_of_images(
     leave_out: Sequence[str] = (),
 ) -> ImageDraft | None:
     """Look for a column that names images below `images`, or beside the table, and find the role of each column. None
-    where there is no such column, or where `features` names inputs.
+    where there is no such column, or where `features` names inputs. A label may be a column that names maps, or a
+    folder beside the table with a map for each image.
 
     Raises DataError as `columns.draft` does, where `images` has none of the images that a column names, and for a
     choice that is for other inputs.
@@ -193,24 +185,65 @@ def draft_of_images(
         raise DataError(f"{table.where}: images are the inputs, so features cannot be: leave one of them out")
     if leave_out:
         raise DataError(f"{table.where}: only the images that {found[0]!r} names are inputs, so none can be left out")
-    tasks = labels_in(table, labels, "local")  # nodes send nothing about labels, so the recipe says their scale
-    refuse(table.where, tasks, found[:1])
-    part = split_in(table, {table.site, found[0], *label_columns(tasks)})
+    image, base = found
+    tasks: dict[str, Label] = {}
+    cells: dict[str, Mapping[str, Any]] = {}
+    for name, known in labels.items():
+        column, places, share = name, [base, *below], 0.5
+        if name not in table.frame:  # a folder with a map for each image, or for some
+            column, places, share = image, [each for each in below if each.name == name], 0.0
+        where = None if known.get("columns") else _image_column(table, places, [column], share, is_map=True)
+        if where is None:
+            if known.get("kind") in MAPS:
+                table.column(name).fail(f"no names of images found, expected those of maps in {base} or below")
+            cells[name] = known
+            continue
+        label, task = _map_label(table.column(column), where[1], known), plain_name(name)
+        root = None if where[1] == base else str(where[1].resolve())
+        tasks[task] = label.model_copy(update={"column": None if task == column else column, "root": root})
+    # Nodes send nothing about labels, so the recipe says their scale.
+    tasks |= labels_in(table, cells, "local") if cells or not tasks else {}
+    refuse(table.where, {task: label for task, label in tasks.items() if label.root is None}, [image])
+    part = split_in(table, {table.site, image, *label_columns(tasks)})
     rows = rows_of(table, tasks, Split(column=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
-    return ImageDraft(table, tasks, *found, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)
+    return ImageDraft(table, tasks, image, base, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)
 
 
-def _image_column(table: Table, bases: Sequence[Path]) -> tuple[str, Path] | None:
-    """Return the first column of which most cells name images below one of the folders, and that folder. Most of its
-    cells differ: an age may be the name of an image by chance."""
-    names = [name for name in map(str, table.frame) if 2 * table.frame[name].nunique() >= table.frame[name].count()]
+def _image_column(
+    table: Table, bases: Sequence[Path], columns: Sequence[str] = (), share: float = 0.5, is_map: bool = False
+) -> tuple[str, Path] | None:
+    """Return the first column, of all or of `columns`, of which more than a share of the cells name images below one of
+    the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance."""
+    cells = {name: table.frame[name].dropna() for name in columns or map(str, table.frame) if name in table.frame}
     for base in bases:
-        known: dict[str, dict[str, Path]] = {}
-        for name in names:
-            some = Column(table.frame[name].dropna().head(SOME), table.missing, f"{table.where}, column {name!r}")
+        for name, series in cells.items():
+            some = Column(series.head(SOME), table.missing, f"{table.where}, column {name!r}")
             with suppress(DataError):
-                files = [*_found(some, base, known)]
-                if 2 * sum(file is not None for file in files) > len(files):
+                files = found_in(some, base, is_map)
+                there = sum(file is not None for file in files)
+                if there > share * len(files) and 2 * series.nunique() >= len(series):
                     return name, base
     return None
+
+
+def _map_label(column: Column, folder: Path, known: Mapping[str, Any]) -> Label:
+    """Return the label that the maps of a column in a folder have, as some of them look. Raises DataError where they
+    have none."""
+    files = [file for file in found_in(column, folder, is_map=True) if file is not None]
+    files = files[:: -(-len(files) // LOOKED)]
+    values = np.unique(np.concatenate([np.unique(pixels_of(file, as_label=True)) for file in files]))
+    kind, metric = known.get("kind"), known.get("metric")
+    words = re.findall("[a-z]+", f"{column.name} {folder.name}".casefold())
+    if kind == "depth" or (kind is None and "depth" in words):
+        metres = values[np.isfinite(values) & (values > 0)]
+        return Label(kind="depth", metric=metric, factor=0.001 if len(metres) and np.median(metres) >= FAR else 1.0)
+    if kind not in (None, "segmentation"):
+        column.fail(f"kind {kind!r} found, expected {' or '.join(MAPS)} for images with a label for each pixel")
+    classes = values[values != IGNORE] if len(values) > 2 else values
+    if len(classes) > CLASSES or (classes % 1).any():
+        found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {folder}"
+        column.fail(f"{found}, expected a few whole numbers, one for each class; JPEG changes them, PNG does not")
+    if len(classes) < 2:
+        column.fail(f"all pixels have the value {values[0]:g}, so there is nothing to learn: leave the label out")
+    return Label(kind="segmentation", classes=tuple(map(text_of, classes)), metric=metric)

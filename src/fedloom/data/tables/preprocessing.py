@@ -19,7 +19,7 @@ from fedloom.core.context import draws
 from fedloom.core.errors import DataError, listed
 from fedloom.core.settings.section import Natural, NonNegative, Positive, Problems, Section
 from fedloom.data.prepare import Array
-from fedloom.data.tables.read import Column, Table, quoted
+from fedloom.data.tables.read import Column, Table, number_of, quoted
 from fedloom.models.tasks.task import USUAL
 
 Kind = Literal["number", "yes/no", "category"]
@@ -48,26 +48,41 @@ class Input(Section):
 
 
 _OF_CLASSES = ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy")
-METRICS = {"classes": _OF_CLASSES, "ordered": (*_OF_CLASSES, "kappa", "mae"), "numbers": ("rmse", "mae", "r2")}
+METRICS: dict[str, tuple[str, ...]] = {
+    "classes": _OF_CLASSES,
+    "ordinal": (*_OF_CLASSES, "kappa", "mae"),
+    "numbers": ("rmse", "mae", "r2"),
+    "segmentation": ("miou", "dice", "pixel_accuracy"),
+    "depth": ("rmse", "mae", "rel", "delta1", "delta2", "delta3"),
+}
 """Metrics of the tasks of columns."""
+MAPS = ("segmentation", "depth")
+"""Kinds of labels that are images, with a label for each pixel; a cell names the file."""
+
+
+_WITHOUT = ("regression", "multilabel", "depth")  # kinds without classes
 
 
 class Label(Section):
     """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
 
     A multilabel task has several columns of yes and no. `metric` stands for the task, or the first of some: by default
-    auc of two classes and of several labels, accuracy of more classes, mae of ordered ones (in classes), and rmse.
+    auc of two classes and of several labels, accuracy of more classes, mae of ordered ones (in classes), rmse, and
+    miou. Of maps, which only images have, `classes` are the values of pixels; `factor` makes metres of a depth,
+    and `root` is the folder of the maps, from that of the images, if it is another one.
     """
 
     column: str | None = None
     """null: the task's name."""
     columns: tuple[str, ...] = ()
     """The columns of a multilabel task."""
-    kind: Literal["binary", "classification", "ordinal", "regression", "multilabel"]
+    kind: Literal["binary", "classification", "ordinal", "regression", "multilabel", "segmentation", "depth"]
     classes: tuple[str, ...] = ()
     metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
     std: Positive | None = None
+    factor: Positive = 1.0
+    root: str | None = None
 
     @property
     def judge(self) -> tuple[str, ...]:
@@ -82,7 +97,7 @@ class Label(Section):
     @property
     def lacks_classes(self) -> bool:
         """Return whether a recipe has to list its classes yet."""
-        return self.kind not in ("regression", "multilabel") and not self.classes
+        return self.kind not in _WITHOUT and not self.classes
 
     @property
     def wants_scale(self) -> bool:
@@ -90,16 +105,28 @@ class Label(Section):
         return self.kind == "regression" and (self.mean is None or self.std is None)
 
     def _problems(self) -> Problems:
-        known = METRICS[{"regression": "numbers", "ordinal": "ordered"}.get(self.kind, "classes")]
+        known = METRICS.get("numbers" if self.kind == "regression" else self.kind, METRICS["classes"])
         for name in self.judge:
             if name not in known:
                 yield f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}"
         if bool(self.columns) != (self.kind == "multilabel"):
             yield f"{len(self.columns)} columns found for {self.kind}; list the columns of multilabel only"
-        few = 0 if self.kind in ("regression", "multilabel") else 2
-        most = math.inf if self.kind in ("classification", "ordinal") else few
+        few = 0 if self.kind in _WITHOUT else 2
+        most = {"classification": math.inf, "ordinal": math.inf, "segmentation": 255}.get(self.kind, few)
+        if self.kind == "segmentation" and (texts := [text for text in self.classes if number_of(text) is None]):
+            yield f"class {texts[0]!r} found, expected the values of pixels, such as 0 and 255"
         if self.classes and not few <= len(self.classes) <= most:
             yield f"{len(self.classes)} classes found, expected {'at least ' * (most > few)}{few}"
+
+
+def _cell(label: Label) -> Label:
+    if label.kind in MAPS:
+        raise ValueError(f"kind {label.kind} found, which is for images: expected a label that is a cell")
+    return label
+
+
+CellLabel = Annotated[Label, AfterValidator(_cell)]
+"""A label that is the cell of a column, or of several."""
 
 
 def _with_classes(tasks: dict[str, Label]) -> dict[str, Label]:
@@ -109,7 +136,7 @@ def _with_classes(tasks: dict[str, Label]) -> dict[str, Label]:
     return tasks
 
 
-Labels = Annotated[dict[str, Label], AfterValidator(_with_classes)]
+Labels = Annotated[dict[str, CellLabel], AfterValidator(_with_classes)]
 """The labels of tasks as others send them and runs store them."""
 
 

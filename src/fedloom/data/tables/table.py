@@ -19,11 +19,26 @@ from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, means_by, spread
 from fedloom.data.tables import preprocessing as fitting
-from fedloom.data.tables.preprocessing import Kind, Label, Labels, Mode, Noise, Preprocessing, Ranges, Statistics
+from fedloom.data.tables.files import Files, base_of, table_at
+from fedloom.data.tables.preprocessing import (
+    MAPS,
+    CellLabel,
+    Kind,
+    Label,
+    Labels,
+    Mode,
+    Noise,
+    Preprocessing,
+    Ranges,
+    Statistics,
+)
 from fedloom.data.tables.read import Code, Column, Table, read
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedloom.data.dataset import Dataset
+    from fedloom.models.tasks.dense import DenseTask
     from fedloom.models.tasks.labels import Linear
 
 
@@ -48,7 +63,7 @@ def table(
     seed: int,
     *,
     path: str,
-    tasks: Annotated[dict[str, Label], Field(min_length=1)],
+    tasks: Annotated[dict[str, CellLabel], Field(min_length=1)],
     inputs: Inputs,
     left_out: dict[str, str] | None = None,
     site: str | None = None,
@@ -233,7 +248,8 @@ def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Arr
 
 
 def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
-    """Return each task's labels. Raises DataError for a cell that is no label of its task."""
+    """Return each task's labels, and 0 where a cell names a map, else -1. Raises DataError for a cell that is no label
+    of its task."""
     labels = {}
     for name, label in tasks.items():
         column = table.column(label.read_from(name)[0])
@@ -246,7 +262,11 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
         else:
             if label.lacks_classes:
                 problem = f"data.tasks.{name} has no classes, expected those of kind {label.kind}"
-                column.fail(f"{problem}; the column has {', '.join(column.distinct[:20])}")
+                has = "" if label.kind in MAPS else f"; the column has {', '.join(column.distinct[:20])}"
+                column.fail(f"{problem}{has}")
+            if label.kind in MAPS:
+                labels[name] = np.where(column.present, 0, -1)
+                continue
             labels[name], strange = column.coded(label.classes)
             if strange:
                 found = f"the label {strange[0]!r} found, expected {', '.join(label.classes[:20])}"
@@ -311,7 +331,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
         for about, y in zip(tasks[task].read_from(task), labels[task].reshape(len(there), -1).T, strict=True):
-            if tasks[task].kind == "regression":
+            if tasks[task].kind in ("regression", *MAPS):
                 continue
             seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
             if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
@@ -383,7 +403,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def task_of(name: str, label: Label) -> Linear:
-    """Return the task that a label describes."""
+    """Return the task that a label of cells describes."""
     from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
 
     if label.kind == "regression":
@@ -392,6 +412,15 @@ def task_of(name: str, label: Label) -> Linear:
         return Multilabel(name, len(label.columns), judge=label.judge, labels=tuple(map(plain_name, label.columns)))
     kind = Ordinal if label.kind == "ordinal" else Classification
     return kind(name, len(label.classes), judge=label.judge)
+
+
+def map_of(name: str, label: Label) -> DenseTask:
+    """Return the task that a label of pixels describes."""
+    from fedloom.models.tasks.dense import Depth, Semseg
+
+    return (
+        Depth(name, judge=label.judge) if label.kind == "depth" else Semseg(name, len(label.classes), judge=label.judge)
+    )
 
 
 def build(
@@ -454,10 +483,14 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
 
 
 def of_rows(
-    table: Table, rows: Rows, tasks: Mapping[str, Label], inputs: Callable[[Array, bool], Mapping[str, Any]]
+    table: Table,
+    rows: Rows,
+    tasks: Mapping[str, Label],
+    inputs: Callable[[Array, bool], Mapping[str, Any]],
+    maps: Mapping[str, Tensor] | None = None,
 ) -> Dataset:
     """Return the data set of a table's rows, of which `inputs` (rows, whether they train) says what `TensorExamples`
-    takes beside the labels."""
+    takes beside the labels. `maps` have the labels of pixels, task -> n x H x W, of all rows that take part."""
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
@@ -470,7 +503,8 @@ def of_rows(
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
         known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
         domain = None if site is None else torch.from_numpy(rows.whose[index])
-        annotated = {task: labelled(column) for task, column in real.items()}
+        annotated = {task: labelled(column) for task, column in labels.items() if task in real or task in (maps or ())}
+        known |= {task: each[np.searchsorted(rows.taken, index)] for task, each in (maps or {}).items()}
         return TensorExamples(labels=known, domain=domain, annotated=annotated, **inputs(index, training))
 
     shares = []
@@ -484,7 +518,7 @@ def of_rows(
 
     return Dataset(
         Path(where).name.split(".")[0],
-        tuple(task_of(task, label) for task, label in tasks.items()),
+        tuple((map_of if label.kind in MAPS else task_of)(task, label) for task, label in tasks.items()),
         examples(rows.learned, True),
         examples(rows.tests, False),
         tuple(rows.parts) if site is not None else (),
@@ -607,8 +641,12 @@ MOST = 5
 def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Sequence[str]]:
     """Return a row for each site and one for each column of a table, and notes; `about` is a recipe's section of it.
     Counts of fewer than `minimum` rows, and shares of them, are "<minimum"; what would tell them is "hidden"."""
-    table = read(about["path"], about["site"], about["missing"] or ())
-    tasks = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
+    path = Path(about["path"]).expanduser()
+    table = table_at(path, about["site"], about["missing"] or ())
+    tasks: Mapping[str, Label] = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
+    if "image" in about:
+        files = Files.of(table, base_of(path, about["root"]), about["image"], tasks)
+        table, tasks = files.table, files.tasks
     labels = labels_of(table, tasks)
     which, names = sites_of(table, table.site)
 
@@ -621,6 +659,8 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         return [*texts[len(classes) == 2 :], *more]  # of two classes the second one
 
     def told(label: Label, y: Array) -> list[str]:
+        if label.kind in MAPS:
+            return []
         if label.kind == "multilabel":
             known = zip(label.columns, (each[labelled(each)] for each in y.T), strict=True)
             some = {name: each for name, each in known if len(each)}

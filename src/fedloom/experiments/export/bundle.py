@@ -33,7 +33,7 @@ from fedloom.data.inputs import Fit
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.data.tables.table import task_of
 from fedloom.data.texts import Words, words_in
-from fedloom.data.transforms import Dense
+from fedloom.data.transforms import Crop, Dense
 from fedloom.engines.flower.nodes import Elsewhere
 from fedloom.engines.result import Result, model_key, trained_models
 from fedloom.experiments.export.finished import reopen
@@ -270,7 +270,7 @@ def _inputs(
     if reading.stored or reading.derived:
         fit = reading.stored
     else:  # dense labels that are not a user's own come with images that are padded
-        is_padded = any(task.dense for task in tasks) and getattr(part, "change", Dense) is not None
+        is_padded = any(task.dense for task in tasks) and not isinstance(getattr(part, "change", Dense), Crop | None)
         fit = _pixels(part, index[:_SOME], statistics, "pad" if is_padded else fit)
     if statistics is None:
         scale = (None, None) if reading.scale is None else tuple([*map(float, each)] for each in reading.scale)

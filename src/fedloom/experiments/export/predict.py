@@ -45,6 +45,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
 from fedloom.models.tasks.labels import Linear, Multilabel, Regression
+from fedloom.models.tasks.task import IGNORE
 
 ROWS = 4096
 """Rows of a table that pass the model together."""
@@ -96,6 +97,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
         )
     stems = _stems(sources) if dense else {}
     named = {task.name: _names(bundle, task) for task in bundle.tasks if isinstance(task, Linear)}
+    pixels = {task.name: _pixels(task, bundle.about.classes.get(task.name, ())) for task in dense}
     answers, columns, drawn = Answers(), dict[str, list[Any]](), list[list[Cell]]()
     for file in sources:
         try:
@@ -113,7 +115,7 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                 output = outputs[task.name]
                 if isinstance(task, DenseTask):
                     cells.append(label(task, as_label(task, output)))
-                    maps[task.name].append(_stored(task, as_label(task, back(output))))
+                    maps[task.name].append(_stored(task, as_label(task, back(output)), pixels[task.name]))
                     continue
                 assert isinstance(task, Linear)  # there is no third kind
                 predicted = task.predictions(output[None].double()).numpy()
@@ -126,7 +128,9 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                 columns.setdefault(column, []).append(value)
             if seen is not None and len(drawn) < DRAWN:
                 drawn.append([(seen(at), file.name), *cells])
-        answers.maps += [_save(task, maps[task.name], file, folder / task.name / stems[file]) for task in dense]
+        answers.maps += [
+            _save(task, maps[task.name], pixels[task.name], file, folder / task.name / stems[file]) for task in dense
+        ]
     if len(answers.unread) == len(sources):
         raise DataError("; ".join([*answers.unread.values()][:3]))
     for why in answers.unread.values():
@@ -304,16 +308,25 @@ def _resized(output: Tensor, size: tuple[int, int] | None) -> Tensor:
     return output if is_same else functional.interpolate(output[None].float(), size=size, mode="bilinear")[0]
 
 
-def _stored(task: DenseTask, predicted: Tensor) -> Array:
-    """Return a map as files have it: classes and, of 0 to 255, probabilities as H x W of uint8; depth H x W, normals
-    3 x H x W of float32."""
+def _pixels(task: DenseTask, classes: Sequence[str]) -> Array:
+    """Return the value that each class has in a file: its name where that is a number, as in the masks that a table
+    names, else its number."""
+    if not classes or not all(name.isdecimal() for name in classes):
+        return np.arange(task.channels, dtype=np.uint8)
+    values = np.array([int(name) for name in classes])
+    return values.astype(np.uint8) if values.max() <= IGNORE else values
+
+
+def _stored(task: DenseTask, predicted: Tensor, pixels: Array) -> Array:
+    """Return a map as files have it: the values in `pixels` of classes and, of 0 to 255, probabilities as H x W; depth
+    H x W, normals 3 x H x W of float32."""
     values = predicted if task.label == "normals" else predicted.reshape(predicted.shape[-2:])
     if task.label in ("normals", "depth"):
         return values.float().numpy()
-    return (values if task.label == "classes" else values.mul(255).round()).to(torch.uint8).numpy()
+    return pixels[values.numpy()] if task.label == "classes" else values.mul(255).round().to(torch.uint8).numpy()
 
 
-def _save(task: Any, maps: Sequence[Array], source: Path, stem: Path) -> Path:
+def _save(task: Any, maps: Sequence[Array], pixels: Array, source: Path, stem: Path) -> Path:
     """Write the maps of a file and return where: a picture of one, a volume like that of the source, or an array."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     stack = np.stack(maps)
@@ -326,7 +339,9 @@ def _save(task: Any, maps: Sequence[Array], source: Path, stem: Path) -> Path:
         file = stem.with_name(stem.name + ".png")
         picture = need("PIL.Image", "vision").fromarray(stack[0])
         if task.label == "classes":  # numbers as pixels, and colours to look at
-            picture.putpalette(palette(task)[: task.channels].tobytes())
+            colours = np.zeros((IGNORE + 1, 3), np.uint8)
+            colours[pixels] = palette(task)[: task.channels]
+            picture.putpalette(colours[: int(pixels.max()) + 1].tobytes())
         picture.save(file)
     else:
         file = stem.with_name(stem.name + ".npy")

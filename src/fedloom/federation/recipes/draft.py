@@ -24,6 +24,8 @@ _SIZE = 64  # images of a folder are resized to so many pixels a side, which the
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
+MAPPING = "tiny-pyramid"
+"""The model of images with a label for each pixel."""
 RATE = 0.003
 """Adam's rate for tables. On `heart` and `ist`, after 20 rounds, the validation AUC of .001, .003 and .01 differs by
 noise only; `fedloom tune` chooses a rate for a table."""
@@ -104,7 +106,7 @@ def draft_of_table(
     data = {"name": content.name, "path": str(path.resolve()), **content.section}
     frame, site = content.table.frame, content.table.site
     sites = clients or (1 if site is None else frame[site].nunique())
-    model = MODELS[content.signal]
+    model = MAPPING if isinstance(content, ImageDraft) and content.has_maps else MODELS[content.signal]
     recipe = _recipe(rounds, RATE, name=name, data=data, partition=partition, model=model, method=method)
     fits = (size for size in BATCHES if len(frame) / sites <= STEPS * size)
     recipe["training"]["batch_size"] = next(fits, BATCHES[-1])

@@ -277,14 +277,17 @@ class MeanIoU(Measure):
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes).cpu()
 
     def all(self) -> dict[str, float]:
-        """Return `miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of right pixels."""
+        """Return `miou`: mean over classes of tp / (tp + fp + fn); `dice`: mean over all classes but 0, the background,
+        of 2 tp / (2 tp + fp + fn); `pixel_accuracy`: the share of right pixels."""
         hits, seen = self.matrix.diagonal().double(), int(self.matrix.sum())
         if not seen:
-            return {"miou": math.nan, "pixel_accuracy": math.nan}
-        union = self.matrix.sum(0) + self.matrix.sum(1) - self.matrix.diagonal()
-        iou = hits / union.clamp(min=1)
-        counted = iou if self.absent == "zero" else iou[union > 0]
-        return {"miou": float(counted.mean()), "pixel_accuracy": float(hits.sum()) / seen}
+            return dict.fromkeys(("miou", "dice", "pixel_accuracy"), math.nan)
+        both = self.matrix.sum(0) + self.matrix.sum(1)
+        union = both - self.matrix.diagonal()
+        counted = union > (-1 if self.absent == "zero" else 0)
+        iou, dice = hits / union.clamp(min=1), 2 * hits / both.clamp(min=1)
+        means = {"miou": float(iou[counted].mean()), "dice": float(dice[1:][counted[1:]].mean())}
+        return {**means, "pixel_accuracy": float(hits.sum()) / seen}
 
 
 class PixelAccuracy(MeanIoU):
@@ -602,8 +605,13 @@ class Semseg(DenseTask):
 
     kind: ClassVar[str] = "semseg"
     label: ClassVar[Label] = "classes"
-    metrics: ClassVar[Mapping[str, Direction]] = {"miou": "max", "pixel_accuracy": "max"}
     usual: ClassVar[str] = "miou"
+    chosen_from: ClassVar[tuple[str, ...]] = ("dice",)
+
+    @property
+    def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, the mean IoU and the share of right pixels."""
+        return dict.fromkeys((*self.judge, "miou", "pixel_accuracy"), "max")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,265 @@
+"""The files that a table of images names: images, and maps with a label for each pixel. Folders of both are a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.machine import need_memory
+from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, ending, frames_of, is_deep, pixels_of, read, read_deep
+from fedloom.data.prepare import PARTS, Array
+from fedloom.data.tables import read as tables
+from fedloom.data.tables.preprocessing import MAPS, Label
+from fedloom.data.tables.read import SITE, Code, Column, Table, number_of
+from fedloom.models.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMAGES = ("image", "images", "img", "imgs", "jpegimages", "scans")
+"""Names of a folder of images beside which folders of their maps lie."""
+FAR = 80.0
+"""Depths of more metres do not count (`tasks.Depth`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """The files that a table names, a row for each slice of an image.
+
+    `maps` have the file with the labels of each row's pixels, by task, and `sizes` (slices, height, width) of each
+    image; they are known where a map or a volume is among the files. `tasks` read their maps from columns of their own.
+    """
+
+    table: Table
+    tasks: Mapping[str, Label]
+    images: Sequence[Path]
+    level: Array
+    """The number of each row's slice in its file."""
+    maps: Mapping[str, Sequence[Path | None]]
+    sizes: Mapping[Path, tuple[int, int, int]]
+
+    @staticmethod
+    def of(whole: Table, base: Path, image: str, tasks: Mapping[str, Label]) -> Files:
+        """Find the images of a table below `base`, and the maps of its tasks. Rows without an image are left out.
+        Raises DataError where there is none, and for a name that leads out of the folder."""
+        found = found_in(whole.column(image), base)
+        there = np.flatnonzero([file is not None for file in found])
+        if not len(there):
+            ends = ", ".join((*SUFFIXES, *VOLUMES))
+            whole.column(image).fail(f"no cell names an image in {base}, expected files that end in {ends}")
+        notes = list(whole.notes)
+        if lost := len(found) - len(there):
+            row = next(row for row, file in enumerate(found, 1) if file is None)
+            notes.append(f"rows whose image is not in {base}, left out: {lost:,}, the first is row {row}")
+        maps: dict[str, list[Path | None]] = {}
+        known, frame = dict(tasks), whole.frame
+        for task, label in tasks.items():
+            if label.kind in MAPS:
+                column = whole.column(label.column or task)
+                folder = base if label.root is None else base / Path(label.root).expanduser()
+                maps[task] = found_in(column, folder, is_map=True)
+                gone = np.array([file is None for file in maps[task]])
+                if label.root is None and (lost := int((gone & column.present).sum())):
+                    notes.append(
+                        f"{column.name}: {lost:,} cells name no file in {folder}, so {task!r} has no label there"
+                    )
+                known[task] = label.model_copy(update={"column": f"{column.name} ({task})"})
+                frame = frame.assign(**{f"{column.name} ({task})": [None if lost else "map" for lost in gone]})
+        images = [file for file in found if file is not None]
+        wanted = {*images} if maps or any(file.name.lower().endswith(VOLUMES) for file in images) else set()
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            sizes = dict(zip(wanted, pool.map(frames_of, wanted), strict=True))
+        slices = np.array([sizes[file][0] if sizes else 1 for file in images])
+        if (slices > 1).any():
+            notes.append(f"{len(images):,} images have {slices.sum():,} slices, each an example with its row's labels")
+        need_memory(64 * int(slices.sum()), f"{whole.where}: {slices.sum():,} slices")
+        which = np.repeat(there, slices)
+        table = replace(whole, frame=frame.iloc[which].reset_index(drop=True), notes=tuple(notes), _columns={})
+        level = np.arange(len(which)) - np.repeat(np.cumsum(slices) - slices, slices)
+        of_row = {task: [files[row] for row in which.tolist()] for task, files in maps.items()}
+        return Files(table, known, [file for row in which.tolist() if (file := found[row])], level, of_row, sizes)
+
+    def pixels(self, rows: Array, size: int, fit: Fit) -> tuple[Tensor, bool]:
+        """Return the images of some rows (n x C x size x size), and whether they have more than 8 bits."""
+        some = [self.images[row] for row in rows.tolist()]
+        files = [*dict.fromkeys(some)]
+        if (deep := is_deep(files[0])) and fit != "stretch":
+            raise RecipeError(
+                f"data.fit: {fit} found, expected stretch for images of more than 8 bits, as {files[0].name}"
+            )
+        slices = np.array([self.sizes[file][0] if self.sizes else 1 for file in files])
+        starts = dict(zip(files, (np.cumsum(slices) - slices).tolist(), strict=True))
+        pixels = read_deep(files, size) if deep else read(files, size, fit)
+        places = np.array([starts[file] for file in some]) + self.level[rows]
+        is_whole = len(places) == len(pixels) and bool((places == np.arange(len(places))).all())
+        return (pixels if is_whole else pixels[places]).contiguous(), deep
+
+    def labels(self, task: str, rows: Array, size: int) -> Tensor:
+        """Return the label of each pixel of some rows (n x size x size): classes as uint8 or metres as float32, the
+        nearest ones where the size is another; IGNORE where there is none. Raises DataError for a file that is not as
+        large as its image, and for a pixel that is of no class."""
+        import torch
+
+        label = self.tasks[task]
+        codes = {
+            number for code in self.table.column(label.column or task).codes if (number := number_of(code)) is not None
+        }
+        dtype = np.float32 if label.kind == "depth" else np.uint8
+        out = np.full((len(rows), size, size), IGNORE, dtype)
+        places: dict[tuple[Path, Path], list[int]] = {}
+        for place, row in enumerate(rows.tolist()):
+            if (file := self.maps[task][row]) is not None:
+                places.setdefault((file, self.images[row]), []).append(place)
+
+        def one(pair: tuple[Path, Path]) -> None:
+            file, image = pair
+            values = pixels_of(file, as_label=True)[:, 0]
+            if values.shape != self.sizes[image]:
+                found, expected = (" x ".join(map(str, each)) for each in (values.shape, self.sizes[image]))
+                raise DataError(
+                    f"task {task!r}: {file} is {found}, expected {expected} (slices, height, width) as {image}"
+                )
+            high, wide = (((np.arange(size) + 0.5) * side / size).astype(int) for side in values.shape[1:])
+            own = values[self.level[rows[places[pair]]]][:, high[:, None], wide]
+            out[places[pair]] = _coded(own, label, codes, f"task {task!r}: {file}")
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            list(pool.map(one, places))
+        if label.kind == "depth" and len(known := out[out != IGNORE]) and (middle := np.median(known)) >= FAR:
+            found = f"depths of {middle:g} found in the middle, expected metres below {FAR:g}"
+            raise DataError(f"task {task!r}: {found}; set data.tasks.{task}.factor, such as 0.001 for millimetres")
+        return torch.from_numpy(out)
+
+
+def _coded(values: Array, label: Label, codes: Collection[float], where: str) -> Array:
+    """Return the values of pixels as labels: a class by its number, or metres; IGNORE of codes that mean missing."""
+    absent = np.isin(values, list(codes)) | (values != values)
+    if label.kind == "depth":
+        metres = values.astype(np.float32) * np.float32(label.factor)
+        return np.where(absent | ~np.isfinite(metres) | (metres <= 0), IGNORE, metres)
+    classes = np.array([number_of(text) for text in label.classes], np.float64)
+    order = np.argsort(classes)
+    place = order[np.searchsorted(classes[order], values).clip(max=len(order) - 1)]
+    right = classes[place] == values
+    if len(strange := values[~right & ~absent & (values != IGNORE)]):
+        advice = "add it to the task's classes, or to data.missing if such pixels have no label"
+        raise DataError(f"{where}: a pixel of {strange[0]:g} found, expected {', '.join(label.classes)}; {advice}")
+    return np.where(right & ~absent, place, IGNORE).astype(np.uint8)
+
+
+def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | None]:
+    """Return the file of each row, None where there is none. Raises DataError for a name that leads out of `base`.
+
+    A name may lack the ending. With `is_map` it may be an image's, whose map's name has more after "_", "-" or ".".
+    """
+    wanted: list[Path | None] = []
+    for text, missing in zip(map(tables.text_of, column.series), column.series.isna(), strict=True):
+        name = text.strip().replace("\\", "/")
+        is_name = not missing and name and text not in column.codes
+        if is_name and (name.startswith("/") or ".." in name.split("/")):
+            column.fail(f"{text!r} found, expected the name of a file below {base}")
+        wanted.append(base / name if is_name else None)
+    stems: dict[Path, set[str]] = {}
+    for file in wanted:
+        if file is not None:
+            stems.setdefault(file.parent, set()).add(_stem(file))
+    beside = {folder: by_stem(folder, own if is_map else ()) for folder, own in stems.items()}
+
+    def there(file: Path) -> Path | None:
+        if ending(file.name) and file.is_file():
+            return file
+        return beside[file.parent].get(_stem(file)) if is_map or not ending(file.name) else None
+
+    return [None if file is None else there(file) for file in wanted]
+
+
+def _stem(file: Path) -> str:
+    """Return the name of a file without the ending of an image."""
+    return file.name[: len(file.name) - len(ending(file.name))]
+
+
+def by_stem(folder: Path, names: Collection[str] = ()) -> dict[str, Path]:
+    """Return the images of a folder by their names without ending, and those with more after one of `names` and "_",
+    "-" or "." by the longest such name. Raises DataError where two of these have one."""
+    listed = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = {_stem(each): each for each in listed if ending(each.name) and not each.name.startswith(".")}
+    longer: dict[str, Path] = {}
+    for stem, file in files.items() if names else ():
+        cuts = [stem[:place] for place, mark in enumerate(stem) if mark in "_-."]
+        if stem in names or not (name := next((cut for cut in reversed(cuts) if cut in names), "")) or name in files:
+            continue
+        if (other := longer.setdefault(name, file)) is not file:
+            raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {name!r}")
+    return files | longer
+
+
+def base_of(path: Path, root: str | None) -> Path:
+    """Return the folder of the files that a table at `path` names: `root`, or the table's."""
+    return Path(root).expanduser() if root is not None else path if path.is_dir() else path.parent
+
+
+def is_table_at(path: Path) -> bool:
+    """Return whether `table_at` finds a table."""
+    return tables.is_table(path) or bool(_places(path))
+
+
+def maps_in(path: Path) -> list[str]:
+    """Return the columns of the maps in folders of images and of their maps; none of any other table."""
+    return [*dict.fromkeys(folder.name for place in _places(path) for folder in _folders(place)[1:])]
+
+
+def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Table:
+    """Read a table; folders of images and of their maps (see `image_table`) are one, too."""
+    import pandas
+
+    if not (places := _places(path)):
+        return tables.read(path, site, missing)
+    around = [place.relative_to(path).parts for place in places]
+    if len(depths := {len(parts) for parts in around}) > 1:
+        some = " and ".join(str(place) for place in places[:2])
+        raise DataError(f"{path}: folders of images and masks found in {some}, expected them at one depth")
+    are_parts = [all(parts[level].casefold() in PARTS for parts in around) for level in range(*depths)]
+    rows: list[dict[str, str | None]] = []
+    notes: list[str] = []
+    for place, parts in zip(places, around, strict=True):
+        where = {SITE: [part for part, is_part in zip(parts, are_parts, strict=True) if not is_part]}
+        where["split"] = [part for part, is_part in zip(parts, are_parts, strict=True) if is_part]
+        beside: dict[str, str | None] = {key: "-".join(names) for key, names in where.items() if names}
+        image, *others = _folders(place)
+        images = by_stem(image)
+        maps = {folder.name: by_stem(folder, images) for folder in others}
+        rows += [
+            {image.name: str(file.relative_to(path))}
+            | {name: str(files[stem].relative_to(path)) if stem in files else None for name, files in maps.items()}
+            | beside
+            for stem, file in images.items()
+        ]
+        for name, files in maps.items():
+            named = {files[stem] for stem in images if stem in files}
+            if strays := sorted(file.name for file in files.values() if file not in named):
+                notes.append(f"{place / name}: {len(strays)} files are of no image, such as {strays[0]}")
+    frame = pandas.DataFrame(rows)
+    own = SITE if site is None and SITE in frame else site
+    return replace(tables.read(frame, own, missing), where=str(path), notes=tuple(notes))
+
+
+def _places(path: Path, depth: int = 2) -> list[Path]:
+    """Return the folders, `path` or up to `depth` below, in which images have a folder and their maps another."""
+    folders = [] if tables.is_table(path) or not path.is_dir() else _folders(path)
+    images = by_stem(folders[0]) if folders and folders[0].name.casefold() in IMAGES else {}
+    if images and any(by_stem(other, images).keys() & images.keys() for other in folders[1:]):
+        return [path]
+    return [place for folder in sorted(folders) if depth for place in _places(folder, depth - 1)]
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders in a folder, that of images first."""
+    folders = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__"))]
+    return sorted(folders, key=lambda each: (each.name.casefold() not in IMAGES, each.name))

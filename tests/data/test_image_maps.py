@@ -1,0 +1,303 @@
+"""Images with a label for each pixel, named by a table or lying in folders: `image-table`, `init`, `predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedloom.cli.app import app
+from fedloom.data import DATASETS, Pool
+from fedloom.data.tables.files import by_stem, table_at
+from fedloom.data.tables.preprocessing import Label
+from fedloom.data.transforms import Crop
+from fedloom.engines import api
+from fedloom.engines.flower.node import NodeConfig
+from fedloom.engines.flower.nodes import own_data
+from fedloom.errors import DataError, RecipeError
+from fedloom.federation.recipes.loader import load
+from fedloom.models.tasks.dense import Semseg
+
+OUTLINE = {"kind": "segmentation", "classes": ["0", "255"]}
+
+
+def read(path: Path, tasks: dict[str, Any], **about: Any) -> Any:
+    entry = DATASETS["image-table"]
+    return entry.function(0, **vars(entry.params(path=str(path), tasks=tasks, **{"size": 32, **about})))
+
+
+def blob(rng: np.random.Generator, side: int = 24) -> Any:
+    inside = np.zeros((side, side), bool)
+    inside[: rng.integers(side // 4, side - 4), : rng.integers(side // 4, side - 4)] = True
+    return inside
+
+
+def save(file: Path, pixels: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """Two sites with a folder of images and one of black and white masks, which are missing for every fourth image."""
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        for i in range(16):
+            inside = blob(rng)
+            save(
+                tmp_path / f"all/{site}/images/{i}.png", (inside * 120 + rng.integers(0, 60, (24, 24))).astype("uint8")
+            )
+            if i % 4:
+                save(tmp_path / f"all/{site}/masks/{i}_mask.png", inside.astype("uint8") * 255)
+    return tmp_path
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words])
+    assert done.exit_code == 0, f"{done.output} {done.exception}"
+    return done.output
+
+
+def test_folders_of_images_and_masks_are_found_trained_on_and_predicted(
+    sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sites)
+    save(sites / "all/north/masks/of_nothing.png", np.zeros((24, 24), "uint8"))
+    said = command("init", "all", "--rounds", "12", "--out", "r.yaml")
+    assert "labels: masks (segmentation: 0, 255)" in said
+    assert "masks: 1 files are of no image, such as of_nothing.png" in said
+    recipe = load("r.yaml", ["data.size=32", "data.pad=2", "training.epochs=3", "training.batch_size=4"])
+    assert recipe.partition.name == "own"
+    final = api.run(recipe, sites / "run").final().values["masks"]
+    assert final["miou"] > 0.8
+    command("export", "run", "--out", "bundle")
+    command("predict", "bundle", "all/north/images", "--out", "seen.png")
+    masks = {i: np.asarray(Image.open(sites / f"all/north/masks/{i}_mask.png")) for i in range(16) if i % 4}
+    seen = {i: np.asarray(Image.open(sites / f"seen/masks/{i}.png")) for i in masks}
+    assert {*np.unique(np.stack([*seen.values()])).tolist()} == {0, 255}  # the values that masks of training have
+    assert np.mean([(seen[i] == masks[i]).mean() for i in masks]) > 0.9
+
+
+def test_a_label_of_each_pixel_is_the_nearest_one_of_its_file(sites: Path) -> None:
+    data = read(sites / "all", {"masks": OUTLINE}, image="images", site="site")
+    assert data.domains == ("north", "south")
+    assert [(task.name, task.kind, task.channels) for task in data.tasks] == [("masks", "semseg", 2)]
+    assert len(data.train) + len(data.test) == 24  # others have no label
+    for part in (data.train, data.test):
+        assert part.labels["masks"].shape[1:] == (32, 32)
+        bright = part.images.float().mean(1) > 90
+        assert (
+            (part.labels["masks"] == 1) == bright
+        ).float().mean() > 0.93  # but at borders, which are mixed in images
+        _, y = part.batch(torch.arange(2), torch.device("cpu"))
+        assert set(y["masks"].unique().tolist()) == {0, 1}
+    whole = read(sites / "all", {"masks": OUTLINE}, image="images", site="site", size=24)
+    one = np.asarray(Image.open(sites / "all/north/masks/1_mask.png")) // 255
+    every = torch.cat([whole.train.labels["masks"], whole.test.labels["masks"]])
+    assert any(torch.equal(each, torch.from_numpy(one)) for each in every)
+
+
+def test_folders_of_parts_are_the_split_and_unlike_depths_are_refused(sites: Path) -> None:
+    for part in ("train", "test"):
+        for kind in ("images", "masks"):
+            for file in (sites / "all" / {"train": "north", "test": "south"}[part] / kind).iterdir():
+                target = sites / "cut" / part / kind / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+    table = table_at(sites / "cut", None)
+    assert table.site is None
+    assert table.frame.split.value_counts().to_dict() == {"train": 16, "test": 16}
+    data = read(sites / "cut", {"masks": OUTLINE}, image="images", split="split")
+    assert (len(data.train), len(data.test)) == (12, 12)
+    (sites / "cut/train").rename(sites / "all/west")
+    (sites / "all/west").rename(sites / "cut/deeper")
+    (sites / "cut/more").mkdir()
+    (sites / "cut/deeper").rename(sites / "cut/more/deeper")
+    with pytest.raises(DataError, match="expected them at one depth"):
+        table_at(sites / "cut", None)
+
+
+def test_folders_of_classes_are_no_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("dark", "light"):
+        for i in range(6):
+            save(tmp_path / f"photos/{kind}/{i}.png", np.full((8, 8, 3), 40 if kind == "dark" else 200, "uint8"))
+    monkeypatch.chdir(tmp_path)
+    said = command("init", "photos", "--clients", "2", "--method", "fedavg", "--rounds", "1", "--out", "r.yaml")
+    assert "classes and their images: dark (6), light (6)" in said
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table of 40 images with a class, a folder of masks with other names, and depths in millimetres for a half."""
+    rng, rows = np.random.default_rng(1), []
+    for i in range(40):
+        inside, ill = blob(rng), int(rng.integers(2))
+        save(tmp_path / f"images/p{i}.png", (inside * 90 + 80 * ill + rng.integers(0, 40, (24, 24))).astype("uint8"))
+        save(tmp_path / f"lesion/p{i}_seg.png", (inside * 7).astype("uint8"))
+        if i % 2:
+            save(tmp_path / f"depth/p{i}.png", (1000 + 1500 * inside).astype("uint16"))
+        rows.append({"name": f"p{i}", "hospital": "ab"[i % 2], "ill": ("no", "yes")[ill]})
+    pandas.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
+    return tmp_path
+
+
+def test_classes_of_images_and_maps_of_some_are_learned_together(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(table)
+    said = command("init", "labels.csv", "--labels", "ill,lesion,depth", "--clients", "hospital", "--out", "r.yaml")
+    assert "labels: lesion (segmentation: 0, 7), depth (depth), ill (binary: no, yes)" in said
+    recipe = load("r.yaml", ["data.size=32", "data.tasks.lesion.metric=dice", "training.rounds=1"])
+    assert recipe.data.arguments["tasks"]["depth"].factor == 0.001
+    result = api.run(recipe, table / "run")
+    assert next(iter(result.final().values["lesion"])) == "dice"
+    depth = {"kind": "depth", "factor": 0.001, "column": "name", "root": str(table / "depth")}
+    about = {"image": "name", "root": str(table / "images"), "site": "hospital"}
+    both = read(table / "labels.csv", {"depth": depth, "ill": {"kind": "binary", "classes": ["no", "yes"]}}, **about)
+    held = {share.client: [*share.tasks] for share in both.deal(Pool.of(both), 0).shares}
+    assert held == {"a": ["ill"], "b": ["depth", "ill"]}
+    data = read(table / "labels.csv", {"depth": depth}, **about)
+    assert {*data.train.labels["depth"].unique().tolist()} == {1.0, 2.5}
+    assert data.notes[:2] == (
+        "rows without a label of any task, left out: 20",
+        "site 'a' is left out: 0 labelled rows found, at least 1 needed",
+    )
+
+
+def test_dice_is_the_mean_over_classes_but_the_background() -> None:
+    task = Semseg("lesion", 3, judge=("dice",))
+    truth = torch.tensor([[[0, 1, 1, 2, 255]]])
+    guess = torch.tensor([[[0, 1, 2, 2, 1]]])
+    metric = task.metric()
+    metric.update(torch.nn.functional.one_hot(guess, 3).permute(0, 3, 1, 2).float(), truth)
+    values = metric.compute()
+    assert task.primary == "dice"
+    assert values["dice"] == pytest.approx((2 / 3 + 2 / 3) / 2)
+    assert values["miou"] == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
+    assert [*Semseg("lesion", 3).metrics] == ["miou", "pixel_accuracy"]
+
+
+def test_labels_move_with_their_images() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 255, (6, 1, 16, 16), dtype=torch.uint8).expand(-1, 3, -1, -1)
+    y = {"outline": x[:, 0].clamp(max=254), "class": torch.arange(6)}
+    moved, labels = Crop(3, flip=True)(x, y, torch.device("cpu"), rng)
+    assert torch.equal(labels["class"], y["class"])
+    plain = (moved[:, 0] * 0.229 + 0.485).mul(255).round()
+    inside = labels["outline"] != 255
+    assert 0.4 < inside.float().mean() < 1
+    assert torch.equal(plain[inside].clamp(max=254), labels["outline"][inside].float())
+    assert (plain[~inside] == 0).all()
+
+
+def test_slices_of_volumes_are_examples_that_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    rng = np.random.default_rng(0)
+    for site in ("a", "b"):
+        for i in range(6):
+            inside = np.stack([blob(rng) for _ in range(3 + i % 2)], -1)
+            for kind, values in (("images", inside * 900.0 + rng.normal(0, 50, inside.shape)), ("labels", inside * 2)):
+                (tmp_path / site / kind).mkdir(parents=True, exist_ok=True)
+                volume = nibabel.Nifti1Image(values.astype("float32" if kind == "images" else "int16"), np.eye(4))
+                nibabel.save(volume, tmp_path / site / kind / f"case{i}.nii.gz")
+    monkeypatch.chdir(tmp_path)
+    said = command("init", ".", "--rounds", "8", "--out", "r.yaml")
+    assert "labels: labels (segmentation: 0, 2)" in said
+    recipe = load("r.yaml", ["data.size=32", "training.epochs=4", "training.batch_size=4"])
+    data = read(tmp_path, {"labels": {"kind": "segmentation", "classes": ["0", "2"]}}, image="images", site="site")
+    assert data.notes == ("12 images have 42 slices, each an example with its row's labels",)
+    assert len(data.train) + len(data.test) == 42
+    assert data.train.images.dtype == torch.float32
+    sizes = [sum(range(3, 5)) - 3 - 4 + n for n in (3, 4)]
+    assert len(data.test) in {a + b for a in sizes for b in sizes}  # whole volumes, one of each site
+    assert api.run(recipe, tmp_path / "run").final().values["labels"]["miou"] > 0.8
+    command("export", "run", "--out", "bundle")
+    command("predict", "bundle", "a/images/case1.nii.gz", "--out", "seen.png")
+    seen = np.asarray(nibabel.load(tmp_path / "seen/labels/case1.nii.gz").dataobj)
+    truth = np.asarray(nibabel.load(tmp_path / "a/labels/case1.nii.gz").dataobj)
+    assert seen.shape == truth.shape
+    assert (seen == truth).mean() > 0.9
+
+
+def test_what_does_not_fit_is_named(table: Path) -> None:
+    lesion = {"kind": "segmentation", "classes": ["0", "7"], "column": "name", "root": str(table / "lesion")}
+    depth = {"kind": "depth", "column": "name", "root": str(table / "depth")}
+    own = {"image": "name", "root": str(table / "images"), "site": "hospital"}
+
+    def refused(expected: str, tasks: dict[str, Any], error: type[Exception] = DataError, **about: Any) -> None:
+        with pytest.raises(error, match=expected):
+            read(table / "labels.csv", tasks, **{**own, **about})
+
+    refused("a pixel of 7 found, expected 0, 1; add it to the task's classes", {"t": {**lesion, "classes": ["0", "1"]}})
+    read(table / "labels.csv", {"t": {**lesion, "classes": ["0", "1"]}}, **own, missing=[7])
+    refused("depths of .* in the middle, expected metres below 80; set data.tasks.t.factor", {"t": depth})
+    refused("has no classes, expected those of kind segmentation", {"t": {**lesion, "classes": []}})
+    refused("crop found, expected stretch for labels of pixels", {"t": lesion}, RecipeError, fit="crop")
+    refused("'name' is both a label and an input", {"name": {"kind": "depth"}})
+    for outside in ("../x", "/etc/passwd"):
+        cells = pandas.read_csv(table / "labels.csv")
+        cells.assign(other=[outside, *cells.name[1:]]).to_csv(table / "odd.csv", index=False)
+        with pytest.raises(DataError, match="column 'other': .* found, expected the name of a file below"):
+            read(table / "odd.csv", {"t": {**lesion, "column": "other", "root": None}}, **own)
+    save(table / "lesion/p3_seg.png", np.zeros((20, 24), "uint8"))
+    refused("p3_seg.png is 1 x 20 x 24, expected 1 x 24 x 24 .* as .*p3.png", {"t": lesion})
+    save(table / "lesion/p3_b.png", np.zeros((24, 24), "uint8"))
+    refused("p3_b.png and p3_seg.png found, expected one file for 'p3'", {"t": lesion})
+    with pytest.raises(ValueError, match="class 'inside' found, expected the values of pixels"):
+        Label(kind="segmentation", classes=("inside", "outside"))
+    data = {"name": "table", "path": "x.csv", "inputs": {"a": "number"}, "tasks": {"b": OUTLINE}}
+    with pytest.raises(RecipeError, match="kind segmentation found, which is for images"):
+        load({"name": "t", "data": data, "partition": "own", "model": "mlp", "method": "fedavg"})
+
+
+def test_masks_that_are_none_are_refused_by_init(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(table)
+
+    def refused(labels: str) -> str:
+        words = ["init", "labels.csv", "--labels", labels, "--clients", "hospital", "--out", "r.yaml"]
+        return str(CliRunner().invoke(app, words).exception)
+
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        save(table / f"smooth/p{i}.png", rng.integers(0, 255, (24, 24)).astype("uint8"))
+        save(table / f"empty/p{i}.png", np.zeros((24, 24), "uint8"))
+        save(table / f"colour/p{i}.png", rng.integers(0, 255, (24, 24, 3)).astype("uint8"))
+    assert "different values of pixels found" in refused("smooth")
+    assert "all pixels have the value 0" in refused("empty")
+    assert "expected one channel (the label of each pixel), found RGB" in refused("colour")
+    assert "kind 'ordinal' found, expected segmentation or depth" in refused("lesion=ordinal")
+    assert "no column 'nothing'" in refused("nothing")
+    assert "no names of images found, expected those of maps" in refused("ill=segmentation")
+
+
+def test_a_mask_belongs_to_the_image_with_the_longest_name(tmp_path: Path) -> None:
+    for name in ("a_1.png", "a_1_seg.png", "a.png", "b-mask.png", ".a_2.png", "notes.txt"):
+        (tmp_path / name).touch()
+    found = {name: file.name for name, file in by_stem(tmp_path, {"a_1", "b", "c"}).items()}
+    assert found == {
+        "a": "a.png",
+        "a_1": "a_1.png",
+        "a_1_seg": "a_1_seg.png",
+        "b-mask": "b-mask.png",
+        "b": "b-mask.png",
+    }
+
+
+def test_a_node_has_masks_of_its_own(sites: Path) -> None:
+    data = {"name": "image-table", "path": str(sites / "all/south"), "image": "images", "size": 32}
+    recipe = load(
+        {
+            "name": "t",
+            "data": {**data, "tasks": {"masks": OUTLINE}},
+            "partition": "own",
+            "model": "tiny-pyramid",
+            "method": "fedavg",
+        }
+    )
+    _, client = own_data(0, {}, NodeConfig(client="south", data=recipe.data))
+    assert [*client.tasks] == ["masks"]
+    assert len(client.train) + len(client.val) + len(client.test) == 12
