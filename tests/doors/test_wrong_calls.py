@@ -315,6 +315,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.run(federation(), nn.Linear(4, 3)),
         "run: folder=Linear.* found, expected a path; give the model as model=",
     ),
+    "a function as progress": (
+        lambda: fl.run(federation(), model="mlp", progress=print),
+        "progress=.*print.* found, expected an object of a class that derives from .*Progress, or None",
+    ),
     "an add-on as method": (
         lambda: run(method=fl.methods.feddea),
         "method feddea: expected a function with at most 0 required arguments, found 1",

@@ -200,6 +200,13 @@ def test_a_table_of_verdicts(tmp_path: Path) -> None:
     assert float(rows[0]["gain"]) == pytest.approx(15, abs=0.5)
 
 
+def test_grids_are_found_beside_the_file_of_claims(tmp_path: Path) -> None:
+    file = write(tmp_path, CLAIMS)
+    file.write_text(CLAIMS.replace("GRID", "grid.yaml"))
+    assert [line[-1] for line in verdicts(file).as_table().lines] == ["yes", "no", "none"]
+    assert [*load_claims(file).grids] == [str(tmp_path / "grid.yaml")]
+
+
 class Rows(Runner):
     """Runs nothing, and lists the rows it was asked for."""
 

@@ -136,7 +136,7 @@ def run(
     for device in recipe.runtime.devices:  # before the data is loaded, so that a wrong device fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
-    warn, progress = progress is None, progress or shown()
+    warn, progress = progress is None, _reports(progress)
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
@@ -187,7 +187,7 @@ def resume(
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
     path = Path(folder)
-    warn, progress = progress is None, progress or shown()
+    warn, progress = progress is None, _reports(progress)
     recipe, partition = RunFolder.read(path)
     objects = {"data": federation, "model": model, "method": method}
     for key, thing in objects.items():
@@ -264,6 +264,14 @@ def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: An
     for device in resolved.runtime.devices:
         check_device(device)
     return plan_built(build(resolved))
+
+
+def _reports(progress: Progress | None) -> Progress:
+    """Return what receives the events of a run, by default what is shown. RecipeError for what cannot."""
+    if progress is not None and not hasattr(progress, "event"):
+        expected = "an object of a class that derives from fedloom.federation.rounds.progress.Progress"
+        raise RecipeError(f"progress={found(progress)} found, expected {expected}, or None")
+    return progress or shown()
 
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:

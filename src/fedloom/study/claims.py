@@ -234,8 +234,15 @@ class Claims(Section):
 
 
 def load_claims(file: Path) -> Claims:
-    """Return the content of a file of claims. Raises RecipeError where it is none."""
-    return read_section(Claims, file)
+    """Return the content of a file of claims; its grids may be files beside it. Raises RecipeError where it is none."""
+    claims = read_section(Claims, file)
+
+    def path_of(name: str) -> str:
+        beside = file.parent / name
+        return str(beside) if not Path(name).is_file() and beside.is_file() else name
+
+    own = [claim.model_copy(update={"grid": path_of(claim.grid)}) for claim in claims.claims]
+    return Claims(grids={path_of(name): effort for name, effort in claims.grids.items()}, claims=tuple(own))
 
 
 def file_of(claims: Path, grid: Grid, kind: str) -> Path:
