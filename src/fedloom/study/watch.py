@@ -193,10 +193,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     direction = run.direction(name, metric)
     trained = [line["train"] for line in run.rounds if line.get("train")]
     losses = [e["loss"] for e in trained[-1] if e["task"] == name] if trained else []
-    test, val = (
-        {f.round: f.values[name][metric] for f in run.history(split) if metric in f.values.get(name, {})}
-        for split in ("test", "val")
-    )
+    test, val = (run.curves(split)[name] for split in ("test", "val"))
     split, series = ("test", test) if test or not val else ("val", val)
     best = best_round(val, direction)  # test data choose nothing
     return TaskNow(

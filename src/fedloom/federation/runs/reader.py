@@ -267,6 +267,15 @@ class Run:
         lines = [(v, number) for number in self._measured if (v := self.entries(number, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
+    def curves(self, split: str = "test", client: str | None = None) -> dict[str, dict[int, float]]:
+        """Return task -> round -> the task's own metric, where measured, from `history`."""
+        by_task: dict[str, dict[int, float]] = {row.task: {} for row in self.judged}
+        for final in self.history(split, client):
+            for row in self.judged:
+                if row.metric in final.values.get(row.task, {}):
+                    by_task[row.task][final.round] = final.values[row.task][row.metric]
+        return by_task
+
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
         """Return `final` of each client that has a personal model, by its name; empty where there are none."""
         return self._by_client(split, at, ("personal",))

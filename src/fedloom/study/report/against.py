@@ -148,15 +148,9 @@ def against(run: Run, base: Run) -> Against:
     each = _each(rows, run, base, splits[0])
     if not each:
         notes.append("No client with a task of its own has numbers in both runs, so clients are not compared.")
-    measured_then = base.history(splits[0])
-    history = {
-        row.task: {
-            f.round: f.values[row.task][row.metric] for f in measured_then if row.metric in f.values.get(row.task, {})
-        }
-        for row in rows
-    }
-    facts = _facts(run, base, theirs[splits[0]])
-    return Against(base.label, facts, means, deltas, splits[0], each, history, tuple(notes))
+    curves, facts = base.curves(splits[0]), _facts(run, base, theirs[splits[0]])
+    over_rounds = {row.task: curves[row.task] for row in rows}
+    return Against(base.label, facts, means, deltas, splits[0], each, over_rounds, tuple(notes))
 
 
 def _finals(run: Run, rows: Sequence[TaskMetric]) -> dict[str, Final]:

@@ -133,13 +133,9 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
         label = together(cell.base, cell.addon)
-        values: dict[tuple[str, TaskMetric], dict[int, float]] = defaultdict(dict)
-        for final in run.history():
-            for row in run.judged:
-                if row.metric in final.values.get(row.task, {}):
-                    values[cell.data, row][final.round] = final.values[row.task][row.metric]
-        for key, series in values.items():
-            each[key][label].append(series)
+        for row, series in zip(run.judged, run.curves().values(), strict=True):
+            if series:
+                each[cell.data, row][label].append(series)
     refused = refused_in(folder)
     wanted = sum(cell.combination not in refused for cell in cells(grid))
     gone = f", {words.count(len(refused), 'combination')} refused" if refused else ""
