@@ -57,10 +57,15 @@ class Watch(Silent):
         self.cells, self.rounds, self.over, self.done, self.skipped = cells, rounds, 0, 0, 0
         self.running: dict[Cell, int] = {}
         self.began_at = time.monotonic()
+        self.show()
+
+    def show(self) -> None:
+        """Show the state, which has changed."""
 
     def began(self, cell: Cell) -> None:
         """Note that a cell has begun."""
         self.running[cell] = -1
+        self.show()
 
     def round(self, cell: Cell, rounds: int) -> None:
         """Note that a cell has finished a round."""
@@ -69,6 +74,7 @@ class Watch(Silent):
             self.running[cell] = 0
         self.done += rounds - self.running[cell]
         self.running[cell] = rounds
+        self.show()
 
     def put_off(self, cell: Cell) -> None:
         """Note that a cell waits."""
@@ -79,6 +85,7 @@ class Watch(Silent):
         left = rounds - max(0, self.running.pop(cell))
         self.done, self.skipped = self.done + left, self.skipped + (0 if how == "finished" else left)
         self.over += 1
+        self.show()
 
     @property
     def left(self) -> str:
@@ -107,26 +114,16 @@ class Bar(Drawn, Watch):
         super().__init__(TimeElapsedColumn(), left, names)
 
     def start(self, cells: int, rounds: int) -> None:
-        super().start(cells, rounds)
         self._task = self._bars.add_task("cells", total=rounds, left="", names="")
         self._bars.start()
-        self._show()
-
-    def began(self, cell: Cell) -> None:
-        super().began(cell)
-        self._show()
-
-    def round(self, cell: Cell, rounds: int) -> None:
-        super().round(cell, rounds)
-        self._show()
+        super().start(cells, rounds)
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:
         super().ended(cell, how, seconds, rounds)
         if not how.startswith(("finished", "stopped")):
             self.event(f"{cell}: {how}")
-        self._show()
 
-    def _show(self) -> None:
+    def show(self) -> None:
         names = ", ".join(f"{cell} ({max(0, rounds)})" for cell, rounds in self.running.items())
         about: dict[str, Any] = {"description": f"cells {self.over}/{self.cells}", "left": self.left, "names": names}
         self._bars.update(self._task, completed=self.done, **about)

@@ -325,38 +325,27 @@ def quality(run: Run) -> dict[str, dict[int, float]]:
     purity                           share of peers whose cluster mostly has their tasks
     clusters kept                    adjusted Rand index of this round's and the previous round's clusters
     """
-    tasks = {name: tuple(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
-    by_round: dict[int, dict[str, Mapping[str, Any]]] = {}
+    tasks = {name: ", ".join(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
+    by_round: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for round, record in run.records("peer"):
-        if "neighbours" not in record:  # of many peers only a sample says what it knows of each other
-            continue
-        by_round.setdefault(round, {})[record["peer"]] = record
+        if "neighbours" in record:  # of many peers only a sample says what it knows of each other
+            by_round[round][record["peer"]] = record
     if not by_round or len(set(tasks.values())) < 2:
         return {}
-    series: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = defaultdict(dict)
     chosen = {round: {n: frozenset(r["neighbours"]) for n, r in records.items()} for round, records in by_round.items()}
     for round, sets in chosen.items():
         same = [tasks[other] == tasks[name] for name, others in sets.items() for other in others]
         if same:
-            series.setdefault("neighbours with the same tasks", {})[round] = statistics.mean(same)
+            series["neighbours with the same tasks"][round] = statistics.mean(same)
     for before, now in pairwise(sorted(chosen)):
         pairs = [(chosen[before][n], others) for n, others in chosen[now].items() if n in chosen[before]]
         kept = [len(a & b) / len(a | b) for a, b in pairs if a | b]
         if kept:
-            series.setdefault("neighbours kept", {})[now] = statistics.mean(kept)
+            series["neighbours kept"][now] = statistics.mean(kept)
     groups = len(set(tasks.values()))
-    if groups < len(tasks) <= PEERS:
-        _clusters(series, by_round, tasks, groups)
-    return series
-
-
-def _clusters(
-    series: dict[str, dict[int, float]],
-    by_round: Mapping[int, Mapping[str, Mapping[str, Any]]],
-    tasks: Mapping[str, tuple[str, ...]],
-    groups: int,
-) -> None:
-    """Add the indices of clusters of similarities."""
+    if not groups < len(tasks) <= PEERS:
+        return series
     metrics = need("sklearn.metrics", "report")
     last: dict[str, int] = {}
     for round in sorted(by_round):
@@ -364,22 +353,16 @@ def _clusters(
         cluster = _linked(here, by_round[round], groups)
         if not cluster:
             continue
-        truth = [tasks[name] for name in here]
-        number = {group: i for i, group in enumerate(sorted(set(truth)))}
-        labels, true = [cluster[name] for name in here], [number[group] for group in truth]
-        values = {
-            "ARI": metrics.adjusted_rand_score(true, labels),
-            "NMI": metrics.normalized_mutual_info_score(true, labels),
-            "purity": purity(true, labels),
-        }
+        labels, true = [cluster[name] for name in here], [tasks[name] for name in here]
+        series["ARI"][round] = float(metrics.adjusted_rand_score(true, labels))
+        series["NMI"][round] = float(metrics.normalized_mutual_info_score(true, labels))
+        series["purity"][round] = purity(true, labels)
         both = [name for name in here if name in last]
         if len(both) > 1:
-            values["clusters kept"] = metrics.adjusted_rand_score(
-                [last[name] for name in both], [cluster[name] for name in both]
-            )
-        for name, value in values.items():
-            series.setdefault(name, {})[round] = float(value)
+            was, now_is = ([of[name] for name in both] for of in (last, cluster))
+            series["clusters kept"][round] = float(metrics.adjusted_rand_score(was, now_is))
         last = cluster
+    return series
 
 
 def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: int) -> dict[str, int]:
@@ -399,7 +382,7 @@ def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: 
     return dict(zip(names, cluster.fit_predict(distance).tolist(), strict=True))
 
 
-def purity(true: Sequence[int], labels: Sequence[int]) -> float:
+def purity(true: Sequence[int | str], labels: Sequence[int]) -> float:
     """Return the share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
     counts = need("sklearn.metrics", "report").cluster.contingency_matrix(true, labels)
     return int(counts.max(axis=0).sum()) / len(true)
