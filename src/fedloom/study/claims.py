@@ -29,12 +29,13 @@ from fedloom.study.results import (
     at_constant,
     change,
     deltas,
+    near_0,
     of_seeds,
     read_seeds,
     uneven,
     unfit,
 )
-from fedloom.study.statistics import Estimate, Tested, delta_terms, family, p_text
+from fedloom.study.statistics import Estimate, Tested, delta_terms, family, mean_of_known, p_text
 
 ALONE = "Local"
 """The base of a benchmark's grid in which every client trains alone."""
@@ -133,7 +134,7 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
         # Each seed's difference, in percent of the base's mean: a base that varies, such as the accuracy of a constant
         # prediction, does not make the interval wide.
         usual = {task: fmean(of[base][seed].get(task, math.nan) for seed in seeds) for task in directions}
-        usual |= dict.fromkeys(lines.near_0(data, base), math.nan)
+        usual |= dict.fromkeys(near_0(of[base], lines.metrics(data)), math.nan)
         pairs = [(of[name][seed], of[base][seed]) for seed in seeds]
         moved = [{t: usual[t] + v - theirs[t] for t, v in mine.items() if t in theirs} for mine, theirs in pairs]
         terms = [delta_terms(mine, usual, directions) for mine in moved]
@@ -143,7 +144,7 @@ def sensitivity(lines: Seeds, data: str) -> Sensitivity:
     each = [changes(name, ALONE) for name in of if name.startswith("central")]
     better = {task: max((one[task] for one in each), key=lambda of: (not math.isnan(fmean(of)), fmean(of)))
               for task in directions}  # fmt: skip
-    fall, ratio = lines.falling(data, ALONE), lines.ratio(data)
+    fall, ratio = lines.values(data, ALONE, "falling"), lines.ratio(data)
     return Sensitivity(
         data,
         tuple(directions),
@@ -285,13 +286,15 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
         barred = "" if state == SENSITIVE else f"benchmark {state}"
         directions = counted_tasks(grid, seeds, data) if counted is None else counted
         rows += [(data, name, *_row(seeds, data, name, directions)) for name in seeds.methods(data)]
+        every = {line.seed for line in seeds.lines if line.data == data}
+        metrics = {task: metric for task, metric in seeds.metrics(data).items() if task in directions}
         for cell in grid.combinations:
             for other in grid.compared(*cell):
-                names = method, over = together(*cell), together(*other)
-                gains[data, method, over] = list(
-                    deltas(seeds.values(data, method), seeds.values(data, over), directions).values()
-                )
-                why[data, method, over] = barred or _unfit(seeds, data, names, directions)
+                method, over = together(*cell), together(*other)
+                values = {name: seeds.values(data, name) for name in (method, over)}
+                open_ = {name: seeds.unsettled(data, name) for name in values}
+                gains[data, method, over] = list(deltas(values[method], values[over], directions).values())
+                why[data, method, over] = barred or unfit(values, open_, every, metrics)
     ratios = {key: seeds.ratio(key[0]) for key in gains}
     return Judged(grid, family(gains, ratios, why, grid.smallest), known, tuple(rows))
 
@@ -300,22 +303,11 @@ def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> t
     """Return a method's seeds, its mean gain over training alone, its last training loss and the fall of that."""
     values, alone = seeds.values(data, name), seeds.values(data, ALONE)
     gain = change(values, alone, directions, seeds.ratio(data)) if name != ALONE else None
-    losses = [line.training_loss for line in seeds.lines if (line.data, line.method) == (data, name)]
-    falls = [fall for by_task in seeds.falling(data, name).values() for fall in by_task.values()]
-    each = ([x for x in of if not math.isnan(x)] for of in (losses, falls))
-    loss, fall = (fmean(known) if known else None for known in each)
-    texts = ("" if gain is None else gain.signed, *("" if x is None else f"{x:.2g}" for x in (loss, fall)))
-    return str(len(values)), *texts
-
-
-def _unfit(seeds: Seeds, data: str, names: tuple[str, str], directions: Mapping[str, str]) -> str:
-    """Return why the numbers of two methods allow no verdict on the first over the second; '' where they do."""
-    return unfit(
-        {name: seeds.values(data, name) for name in names},
-        {name: seeds.unsettled(data, name) for name in names},
-        {line.seed for line in seeds.lines if line.data == data},
-        {task: metric for task, metric in seeds.metrics(data).items() if task in directions},
+    loss, fall = (
+        mean_of_known(getattr(line, of) for line in seeds.of(data, name)) for of in ("training_loss", "falling")
     )
+    texts = ("" if gain is None else gain.signed, *("" if math.isnan(x) else f"{x:.2g}" for x in (loss, fall)))
+    return str(len(values)), *texts
 
 
 def counted_tasks(grid: Grid, seeds: Seeds, data: str) -> dict[str, str]:

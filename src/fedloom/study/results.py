@@ -19,7 +19,7 @@ from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
-from fedloom.study.statistics import Estimate, delta_m, delta_terms
+from fedloom.study.statistics import Estimate, delta_m, delta_terms, mean_of_known
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
@@ -105,7 +105,7 @@ class Side:
     @cached_property
     def fall(self) -> float:
         """Percent by which the training loss still falls per tenth of the rounds; nan where that is unknown."""
-        return fall_of(self.runs)
+        return mean_of_known(falling(of) for run in self.runs.values() for of in losses(run).values())
 
     @property
     def is_moving(self) -> bool:
@@ -312,11 +312,11 @@ def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None
     """Return round -> each task's own metric, where measured (of a client, or the mean), or each domain's."""
     if by_domain:
         return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
-    primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
-    each = {
-        f.round: {t: v[primary[t]] for t, v in f.values.items() if primary[t] in v} for f in run.history(split, client)
-    }
-    return {round: values for round, values in each.items() if values}
+    each: dict[int, dict[str, float]] = defaultdict(dict)
+    for task, curve in run.curves(split, client).items():
+        for round, value in curve.items():
+            each[round][task] = value
+    return {round: each[round] for round in sorted(each)}
 
 
 def about_model(grid: Grid, sides: Mapping[Combination, Side]) -> str:
@@ -611,13 +611,6 @@ def falling(by_round: Sequence[float]) -> float:
     return max(0.0, 100 * fall * before / max(before, FIRST * by_round[0]))
 
 
-def fall_of(runs: Mapping[int, Run]) -> float:
-    """Return the percent by which training loss falls per tenth of the rounds: mean of seeds and tasks, or nan."""
-    each = [falling(by_round) for run in runs.values() for by_round in losses(run).values()]
-    known = [fall for fall in each if not isnan(fall)]
-    return fmean(known) if known else nan
-
-
 UNKNOWN = "convergence not known"
 
 
@@ -704,23 +697,18 @@ class Seeds(HasTable):
         """Return all columns in full precision."""
         return Records(HEAD, [astuple(line) for line in self.lines])
 
-    def values(self, data: str, method: str) -> Values:
-        """Return seed -> task -> number; empty where the method has no run."""
-        return self._by_seed(data, method, "value")
-
-    def falling(self, data: str, method: str) -> Values:
-        """Return seed -> task -> the fall of the training loss."""
-        return self._by_seed(data, method, "falling")
+    def values(self, data: str, method: str, column: str = "value") -> Values:
+        """Return seed -> task -> number, by default the task's own metric; empty where the method has no run."""
+        found: dict[int, dict[str, float]] = defaultdict(dict)
+        for line in self.of(data, method):
+            found[line.seed][line.task] = getattr(line, column)
+        return {**found}
 
     def unsettled(self, data: str, method: str) -> str:
         """Return `unsettled` of a method."""
-        lines = self._of(data, method)
-        known = [line.falling for line in lines if not isnan(line.falling)]
-        return unsettled(fmean(known) if known else nan, not all(isnan(line.training_loss) for line in lines))
-
-    def near_0(self, data: str, method: str) -> list[str]:
-        """Return the tasks on which a method is about 0 by a metric that may be below 0: no percent of that."""
-        return near_0(self.values(data, method), self.metrics(data))
+        lines = self.of(data, method)
+        fall = mean_of_known(line.falling for line in lines)
+        return unsettled(fall, not all(isnan(line.training_loss) for line in lines))
 
     def metrics(self, data: str) -> dict[str, str]:
         """Return task -> metric."""
@@ -738,13 +726,8 @@ class Seeds(HasTable):
         """Return the ratio of a data set's lines."""
         return max((line.ratio for line in self.lines if line.data == data), default=0.0)
 
-    def _by_seed(self, data: str, method: str, column: str) -> Values:
-        found: dict[int, dict[str, float]] = {}
-        for line in self._of(data, method):
-            found.setdefault(line.seed, {})[line.task] = getattr(line, column)
-        return found
-
-    def _of(self, data: str, method: str) -> list[SeedLine]:
+    def of(self, data: str, method: str) -> list[SeedLine]:
+        """Return the lines of a method."""
         return [line for line in self.lines if (line.data, line.method) == (data, method)]
 
 

@@ -77,6 +77,12 @@ class Estimate:
         return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
 
 
+def mean_of_known(values: Iterable[float]) -> float:
+    """Return the mean of the numbers that are not nan; nan where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
 def clear_best(estimates: Mapping[Name, Estimate], direction: str) -> set[Name]:
     """Return the names of the best, if no interval of another meets the interval of the best.
 
