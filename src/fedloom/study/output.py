@@ -281,16 +281,17 @@ class Made(HasTable):
 
 def json_text(value: Any) -> str:
     """Return mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
-    return json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plainly(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plainly(value: Any) -> Any:
+    """Return mappings, sequences, dataclasses, texts and numbers as what JSON has: nan and infinities become None."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plainly(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
+        return [plainly(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value

@@ -400,14 +400,10 @@ def card(
         test = built.federation.clients[client].test
         few = [task for task in values if 0 < len(test.of(task)) < table.minimum]
         values = {task: of_task for task, of_task in values.items() if task not in few}
-    measured = [["task", "value"]] + [
-        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
-        for task, of_task in values.items()
-        for metric, value in of_task.items()
-    ]
-    measured += [[task, f"not shown: fewer than {table.minimum} test rows"] for task in few if table is not None]
+    numbers = [] if table is None else [each.column for each in table.inputs if each.kind != "category"]
+    scales = {} if table is None or ALL not in table.scales else dict(zip(numbers, table.scales[ALL], strict=True))
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"plain": _plain, "bytes": human_bytes, "rows": _table}
+    environment.filters |= {"plain": _plain, "bytes": human_bytes}
     environment.filters["numbers"] = lambda several: ", ".join(f"{v:.4g}" for v in several)
     return environment.from_string(Path(__file__).with_name("card.md.txt").read_text("utf-8")).render(
         about=about,
@@ -422,46 +418,21 @@ def card(
         sent=run.bytes_total(),
         table=table,
         own_scale=table is not None and ALL not in table.scales,
-        columns=[] if table is None else _columns(table),
-        predicted=[] if table is None else _predicted(table, tasks),
+        scales=scales,
         splits=_splits(built.federation.clients, client, 0 if table is None else table.minimum),
         final=final,
-        measured=measured,
+        values=values,
+        few=few,
+        named=lambda task, metric: TaskMetric(task, metric, run.direction(task, metric)),
         loader=LOADER,
         loads=bool(loads),
     )
 
 
-def _columns(table: Preprocessing) -> list[list[str]]:
-    """Return rows on how each column becomes inputs."""
-    scales = iter(table.scales.get(ALL, ()))
-    rows = [["column", "kind", "becomes"]]
-    for each in table.inputs:
-        if each.kind == "category":
-            how = f"one input for each of {', '.join(each.values)}"
-        elif ALL not in table.scales:
-            how = "less the site's mean, over its standard deviation"
-        else:
-            how = "less {:.6g}, over {:.6g}".format(*next(scales))
-        rows.append([_plain(each.column), each.kind, _plain(how) + "; one for missing" * each.indicator])
-    return rows
-
-
-def _predicted(table: Preprocessing, tasks: Sequence[Task]) -> list[list[str]]:
-    """Return rows on what each task predicts in which unit."""
-    rows = [["task", "column", "predicts"]]
-    for task in tasks:
-        label = table.tasks[task.name]
-        what = "a probability of each" if label.columns else ", ".join(label.classes)
-        shown = _plain(what or "a number in the unit of the column")
-        rows.append([task.name, _plain(", ".join(label.read_from(task.name))), shown])
-    return rows
-
-
 def _splits(clients: Mapping[str, BuiltClient], client: str | None, minimum: int) -> list[list[str]]:
-    """Return rows of how many examples the clients have; a part that several share counts once. Counts below `minimum`
-    are not shown, nor a sum that contains one."""
-    rows = [["part", "examples", "of each client"]]
+    """Return part, examples, those of each client and of `client` for each part; a part that several share counts once.
+    Counts below `minimum` are not shown, nor a sum that contains one."""
+    rows = []
     for split in ("train", "val", "test"):
         parts = [c.part(split) for c in clients.values()]
         shared = any(part.name == "shared" for part in parts)
@@ -472,8 +443,6 @@ def _splits(clients: Mapping[str, BuiltClient], client: str | None, minimum: int
         rows.append([split + (" (shared)" if shared else ""), "hidden" if few else f"{total:,}", each])
         if client is not None:
             rows[-1].append(shown(len(clients[client].part(split)), minimum))
-    if client is not None:
-        rows[0].append(f"of client {_plain(client)}")
     return rows
 
 
@@ -538,12 +507,6 @@ def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> dict[str, 
 def is_image(shape: Sequence[int]) -> bool:
     """Return whether a shape is that of an image."""
     return len(shape) == 3 and shape[0] in (1, 3)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first row is its head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
 def _plain(text: str) -> str:

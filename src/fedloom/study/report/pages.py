@@ -14,14 +14,13 @@ from typing import Any
 
 from fedloom.core.disclosure import shown
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
-from fedloom.study.charts import COLORS, CONFIG, color, finished, plain, script, thinned
-from fedloom.study.output import Table, filled, text_of
+from fedloom.study.charts import COLORS, CONFIG, color, finished, script, thinned
+from fedloom.study.output import Table, filled, plainly, text_of
 from fedloom.study.report import records, words
-from fedloom.study.report.against import Against, Change, Method
+from fedloom.study.report.against import Against, Method
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.figures import Figure, against_of, compared, figures_of
 from fedloom.study.report.words import number, percent
-from fedloom.study.statistics import Estimate
 
 
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
@@ -36,7 +35,7 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
         pictures=text_of("pictures.js"),
         title=title,
         vega=script(),
-        data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
+        data=in_script({"kind": kind, "title": title, **plainly(data), "config": CONFIG, "figures": views}),
         figures=figures,
         words=words,
         **shown,
@@ -223,7 +222,7 @@ def _run_data(report: RunReport) -> dict[str, Any]:
     names = ("task", "metric", "split", "primary", "round", "model", "data", "mean", "clients", "worst")
     scores = [
         {name: getattr(s, name) for name in names}
-        | {"mean": plain(s.mean), "worst": s.worst and {"client": s.worst[0], "value": plain(s.worst[1])}}
+        | {"worst": s.worst and dict(zip(("client", "value"), s.worst, strict=True))}
         for s in report.scores
     ]
     best = [
@@ -237,16 +236,13 @@ def _run_data(report: RunReport) -> dict[str, Any]:
 
 
 def _base_data(base: Against) -> dict[str, Any]:
-    def plainly(change: Change) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(change).items()}
-
-    means = [{"split": s, "task": t, "metric": m, **plainly(change)} for (s, t, m), change in base.means.items()]
+    means = [{"split": s, "task": t, "metric": m, **vars(change)} for (s, t, m), change in base.means.items()]
     each = [
-        {"task": e.row.task, "metric": e.row.metric, "split": base.split, "client": name, **plainly(change)}
+        {"task": e.row.task, "metric": e.row.metric, "split": base.split, "client": name, **vars(change)}
         for e in base.each
         for name, change in e.clients.items()
     ]
-    deltas = {split: plain(delta) for split, (delta, _) in base.deltas.items()}
+    deltas = {split: delta for split, (delta, _) in base.deltas.items()}
     return {"about": dict(base.facts), "delta_m": deltas, "tasks": means, "clients": each}
 
 
@@ -392,7 +388,7 @@ def _grid_data(report: GridReport) -> dict[str, Any]:
             "task": entry.column.task,
             "metric": entry.column.metric,
             "kind": entry.kind,
-            **({} if entry.estimate is None else _estimate(entry.estimate)),
+            **({} if entry.estimate is None else vars(entry.estimate)),
         }
         for line in (table.lines if table else ())
         for entry in line
@@ -402,18 +398,12 @@ def _grid_data(report: GridReport) -> dict[str, Any]:
             "data": m.data,
             "method": m.label,
             "reference": m.reference,
-            "task": m.worst_task and {"task": m.worst_task[0].task, **_estimate(m.worst_task[1])},
-            "clients": {
-                row.task: {"clients": list(names), **_estimate(of)} for row, (of, names) in m.worst_clients.items()
-            },
+            "task": m.worst_task and {"task": m.worst_task[0].task, **vars(m.worst_task[1])},
+            "clients": {row.task: {"clients": names, **vars(of)} for row, (of, names) in m.worst_clients.items()},
         }
         for m in report.worst
     ]
     return {"about": dict(report.facts), "table": lines, "worst": worst}
-
-
-def _estimate(of: Estimate) -> dict[str, float | int | None]:
-    return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
 def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) -> dict[str, Any]:

@@ -210,11 +210,10 @@ class Relatedness(HasRecords):
         return json_text(value)
 
     def correlations(self) -> dict[str, Any]:
-        """Return the agreement as plain values; None where it is not defined."""
+        """Return the agreement as plain values."""
         of = self.agreement
-        both = {"pearson": of.pearson.tolist(), "spearman": of.spearman.tolist()}
-        known = {name: [[plain(v) for v in row] for row in rows] for name, rows in both.items()}
-        return {"metrics": list(of.names), **known, "pairs": of.pairs.tolist()}
+        numbers = {name: getattr(of, name).tolist() for name in ("pearson", "spearman", "pairs")}
+        return {"metrics": of.names, **numbers}
 
     def write(self, folder: Path) -> list[Path]:
         """Write METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
