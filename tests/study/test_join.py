@@ -83,10 +83,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_new_task_joins(run: Path) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[object, ...]] = []
     before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
     found = join(run, "parity", steps=2, rounds=3, data=[WHOLE], tell=lambda *done: told.append(done))
-    assert told == [(i, 7) for i in range(1, 8)]
+    assert told == [(i, 7, "training") for i in range(1, 8)]
     assert (found.task, found.client, found.metric, found.direction) == ("parity", NEW, "accuracy", "max")
     assert found.examples == 1438  # all train images: the run labels them otherwise
     assert found.start.similarity.keys() == {"digit", "large", "holes"}

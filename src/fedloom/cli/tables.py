@@ -425,9 +425,7 @@ def join(
     from fedloom.experiments.papers.join import join as join_run
 
     with shared.bar(quiet) as advance:
-        newcomer = join_run(
-            folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
-        )
+        newcomer = join_run(folder, task, client, steps, rounds, data or (), device, advance)
     sides = [*enumerate(zip(newcomer.initial, newcomer.similar, newcomer.gain, strict=True))]
     value = {
         **{key: getattr(newcomer, key) for key in ("task", "client", "examples", "metric", "notes")},

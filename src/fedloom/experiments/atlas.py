@@ -17,7 +17,7 @@ from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner, on_test
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
-from fedloom.study.agreement import pair_ranks
+from fedloom.study.agreement import Array, pair_ranks
 from fedloom.study.grid import Grid, write
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.report.records import agreement_of
@@ -34,8 +34,6 @@ EARLY = 0.2
 """The share of the rounds, at the beginning, whose cosines predict."""
 SHUFFLES = 5000
 """Orders of the tasks that the permutation test tries, where there are more."""
-
-Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
@@ -83,17 +81,17 @@ class Atlas(HasTable):
     title: str
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
-    changes: Matrix
+    changes: Array
     """Seed x task x other: the task's change in percent against clients of its own alone; nan in the diagonal."""
-    everyone: Matrix
+    everyone: Array
     """Seed x task: the same with all tasks."""
-    cosines: Mapping[str, Mapping[int, Matrix]]
+    cosines: Mapping[str, Mapping[int, Array]]
     """Layers of the encoder -> round -> seed x task x task: mean cosine of updates, while all train together."""
     rounds: int
     ratio: float = 0.0
     """Where the seeds redraw the test part from one pool, the ratio of `against_zero`; else 0."""
 
-    def early(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Matrix:
+    def early(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Array:
         """Return seed x T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
         low, high = (share * self.rounds for share in span)
         groups = self.cosines if layers is None else {layers: self.cosines[layers]}
@@ -248,7 +246,7 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
     directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
     tasks, seeds = tuple(clients), tuple(sides[TOGETHER].runs)
 
-    def changed(base: str) -> Matrix:
+    def changed(base: str) -> Array:
         """Return seed x task: change in percent against clients of the task alone."""
         terms = [delta_terms(sides[base].values[s], sides[OWN].values[s], directions) for s in seeds]
         return np.array([[of.get(task, math.nan) for task in tasks] for of in terms])
@@ -265,14 +263,14 @@ def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -
     return Atlas(grid.title, tasks, seeds, changes, changed(EVERYONE), cosines, last, sides[OWN].ratio)
 
 
-def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:
+def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Array]]:
     """Return layers of the encoder -> round -> T x T."""
     records = agreement_of(run)
     groups = {} if records is None else {n: by for n, by in records.cosine.items() if n.startswith("encoder")}
     if not groups:
         raise StateError(f"{run.folder}: the run recorded no cosines of updates: do not set runtime.diagnostics: off")
     tasks = list(clients)
-    cosines: dict[str, dict[int, Matrix]] = {}
+    cosines: dict[str, dict[int, Array]] = {}
     for name, by_round in groups.items():
         for number, cells in by_round.items():
             M = np.full((len(tasks),) * 2, math.nan)

@@ -30,6 +30,7 @@ from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask, map
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
+from fedloom.study.agreement import Array
 from fedloom.study.charts import COLORS, INK, Chart, concat, lines, save, scatter
 from fedloom.study.grid import write
 from fedloom.study.output import Records, Table
@@ -46,8 +47,6 @@ _DECADES = 8  # singular values further below the largest are rounding
 TWENTY = (*COLORS, "#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#c7c7c7", "#dbdb8d",
           "#9edae5", "#393b79", "#637939")  # fmt: skip
 """Colours of classes."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.taskvectors import sign_similarity
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
-from fedloom.experiments.export.finished import TaskModels, task_models
+from fedloom.experiments.export.finished import TaskModels, Tell, task_models
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import load_data, with_options
@@ -39,9 +39,6 @@ from fedloom.training.loop import Additions, Work, train
 
 NEW = "new"
 """The name of a newcomer that is not a client of the run."""
-
-Tell = Callable[[int, int], None]
-"""A function of (trainings done, of how many)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +131,7 @@ def join(
     rounds: int = 5,
     data: Sequence[str] = (),
     device: str | None = None,
-    tell: Tell = lambda done, total: None,
+    tell: Tell = lambda done, total, what: None,
 ) -> LateJoin:
     """Let a newcomer with one task join a finished run of a method with task vectors (matu), and say what it gains.
 
@@ -171,7 +168,7 @@ def join(
     def trained() -> None:
         nonlocal done
         done += 1
-        tell(done, 1 + 2 * rounds)
+        tell(done, 1 + 2 * rounds, "training")
 
     trained()
     initial = newcomer.rounds(torch.zeros_like(start.vector), rounds, trained)

@@ -19,15 +19,13 @@ from fedloom.experiments.papers.features import BATCH, encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.agreement import DISTANCES, symmetrised
+from fedloom.study.agreement import DISTANCES, Array, symmetrised
 from fedloom.study.relatedness import EtranScore, cosine, etran, etran_totals, fim, fisher_diagonal, logme, sign, wte
 from fedloom.study.report.related import About, Relatedness
 from fedloom.training.flat import FlatModel
 
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
 """In the order in which they are computed and shown."""
-
-Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def relatedness(
@@ -120,11 +118,11 @@ class _Scores:
         self.model = FlatModel.copy_of(built.module, chosen)
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
 
-    def compute(self, names: Sequence[str]) -> dict[str, Matrix]:
+    def compute(self, names: Sequence[str]) -> dict[str, Array]:
         """Return metric -> T x T."""
         by_features = [name for name in names if name in ("logme", "etran")]
         step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
-        scores: dict[str, Matrix] = {}
+        scores: dict[str, Array] = {}
         if "sign" in names:
             scores["sign"] = sign(self.vectors).numpy()
         if "cosine" in names:
@@ -156,13 +154,13 @@ class _Scores:
         self.model.vector.copy_(vector)
         self.model.module.eval()
 
-    def _features(self, task: str) -> tuple[Matrix, Matrix]:
+    def _features(self, task: str) -> tuple[Array, Array]:
         """Return (features n x D that the loaded encoder computes for a task's examples, their labels n)."""
         encoder = self.model.module.get_submodule("encoder")
         features, labels = encoded(encoder, self.parts[task], task, self.model.device)
         return features.numpy(), labels.numpy()
 
-    def _by_features(self, names: Sequence[str], step: Steps) -> dict[str, Matrix]:
+    def _by_features(self, names: Sequence[str], step: Steps) -> dict[str, Array]:
         evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
         for s, source in enumerate(self.tasks):
             step(f"features by the encoder of {source}")
@@ -179,7 +177,7 @@ class _Scores:
             scores["etran"] = np.asarray(etran_totals(energy, labels))
         return scores
 
-    def _fim(self, step: Steps) -> Matrix:
+    def _fim(self, step: Steps) -> Array:
         kinds = {task.name: task.kind for task in self.models.built.federation.tasks}
         names = [f"model.{name}" for name in self.models.common.names]
         diagonals = []

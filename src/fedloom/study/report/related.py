@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedloom.core.errors import StateError, writing
 from fedloom.study import charts
-from fedloom.study.agreement import DISTANCES, Agreement, agreement, symmetrised
+from fedloom.study.agreement import DISTANCES, Agreement, Array, agreement, symmetrised
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.grid import write
 from fedloom.study.output import HasRecords, Records, Table, json_text, span
@@ -38,8 +38,6 @@ _MEANS = {
     "fim": "Cosine of the diagonals of two tasks' Fisher information.",
     "wte": "WTE: distance of two tasks' examples and labels by optimal transport, in the initial encoder's features.",
 }
-
-Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Strict(BaseModel):
@@ -88,7 +86,7 @@ class Relatedness(HasRecords):
 
     label: str
     tasks: tuple[str, ...]
-    scores: Mapping[str, Matrix]
+    scores: Mapping[str, Array]
     """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
     notes: tuple[str, ...] = ()
     about: About = About()
@@ -101,7 +99,7 @@ class Relatedness(HasRecords):
         return agreement(self.scores)
 
     @cached_property
-    def symmetrised(self) -> dict[str, Matrix]:
+    def symmetrised(self) -> dict[str, Array]:
         """Metric -> T x T, the mean of both directions."""
         return {name: symmetrised(R) for name, R in self.scores.items()}
 
@@ -144,7 +142,7 @@ class Relatedness(HasRecords):
         return list(combinations(range(len(self.tasks)), 2))
 
     @cached_property
-    def values(self) -> dict[str, Matrix]:
+    def values(self) -> dict[str, Array]:
         """Return metric -> the symmetrised score of each pair; nan where it is not defined."""
         above = np.triu_indices(len(self.tasks), 1)
         return {name: M[above] for name, M in self.symmetrised.items()}
@@ -240,7 +238,7 @@ class Relatedness(HasRecords):
         return [folder / name for name in (*files, PICTURE)]
 
 
-def _sheet(title: str, names: Sequence[str], M: Matrix) -> Table:
+def _sheet(title: str, names: Sequence[str], M: Array) -> Table:
     lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
     return Table(title, ("", *names), tuple(lines))
 
