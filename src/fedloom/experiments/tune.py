@@ -31,6 +31,7 @@ from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import Changes, Grid, cells, load_grid, names, parts_of, recipes, write
+from fedloom.study.output import Records
 from fedloom.study.results import SIGNED, of_grid
 from fedloom.study.statistics import delta_m
 
@@ -406,14 +407,13 @@ def described(trial: Changes) -> str:
 
 def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
     """Return all trials as CSV, a line each."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow(("data", "method", "trial", "settings", "validation", "chosen", "rate_at_edge"))
-    for data, curve in curves:
-        for n, (name, score) in enumerate(curve.scores.items()):
-            chosen = json.loads(name) == curve.best
-            lines.writerow((data, curve.label, n, name, f"{score:.4g}", chosen, chosen and curve.at_edge))
-    return out.getvalue()
+    head = ("data", "method", "trial", "settings", "validation", "chosen", "rate_at_edge")
+    lines = [
+        (data, curve.label, n, name, f"{score:.4g}", name == curve.key, name == curve.key and curve.at_edge)
+        for data, curve in curves
+        for n, (name, score) in enumerate(curve.scores.items())
+    ]
+    return Records(head, lines).to_csv()
 
 
 def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
