@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedloom.core.errors import InUseError, RecipeError, StateError, UserError
+from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at
 from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
 from fedloom.federation.recipes.runtime import cores
@@ -403,20 +403,26 @@ def _clean(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _compare_data(pipe: Connection, folder: Path, recipe: Recipe) -> None:
-    """Fail where the data of a finished run are no longer those that it saw."""
+def _answer(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    """Send what a function returns, or why it fails."""
+    try:
+        pipe.send(("done", function(*arguments), _peak()))
+    except UserError as error:
+        pipe.send(("failed", str(error), 0))
+
+
+def _compare_data(folder: Path, recipe: Recipe) -> None:
+    """Raise UserError where the data of a finished run are no longer those that it saw."""
     from fedloom.federation.rounds.build import build
     from fedloom.federation.runs.folder import check_parts
 
     try:
         check_parts(folder, build(recipe).about)
     except UserError as error:
-        pipe.send(("failed", f"{error}. Choose another folder with --out, or delete this one", 0))
-        return
-    pipe.send(("done", None, _peak()))
+        raise UserError(f"{error}. Choose another folder with --out, or delete this one") from None
 
 
-def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
+def _probe(by_name: Mapping[str, Recipe]) -> tuple[dict[str, str], dict[str, int]]:
     """Return which combinations the library refuses, and bytes of memory by size of cell."""
     from fedloom.engines.plan import plan_of
     from fedloom.federation.rounds.build import build, build_method, load_data
@@ -425,17 +431,17 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
     datasets: dict[str, Any] = {}
-    try:
-        for name, recipe in by_name.items():
-            try:
-                build_method(recipe.method)  # before any data is loaded, for this answers at once
-            except RecipeError as error:
-                refused[name] = str(error).removeprefix("method: ")
-        for name, recipe in by_name.items():
-            if name in refused:
-                continue
-            size = _size(recipe)
-            key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
+    for name, recipe in by_name.items():
+        try:
+            build_method(recipe.method)  # before any data is loaded, for this answers at once
+        except RecipeError as error:
+            refused[name] = str(error).removeprefix("method: ")
+    for name, recipe in by_name.items():
+        if name in refused:
+            continue
+        size = _size(recipe)
+        key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
+        with at(name):
             if key not in datasets:
                 datasets = {key: load_data(recipe.data, recipe.seed)}
             try:
@@ -450,10 +456,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
                 workers = recipe.runtime.processes
                 processes = workers + 1 if workers > 1 else 1
                 needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)
-    except UserError as error:
-        pipe.send(("failed", f"{name}: {error}", 0))
-        return
-    pipe.send(("done", (refused, needs), _peak()))
+    return refused, needs
 
 
 class _Tell(Progress):
@@ -532,9 +535,9 @@ def _end(process: Any) -> None:
         process.join()
 
 
-def _ask(function: Callable[..., None], *arguments: Any) -> Any:
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function answers in a child process of its own. Raises UserError where it fails."""
-    pipe, process = _spawn(function, *arguments)
+    pipe, process = _spawn(_answer, function, *arguments)
     try:
         kind, value, _ = _hear(pipe, process)
     except BaseException:
