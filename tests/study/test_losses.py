@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fedloom.cli import app
 from fedloom.errors import RecipeError, StateError
 from fedloom.study.charts import rows_of
-from fedloom.study.figures import draw
+from fedloom.study.figures import draw, loss_curves
 from fedloom.study.grid import Cell, load_grid, save
-from fedloom.study.papers import GridLosses, RunLosses, curves, losses_of, over_rounds
+from fedloom.study.papers import GridLosses, RunLosses, losses_of, over_rounds
 from fedloom.study.results import Combination
 from report_support import drawn as lines
 from report_support import panels, write_files
@@ -160,10 +160,10 @@ def test_panels_hold_lines_and_many_cells_have_their_own() -> None:
         one = RunLosses({1: 2.0, 2: 1.0}, {task: {1: 1.0}}, 2, 2, 1.0, 2, 1.0, None)
         return {(data, base, "-"): {0: one, 1: one} for base in bases}
 
-    sheet = curves(GridLosses("", of("n", "depth", "B1") | of("p", "edge", "B1"), (0, 1)), tasks=True)
+    sheet = loss_curves(GridLosses("", of("n", "depth", "B1") | of("p", "edge", "B1"), (0, 1)), tasks=True)
     assert list(panels(sheet)) == ["n: all tasks", "n: depth", "p: all tasks", "p: edge"]
     assert sheet["columns"] == 2
-    many = curves(GridLosses("", of("n", "depth", *"ABCDE"), (0, 1)), tasks=False)
+    many = loss_curves(GridLosses("", of("n", "depth", *"ABCDE"), (0, 1)), tasks=False)
     assert {name: list(lines(of)) for name, of in panels(many).items()} == {
         f"n: all tasks, {base}": [f"{base}, seed 0", f"{base}, seed 1"] for base in "ABCDE"
     }

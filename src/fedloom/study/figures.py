@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.core.errors import RecipeError, StateError, nearest
@@ -44,6 +45,8 @@ Names = list[str] | None
 ALSO = tuple(name for name in OVERALL if name != "delta_m")
 WIDEST = 6
 """Panels in a row, at most."""
+WIDE = 30
+"""Losses that differ by a larger factor are drawn on a logarithmic scale."""
 
 
 def lines(several: Mapping[str, Sequence[Point]], metric: str, x: str, y: str, **look: Any) -> Chart:
@@ -264,7 +267,15 @@ def best_loss(grid: Grid, folder: Path, split: str, *, only: Names = None) -> Ch
 
     `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
     """
-    return papers.bars(papers.losses_of(grid, folder, split, only or ()))
+    losses = papers.losses_of(grid, folder, split, only or ())
+    drawn = []
+    for data, by_cell in losses.by_data.items():
+        bests = {name: [run.best for run in runs.values()] for name, runs in by_cell.items()}
+        means = {name: fmean(of) for name, of in bests.items()}
+        texts = {name: "no finite loss" if math.isnan(mean) else papers.loss_text(mean) for name, mean in means.items()}
+        several = {name: {"mean": mean} for name, mean in means.items()}
+        drawn.append(charts.bars(several, "best validation loss", title=data, dots=bests, texts=texts))
+    return charts.concat(drawn, title=losses.title, about="bars: mean over seeds; dots: seeds")
 
 
 @FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
@@ -273,7 +284,7 @@ def losses(grid: Grid, folder: Path, split: str, *, only: Names = None, tasks: b
 
     `only` is as in `best-loss`.
     """
-    return papers.curves(papers.losses_of(grid, folder, split, only or ()), tasks)
+    return loss_curves(papers.losses_of(grid, folder, split, only or ()), tasks)
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
@@ -282,7 +293,46 @@ def early_stopping(grid: Grid, folder: Path, split: str, *, only: Names = None) 
 
     `only` is as in `best-loss`.
     """
-    return papers.stopping(papers.losses_of(grid, folder, split, only or ()))
+    losses = papers.losses_of(grid, folder, split, only or ())
+    drawn = []
+    for data, by_cell in losses.by_data.items():
+        rounds, saved = {}, {}
+        for name, runs in by_cell.items():
+            configured, ran = (fmean(getattr(run, of) for run in runs.values()) for of in ("configured", "rounds"))
+            best = fmean(run.best_round or math.nan for run in runs.values())
+            rounds[name] = {"configured": configured, "run": ran, "until the best": best}
+            saved[name] = {"saved": 100 * (1 - ran / configured)}
+        drawn += [charts.bars(rounds, "rounds", title=data), charts.bars(saved, "rounds saved in %", title=data)]
+    return charts.concat(drawn, 2, losses.title, "means over seeds")
+
+
+def loss_curves(losses: papers.GridLosses, tasks: bool) -> Chart:
+    """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
+
+    A number that is not finite is a gap. The first panel of a data set is all tasks together; `tasks` adds one for each
+    of its tasks. More than `charts.CROWD` cells have panels of their own, on one scale.
+    """
+    drawn, wide, is_crowd = [], 1, False
+    for data in losses.by_data:
+        cells = {where: runs for where, runs in losses.cells.items() if where[0] == data}
+        is_crowd = len(cells) > charts.CROWD
+        every = [run for runs in cells.values() for run in runs.values()]
+        names = ["", *dict.fromkeys(task for run in every for task in run.by_task if tasks)]
+        wide = max(wide, len(names))
+        for task, shown in itertools.product(names, [[where] for where in cells] if is_crowd else [[*cells]]):
+            several: dict[str, Mapping[int, float]] = {}
+            groups: dict[str, str] = {}
+            for where in shown:
+                for seed, run in cells[where].items():
+                    name = together(*where[1:]) + (f", seed {seed}" if len(cells[where]) > 1 else "")
+                    several[name] = run.by_task.get(task, {}) if task else run.by_round
+                    groups[name] = together(*where[1:])
+            known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
+            log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
+            title = f"{data}: {task or 'all tasks'}" + f", {together(*shown[0][1:])}" * is_crowd
+            drawn.append(charts.lines(several, "round", "", title=title, groups=groups, log=log))
+    about = "validation loss; one line per seed"
+    return charts.concat(drawn, 4 if is_crowd else wide, losses.title, about, ["y"] if is_crowd else ())
 
 
 def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:

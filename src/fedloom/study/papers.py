@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -371,8 +371,6 @@ def _text(value: float) -> str:
     return f"{value:.4f}" if 0 <= value <= 1 else f"{used(value):.4f} ({value:.3g})"
 
 
-WIDE = 30
-"""Losses that differ by a larger factor are drawn on a logarithmic scale."""
 CSV_LOSSES = ("data", "cell", "seed", "best", "best_round", "last", "rounds", "configured", "first_not_finite")
 
 
@@ -422,6 +420,14 @@ class GridLosses(HasTable):
     """(data set, base, add-on) -> seed -> losses."""
     seeds: tuple[int, ...]
 
+    @property
+    def by_data(self) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
+        """Return data set -> cell -> its runs."""
+        by_data: dict[str, dict[str, Mapping[int, RunLosses]]] = {}
+        for (data, base, addon), runs in self.cells.items():
+            by_data.setdefault(data, {})[together(base, addon)] = runs
+        return by_data
+
     def as_table(self) -> Table:
         """Return one line per cell: the best loss of each seed, mean, deviation and variation of these, and when."""
         several = len(self.seeds) > 1
@@ -434,17 +440,19 @@ class GridLosses(HasTable):
             known = [run.best for run in runs.values()]
             mean = fmean(known)
             spread = stdev(known) if len(known) > 1 and math.isfinite(mean) else math.nan
-            over = [_number(mean), _number(spread), _number(100 * spread / (mean or math.nan), 1)] if several else []
+            over = (
+                [loss_text(mean), loss_text(spread), loss_text(100 * spread / (mean or math.nan), 1)] if several else []
+            )
             rounds = [run.best_round for run in runs.values() if run.best_round is not None]
             failed = [run.first_not_finite for run in runs.values() if run.first_not_finite is not None]
             lines.append(
                 (
                     f"{data}: {together(base, addon)}",
-                    *("…" if best is None else _number(best) for best in bests),
+                    *("…" if best is None else loss_text(best) for best in bests),
                     *over,
-                    _number(fmean(rounds), 1) if rounds else "",
-                    _number(fmean(run.last for run in runs.values())),
-                    _number(fmean(run.rounds for run in runs.values()), 1),
+                    loss_text(fmean(rounds), 1) if rounds else "",
+                    loss_text(fmean(run.last for run in runs.values())),
+                    loss_text(fmean(run.rounds for run in runs.values()), 1),
                     ", ".join(sorted({str(run.configured) for run in runs.values()})),
                     str(min(failed)) if failed else "",
                 )
@@ -467,7 +475,7 @@ class GridLosses(HasTable):
         return Records(CSV_LOSSES, lines)
 
 
-def _number(value: float, digits: int = 4) -> str:
+def loss_text(value: float, digits: int = 4) -> str:
     """Format a loss as people read it: large ones with a power of ten, '' for none."""
     return "nan" if math.isnan(value) else f"{value:.3e}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
 
@@ -500,71 +508,8 @@ def over_rounds(grid: Grid, folder: Path, split: str = "test", only: Sequence[st
     for where, (seed, run) in first.items():
         for number, loss in run.by_round.items():
             losses = (loss, *(run.by_task.get(task, {}).get(number) for task in tasks))  # None where nobody has it
-            numbers = ("" if value is None else _number(value) for value in losses)
+            numbers = ("" if value is None else loss_text(value) for value in losses)
             lines.append((f"{Cell(*where, seed)}, round {number}", *numbers))
             records.append((where[0], together(*where[1:]), seed, number, *losses))
     title, head = f"{measured.title}: validation losses by round", ("", "all tasks", *tasks)
     return Made(Table(title, head, tuple(lines)), Records(("data", "cell", "seed", "round", "all", *tasks), records))
-
-
-def bars(losses: GridLosses) -> Chart:
-    """Draw the best loss of each cell, the least on top: the mean over seeds as a bar, each seed as a dot."""
-    drawn = []
-    for data, cells in _by_data(losses).items():
-        bests = {name: [run.best for run in runs.values()] for name, runs in cells.items()}
-        means = {name: fmean(of) for name, of in bests.items()}
-        texts = {name: "no finite loss" if math.isnan(mean) else _number(mean) for name, mean in means.items()}
-        several = {name: {"mean": mean} for name, mean in means.items()}
-        drawn.append(charts.bars(several, "best validation loss", title=data, dots=bests, texts=texts))
-    return charts.concat(drawn, title=losses.title, about="bars: mean over seeds; dots: seeds")
-
-
-def curves(losses: GridLosses, tasks: bool) -> Chart:
-    """Draw losses over rounds, with one colour per cell and one dash per seed; logarithmic where they span much.
-
-    A number that is not finite is a gap. The first panel of a data set is all tasks together; `tasks` adds one for each
-    of its tasks. More than `charts.CROWD` cells have panels of their own, on one scale.
-    """
-    drawn, wide, is_crowd = [], 1, False
-    for data in _by_data(losses):
-        cells = {where: runs for where, runs in losses.cells.items() if where[0] == data}
-        is_crowd = len(cells) > charts.CROWD
-        every = [run for runs in cells.values() for run in runs.values()]
-        names = ["", *dict.fromkeys(task for run in every for task in run.by_task if tasks)]
-        wide = max(wide, len(names))
-        for task, shown in product(names, [[where] for where in cells] if is_crowd else [[*cells]]):
-            several: dict[str, Mapping[int, float]] = {}
-            groups: dict[str, str] = {}
-            for where in shown:
-                for seed, run in cells[where].items():
-                    name = together(*where[1:]) + (f", seed {seed}" if len(cells[where]) > 1 else "")
-                    several[name] = run.by_task.get(task, {}) if task else run.by_round
-                    groups[name] = together(*where[1:])
-            known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
-            log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
-            title = f"{data}: {task or 'all tasks'}" + f", {together(*shown[0][1:])}" * is_crowd
-            drawn.append(charts.lines(several, "round", "", title=title, groups=groups, log=log))
-    about = "validation loss; one line per seed"
-    return charts.concat(drawn, 4 if is_crowd else wide, losses.title, about, ["y"] if is_crowd else ())
-
-
-def stopping(losses: GridLosses) -> Chart:
-    """Draw rounds configured, run, and until the best one, of each cell, and the share that stopping saved."""
-    drawn = []
-    for data, cells in _by_data(losses).items():
-        rounds, saved = {}, {}
-        for name, runs in cells.items():
-            configured, ran = (fmean(getattr(run, of) for run in runs.values()) for of in ("configured", "rounds"))
-            best = fmean(run.best_round or math.nan for run in runs.values())
-            rounds[name] = {"configured": configured, "run": ran, "until the best": best}
-            saved[name] = {"saved": 100 * (1 - ran / configured)}
-        drawn += [charts.bars(rounds, "rounds", title=data), charts.bars(saved, "rounds saved in %", title=data)]
-    return charts.concat(drawn, 2, losses.title, "means over seeds")
-
-
-def _by_data(losses: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
-    """Return data set -> cell -> its runs."""
-    by_data: dict[str, dict[str, Mapping[int, RunLosses]]] = {}
-    for (data, base, addon), runs in losses.cells.items():
-        by_data.setdefault(data, {})[together(base, addon)] = runs
-    return by_data
