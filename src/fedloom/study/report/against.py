@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -324,10 +324,6 @@ class Method:
     sent: float
     """Bytes from and to clients, mean over seeds."""
     seconds: float
-    ratio: float
-    """That of its runs (`Side`)."""
-    reason: str
-    """Why no verdict is possible; '' where one is."""
     verdict: statistics.Verdict | None = None
     """The verdict on Delta_m, after Holm's correction over the methods of the data set; None for the reference."""
 
@@ -342,15 +338,15 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
 
     Each seed is compared with the same seed of the baseline. The grid's own baseline comes first; '' stands for none.
     """
-    costs = {key: _costs(list(side.runs.values())) for key, side in results.sides.items()}
     lowest = {key: _worst_clients(side, results.rows[key[0]]) for key, side in results.sides.items()}
+    costs = {key: _costs(list(side.runs.values())) for key, side in results.sides.items()}
     plain = next(iter(grid.addons))
     special = {"": "none", "each base alone" if plain == "-" else f"each base with {plain}": "base"}
     named = special | {together(base, addon): f"{base}/{addon}" for _, base, addon in results.sides}
     own = [name for name, delta in named.items() if delta == grid.delta]
     deltas = {name: named[name] for name in [*own, *named] if name in own or name not in special}
     views = {
-        name: _judged(_methods(grid.model_copy(update={"delta": delta}), results, lowest, costs), grid.smallest)
+        name: _methods(grid.model_copy(update={"delta": delta}), results, lowest, costs)
         for name, delta in islice(deltas.items(), OFFERED)
     }
     order = list(grid.data)
@@ -369,16 +365,19 @@ def _methods(
     results: Results,
     lowest: Mapping[Combination, Clients],
     costs: Mapping[Combination, tuple[float, float]],
-) -> Iterator[Method]:
+) -> tuple[Method, ...]:
+    """Return the methods as the grid compares them, with a verdict on each that has two finite gains or more."""
+    methods: list[Method] = []
+    reasons: dict[tuple[str, str], str] = {}
     for key, side in results.sides.items():
         data, base, _ = key
         named = grid.reference(base)
         other = None if named is None else results.sides.get((data, *named))
         directions = results.directions(data)
         delta, seeds, changes = None, list[float](), {}
-        counted = [row for row in results.rows[data] if row.task in directions]
-        reason = results.unfit(data, side.label, (other or side).label, counted)
         if other is not None and other is not side:
+            counted = [row for row in results.rows[data] if row.task in directions]
+            reasons[data, side.label] = results.unfit(data, side.label, other.label, counted)
             seeds = list(deltas(side.values, other.values, directions).values())
             delta = statistics.Estimate.of(seeds, side.ratio) if seeds else None
             each = {
@@ -388,20 +387,15 @@ def _methods(
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
         known = delta if delta is not None and not math.isnan(delta.mean) else None
         over = data, side.label, "" if named is None else together(*named), known, tuple(seeds), changes
-        yield Method(*over, base not in grid.reference_rows, lowest[key], *costs[key], side.ratio, reason)
-
-
-def _judged(methods: Iterable[Method], smallest: float) -> tuple[Method, ...]:
-    """Return the methods with their verdicts."""
-    every = tuple(methods)
+        methods.append(Method(*over, base not in grid.reference_rows, lowest[key], *costs[key]))
     verdicts: dict[tuple[str, str], statistics.Verdict] = {}
-    for data in {m.data for m in every}:
-        mine = {m.label: m for m in every if m.data == data and m.is_method and len(m.seeds) > 1}
-        mine = {name: m for name, m in mine.items() if all(map(math.isfinite, m.seeds))}
-        gains, ratios = {n: m.seeds for n, m in mine.items()}, {n: m.ratio for n, m in mine.items()}
-        tested = statistics.family(gains, ratios, {n: m.reason for n, m in mine.items()}, smallest)
-        verdicts |= {(data, name): of.verdict for name, of in tested.items()}
-    return tuple(replace(m, verdict=verdicts.get((m.data, m.label))) for m in every)
+    ratios = {(key[0], side.label): side.ratio for key, side in results.sides.items()}
+    for data in {m.data for m in methods}:
+        mine = [m for m in methods if m.data == data and m.is_method and len(m.seeds) > 1]
+        gains = {(data, m.label): m.seeds for m in mine if all(map(math.isfinite, m.seeds))}
+        tested = statistics.family(gains, ratios, reasons, grid.smallest)
+        verdicts |= {key: of.verdict for key, of in tested.items()}
+    return tuple(replace(m, verdict=verdicts.get((m.data, m.label))) for m in methods)
 
 
 def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
